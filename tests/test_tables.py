@@ -53,6 +53,17 @@ def test_auto_has_the_ece_of_smart_and_the_nll_of_temperature_scaling(tables):
         assert nll["auto"] <= nll["ts"]
 
 
+def test_claims_about_estimates(tables):
+    """Labels hold their level in every row, where the reference alone is as good as never right."""
+    _, *rows = tables["table_estimate_hidden"]
+    held, others, alone = ([float(row[column]) for row in rows] for column in (4, 6, 8))
+    assert min(held) >= 84  # 90 % of 200 batches, less three standard errors
+    assert sum(held) / len(held) >= 88
+    assert min(others) >= 84
+    assert min(alone) == 0
+    assert all(float(row[10]) <= 5 for row in rows if row[0] == "none")
+
+
 def test_claims_about_subgroups(tables):
     _, *rows = tables["table_slices_false"]
     for row in rows:

@@ -9,9 +9,10 @@
 ``make`` plants shifts in predictions of real models below DATA (folders with ``predictions.npz``
 and ``shift.npz``, and ``tabular``) and writes batches to the folder TASKS, to which
 ``estimate_cbpe.py --bundled`` adds the datasets that nannyml brings. ``run`` estimates the accuracy
-of every batch and writes ``estimate.csv`` and ``estimate_labels.csv``, ``simulate`` measures
-coverage where calibration holds (``estimate_coverage.csv``), and ``tables`` makes the tables
-and the figure of ``docs/estimate.md``. All of it takes about half an hour.
+of every batch and writes ``estimate.csv`` and ``estimate_labels.csv``. ``simulate`` measures
+coverage where calibration holds (``estimate_coverage.csv``), where it does not and labels show it
+(``estimate_hidden.csv``), and which shifts are seen (``estimate_seen.csv``). ``tables`` makes the
+tables and the figure of ``docs/estimate.md``. All of it takes about an hour.
 
 A task has raw probabilities: ``fit_probs`` with ``fit_labels`` for calibrators, a labelled
 reference, and batches by the name of their shift. nannyml calibrates by itself, on both
@@ -31,11 +32,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
-from rows import Rows, Table, chosen, read, write_tables
+from rows import MISSING, Rows, Table, chosen, read, write_tables
 from scipy.special import expit, softmax
 
 import calibrant as cal
-from calibrant.estimate import PerformanceEstimator, choose_labels
+from calibrant.estimate import PerformanceEstimate, PerformanceEstimator, choose_labels
 from calibrant.metrics import Estimate
 from calibrant.plots import estimate_plot, save_figure
 
@@ -46,6 +47,25 @@ DRAWS = 20
 """Of labels, for each budget."""
 TABULAR = ("default", "credit_data", "hpc_data", "chile", "cells", "leaf_id_flavia")
 WRONG = (0.01, 0.03, 0.05)
+SIZES = (
+    (1500, 300, 100),
+    (1500, 1000, 300),
+    (1500, 1000, 1000),
+    (5000, 5000, 100),
+    (5000, 5000, 1000),
+)
+"""Batch, reference and labels of simulations."""
+RARE = 0.03
+"""Share of the rare class."""
+HIDDEN: dict[str, dict[str, float]] = {
+    "none": {},
+    "labels: 5 % random": {"noise": 0.05},
+    "labels: 10 % random": {"noise": 0.1},
+    "labels: 20 % random": {"noise": 0.2},
+    "over-confidence": {"too_large": 1.5},
+    "prevalence 3 to 15 %": {"positive": 0.15},
+}
+"""What is wrong in a batch, as arguments of ``drawn``."""
 UNSEEN = ("tables: concept", "tables: more errors")
 """Shifts of labels given the inputs, which predictions do not show."""
 
@@ -236,20 +256,37 @@ def labelled_errors(
 
 # -------------------------------------------------------------------------------------- simulation
 def simulate(out: Path, repeats: int) -> None:
-    rows = []
+    rows, sizes = [], ((20, 1000), (200, 300), (2000, 1000), (5000, 5000), (300, 5000))
     for kind in ("two classes", "two classes, sure", "five classes"):
-        for n, m in ((20, 0), (200, 0), (200, 300), (2000, 1000), (5000, 5000), (300, 5000)):
+        for n, m in sizes:
             print(kind, n, m, flush=True)
             rows += coverage(kind, n, m, repeats)
     write(out / "estimate_coverage.csv", rows)
+    write(out / "estimate_seen.csv", list(seen(repeats)))
+    write(out / "estimate_hidden.csv", list(hidden(repeats // 2)))
 
 
-def drawn(kind: str, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def drawn(
+    kind: str,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    noise: float = 0.0,
+    too_large: float = 1.0,
+    positive: float = RARE,
+) -> tuple[Array, Array]:
+    """Logits and labels; some of these are random, or from logits that are ``too_large`` times."""
     if kind == "five classes":
         logits = 2.5 * rng.normal(size=(n, 5))
-        return logits, (logits + rng.gumbel(size=logits.shape)).argmax(1)
-    logits = rng.normal(*((5, 2) if "sure" in kind else (-1, 2)), n)
-    return logits, (rng.random(n) < expit(logits)).astype(int)
+        labels = (logits / too_large + rng.gumbel(size=logits.shape)).argmax(1)
+    elif kind == "rare class":
+        labels = (rng.random(n) < positive).astype(int)
+        logits = 2 * (rng.normal(size=n) + 2 * labels) - 2 + np.log(RARE / (1 - RARE))
+    else:
+        logits = rng.normal(*((5, 2) if "sure" in kind else (-1, 2)), n)
+        labels = (rng.random(n) < expit(logits / too_large)).astype(int)
+    classes = logits.shape[1] if logits.ndim > 1 else 2
+    return logits, np.where(rng.random(n) < noise, rng.integers(0, classes, n), labels)
 
 
 def coverage(kind: str, n: int, m: int, repeats: int) -> Iterator[dict[str, object]]:
@@ -259,10 +296,8 @@ def coverage(kind: str, n: int, m: int, repeats: int) -> Iterator[dict[str, obje
         rng = np.random.default_rng(seed)
         reference = dict(zip(("logits", "labels"), drawn(kind, m, rng), strict=True))
         logits, labels = drawn(kind, n, rng)
-        result = cal.estimate_performance(
-            logits, reference if m else None, threshold=0.9, seed=10**6 + seed
-        )
-        shifts += result.status not in ("holds", "unchecked")
+        result = cal.estimate_performance(logits, reference, threshold=0.9, seed=10**6 + seed)
+        shifts += result.status != "holds"
         for name, value in measured(logits, labels).items():
             low, high = result[name][1:]
             if not np.isnan(value):
@@ -271,6 +306,92 @@ def coverage(kind: str, n: int, m: int, repeats: int) -> Iterator[dict[str, obje
         shared = {"data": kind, "n": n, "reference": m, "metric": name, "batches": len(hits)}
         seen = f"{100 * shifts / repeats:.1f}"
         yield {**shared, "held": f"{100 * np.mean(hits):.1f}", "shifts_seen": seen}
+
+
+def hidden(repeats: int) -> Iterator[dict[str, object]]:
+    """Coverage of batches in which calibration does not hold, with some labels and without."""
+    for kind in ("two classes", "five classes", "rare class"):
+        for shift, wrong in HIDDEN.items():
+            if (kind == "rare class") != ("positive" in wrong) and wrong:
+                continue
+            for n, m, budget in SIZES:
+                print(kind, shift, n, m, budget, flush=True)
+                batches = [wrong_batch(kind, wrong, n, m, budget, s) for s in range(repeats)]
+                shared = {"data": kind, "shift": shift, "n": n, "reference": m, "labels": budget}
+                status = np.array([with_labels.status for with_labels, _, _ in batches])
+                shared["contradicted"] = f"{100 * (status == 'contradicted').mean():.1f}"
+                yield from ({**shared, **row} for row in held(batches))
+
+
+def wrong_batch(
+    kind: str, wrong: dict[str, float], n: int, m: int, budget: int, seed: int
+) -> tuple[PerformanceEstimate, PerformanceEstimate, dict[str, float]]:
+    """Estimates with labels and by the reference alone, and what is measured.
+
+    Labels of every second batch are chosen, others are drawn at random.
+    """
+    rng = np.random.default_rng(seed)
+    reference = dict(zip(("logits", "labels"), drawn(kind, m, rng), strict=True))
+    estimator = PerformanceEstimator(reference, threshold=0.9, seed=10**6 + seed)
+    logits, labels = drawn(kind, n, rng, **wrong)
+    if seed % 2:
+        rows, chance = rng.choice(n, budget, replace=False), np.full(budget, budget / n)
+    else:
+        sample = choose_labels(logits, budget, seed=seed)
+        rows, chance = sample.row, sample.inclusion
+    known, inclusion = np.full(n, -100), np.ones(n)
+    known[rows], inclusion[rows] = labels[rows], chance
+    with_labels = estimator.estimate(logits, labels=known, inclusion=inclusion)
+    return with_labels, estimator.estimate(logits), measured(logits, labels)
+
+
+def held(
+    batches: list[tuple[PerformanceEstimate, PerformanceEstimate, dict[str, float]]],
+) -> Iterator[dict[str, object]]:
+    """Share of the intervals that hold the measured metric, and their mean width."""
+    for metric in batches[0][2]:
+        row: dict[str, object] = {"metric": metric}
+        for i, prefix in enumerate(("", "reference_")):
+            pairs = [(batch[i][metric], batch[2][metric]) for batch in batches]
+            some = [(e, x) for e, x in pairs if not np.isnan(x) and not np.isnan(e.low)]
+            inside = [e.low - 1e-6 <= x <= e.high + 1e-6 for e, x in some]
+            widths = [e.high - e.low for e, _ in some]
+            row[f"{prefix}batches"] = len(some)
+            row[f"{prefix}held"] = f"{100 * np.mean(inside):.1f}" if some else ""
+            row[f"{prefix}width"] = f"{np.mean(widths):.4f}" if some else ""
+        yield row
+
+
+def seen(repeats: int) -> Iterator[dict[str, object]]:
+    """How often a change of the prevalence is seen, and what it does where it is not."""
+    for positive in (0.06, 0.1, 0.15):
+        for n in (200, 1000, 5000):
+            for m in (300, 1000, 5000):
+                print("prevalence", positive, n, m, flush=True)
+                results = [prevalence(positive, n, m, seed) for seed in range(repeats)]
+                unseen = [(e, x) for e, x in results if e.status == "holds"]
+                inside = [e["accuracy"].low <= x <= e["accuracy"].high for e, x in unseen]
+                errors = [abs(e["accuracy"].value - x) for e, x in unseen]
+                yield {
+                    "prevalence": f"{100 * positive:g}",
+                    "n": n,
+                    "reference": m,
+                    "seen": f"{100 * (1 - len(unseen) / repeats):.1f}",
+                    "unseen": len(unseen),
+                    "held": f"{100 * np.mean(inside):.1f}" if unseen else "",
+                    "error": f"{100 * np.mean(errors):.2f}" if unseen else "",
+                    "stated": f"{100 * np.mean([e.unseen for e, _ in unseen]):.2f}"
+                    if unseen
+                    else "",
+                }
+
+
+def prevalence(positive: float, n: int, m: int, seed: int) -> tuple[PerformanceEstimate, float]:
+    rng = np.random.default_rng(seed)
+    reference = dict(zip(("logits", "labels"), drawn("rare class", m, rng), strict=True))
+    logits, labels = drawn("rare class", n, rng, positive=positive)
+    result = cal.estimate_performance(logits, reference, seed=10**6 + seed)
+    return result, float(((logits > 0) == labels).mean())
 
 
 def measured(logits: Array, labels: Array) -> dict[str, float]:
@@ -288,6 +409,7 @@ def measured(logits: Array, labels: Array) -> dict[str, float]:
         ranks = logits.argsort().argsort() + 1
         pairs = there * (len(labels) - there)
         above = ranks[labels == 1].sum() - there * (there + 1) / 2
+        values["precision"] = hits / found if found else np.nan
         values["f1"] = 2 * hits / (found + there) if found + there else np.nan
         values["recall"] = hits / there if there else np.nan
         values["auroc"] = above / pairs if pairs else np.nan
@@ -352,6 +474,8 @@ def tables(folder: Path) -> dict[str, Table]:
         "table_estimate_kept": [needless, *(spared(rows, limit) for limit in WRONG)],
         "table_estimate_labels": labels_table(read(folder / "estimate_labels.csv")),
         "table_estimate_coverage": coverage_table(read(folder / "estimate_coverage.csv")),
+        "table_estimate_hidden": hidden_table(read(folder / "estimate_hidden.csv")),
+        "table_estimate_seen": seen_table(read(folder / "estimate_seen.csv")),
     }
 
 
@@ -423,11 +547,11 @@ def spared(rows: Rows, limit: float) -> list[str]:
 
 
 def share(hits: Array) -> str:
-    return f"{100 * hits.mean():.0f}" if hits.size else "\N{EN DASH}"
+    return f"{100 * hits.mean():.0f}" if hits.size else MISSING
 
 
 def points(widths: Array) -> str:
-    return f"{100 * widths.mean():.1f}" if widths.size else "\N{EN DASH}"
+    return f"{100 * widths.mean():.1f}" if widths.size else MISSING
 
 
 def labels_table(rows: Rows) -> list[tuple[str, ...]]:
@@ -450,8 +574,42 @@ def coverage_table(rows: Rows) -> list[tuple[str, ...]]:
     for key in dict.fromkeys((row["data"], row["n"], row["reference"]) for row in rows):
         some = chosen(rows, data=key[0], n=key[1], reference=key[2])
         held = {row["metric"]: row["held"] for row in some}
-        shown = (held.get(name, "\N{EN DASH}") for name in metrics)
+        shown = (held.get(name, MISSING) for name in metrics)
         table.append((*key, *shown, some[0]["shifts_seen"]))
+    return table
+
+
+def hidden_table(rows: Rows) -> list[tuple[str, ...]]:
+    """Means over the kinds of data; the lowest is of any metric of any of them."""
+    alone = ("reference alone: held %", "width")
+    held = ("accuracy held %", "width", "others held %", "lowest", *alone, "contradicted %")
+    table = [("wrong", "batch", "reference", "labels", *held)]
+    for shift in HIDDEN:
+        for n, m, budget in SIZES:
+            size = tuple(map(str, (n, m, budget)))
+            some = chosen(rows, shift=shift, n=size[0], reference=size[1], labels=size[2])
+            first = chosen(some, metric="accuracy")
+            others = number([row for row in some if row["metric"] != "accuracy"], "held")
+            shares = f"{number(first, 'held').mean():.0f}", points(number(first, "width"))
+            lowest = f"{others.mean():.0f}", f"{number(some, 'held').min():.0f}"
+            promised = [row for row in first if row["reference_held"]]
+            beside = (
+                f"{number(promised, 'reference_held').mean():.0f}",
+                points(number(promised, "reference_width")),
+            )
+            contradicted = f"{number(first, 'contradicted').mean():.0f}"
+            table.append((shift, *size, *shares, *lowest, *beside, contradicted))
+    return table
+
+
+def seen_table(rows: Rows) -> list[tuple[str, ...]]:
+    names = ("seen %", "held if unseen %", "error if unseen", "stated")
+    table = [("prevalence 3 % to", "batch", "reference", *names)]
+    for row in rows:
+        size = f"{row['prevalence']} %", row["n"], row["reference"]
+        shares = (f"{float(row[name]):.0f}" if row[name] else MISSING for name in ("seen", "held"))
+        ends = (f"{float(row[name]):.1f}" if row[name] else MISSING for name in ("error", "stated"))
+        table.append((*size, *shares, *ends))
     return table
 
 

@@ -43,6 +43,32 @@ def test_a_withdrawn_promise_fails_if_asked(run, files):
     assert code == 0
     assert "The promise is withdrawn" in out
     assert run(*arguments, "--fail")[0] == 1
+    assert run("estimate", "batch.npz", "--reference", "reference.npz", "--fail")[0] == 0
+
+
+def test_contradicting_labels_fail_if_asked(run, files):
+    logits, labels = files
+    wrong = np.where(np.arange(1000) < 50, (logits.argmax(1) + 1) % 3, -100)
+    np.savez("wrong.npz", logits=logits, labels=wrong)
+    right = np.where(np.arange(1000) < 50, labels, -100)
+    np.savez("right.npz", logits=logits, labels=right)
+    for arguments in ((), ("--reference", "reference.npz")):
+        assert run("estimate", "wrong.npz", *arguments)[0] == 0
+        assert run("estimate", "wrong.npz", *arguments, "--fail")[0] == 1
+        assert run("estimate", "right.npz", *arguments, "--fail")[0] == 0
+
+
+def test_nothing_to_check_with_is_no_success(run, files):
+    code, out, err = run("estimate", "batch.npz")
+    assert (code, err) == (0, "")
+    assert "if confidences are right" in out
+    assert "90 % interval" not in out
+    code, out, err = run("estimate", "batch.npz", "--fail")
+    assert code == 2
+    assert "if confidences are right" in out
+    assert "--reference" in err
+    metrics = json.loads(run("estimate", "batch.npz", "--json")[1])["metrics"]
+    assert {metrics["accuracy"][end] for end in ("low", "high")} == {None}
 
 
 def test_labels_are_chosen_and_used(run, files):
@@ -59,7 +85,24 @@ def test_labels_are_chosen_and_used(run, files):
         writer.writerows(lines)
     code, out, _ = run("estimate", "batch.npz", "--labels", "to_label.csv", "--json")
     result = json.loads(out)
-    assert (code, result["labels"], result["status"]) == (0, 100, "unchecked")
+    assert (code, result["labels"], result["status"]) == (0, 100, "labels")
+
+
+def test_examples_with_labels_are_chosen_only_if_these_are_ignored(run, files):
+    logits, labels = files
+    np.savez("known.npz", logits=logits, labels=np.where(np.arange(1000) < 990, labels, -100))
+    budget = ("--label-budget", 20, "-o", "to_label.csv")
+    code, _, err = run("estimate", "known.npz", *budget)
+    assert code == 2
+    assert "at most the 10 unlabelled examples" in err
+    code, _, err = run("estimate", "known.npz", *budget, "--ignore-labels")
+    assert code == 0
+    assert "20 of 1,000 examples to label" in err
+    with open("known.csv", "w") as file:
+        file.write("row,label\n" + "".join(f"{k},0\n" for k in range(980)))
+    assert run("estimate", "batch.npz", *budget, "--labels", "known.csv")[0] == 0
+    with open("to_label.csv", newline="") as file:
+        assert [int(line["row"]) for line in csv.DictReader(file)] == list(range(980, 1000))
 
 
 def test_options_that_contradict_each_other(run, files):

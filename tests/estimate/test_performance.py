@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import expit, softmax
+from scipy.stats import binom, rankdata
 
 import calibrant as cal
 from calibrant.data import save_predictions
-from calibrant.estimate import PerformanceEstimator
+from calibrant.estimate import PerformanceEstimator, choose_labels
 from tests.support.simulate import drawn
 
 
@@ -52,7 +54,7 @@ def test_a_reference_corrects_what_is_off(rng):
     result = cal.estimate_performance(sharp[:10_000], as_data(sharp[10_000:], labels[10_000:]))
     truth = (logits[:10_000].argmax(1) == labels[:10_000]).mean()
     trusted = cal.estimate_performance(sharp[:10_000])
-    assert trusted["accuracy"].low > truth
+    assert trusted["accuracy"].value > result["accuracy"].high
     assert result["accuracy"].low < truth < result["accuracy"].high
 
 
@@ -97,18 +99,93 @@ def test_labels_tighten_the_interval(rng):
     assert with_labels.low < truth < with_labels.high
 
 
-def test_labels_revoke_the_promise_and_replace_it(rng):
-    """A concept shift, which no view of predictions shows."""
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_labels_decide_where_the_reference_is_wrong(noise):
+    """A share of the labels of each batch is random, which no view of predictions shows."""
+    runs, reference_held, contradicted = 60, 0, 0
+    held = {name: 0 for name in ("accuracy", "accepted_error", "brier", "nll")}
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        logits, labels = labelled(rng, 1500, classes=5, scale=2.5)
+        broken = np.where(rng.random(1500) < noise, rng.integers(0, 5, 1500), labels)
+        estimator = PerformanceEstimator(
+            as_data(*labelled(rng, 1000, classes=5, scale=2.5)), threshold=0.8, drift_level=0
+        )
+        sample = choose_labels(logits, 300, seed=seed)
+        known, inclusion = np.full(1500, -100), np.ones(1500)
+        known[sample.row], inclusion[sample.row] = broken[sample.row], sample.inclusion
+        result = estimator.estimate(logits, labels=known, inclusion=inclusion)
+        measured = cal.evaluate(logits, broken, metrics=("accuracy", "brier", "nll"), level=None)
+        truth = {name: estimate.value for name, estimate in measured.items()}
+        sure = softmax(logits, 1).max(1) >= 0.8
+        truth["accepted_error"] = (logits.argmax(1) != broken)[sure].mean()
+        for name in held:
+            held[name] += result[name].low <= truth[name] <= result[name].high
+        low, high = estimator.estimate(logits)["accuracy"][1:]
+        reference_held += low <= truth["accuracy"] <= high
+        contradicted += result.status == "contradicted"
+        assert result.status in ("labels", "contradicted")
+    for name, count in held.items():
+        assert count >= binom.ppf(0.001, runs, 0.9), name
+    assert reference_held < (50 if noise < 0.1 else 10)
+    assert contradicted > (-1 if noise < 0.1 else runs / 3)
+
+
+def test_few_labels_of_two_classes_suffice():
+    """Right answers are events above one half and others below: 30 labels tell both shares."""
+    runs = 80
+    held: dict[str, list[bool]] = {"accuracy": [], "f1": [], "auroc": []}
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(-1, 2, 1000)
+        labels = (rng.random(1000) < expit(logits)).astype(int)
+        known = np.full(1000, -100)
+        known[:30] = labels[:30]
+        result = cal.estimate_performance(logits, labels=known, seed=seed)
+        predicted, events = logits > 0, labels == 1
+        hits, both = (predicted & events).sum(), predicted.sum() + events.sum()
+        below = rankdata(logits)[events].sum() - events.sum() * (events.sum() + 1) / 2
+        truth = {
+            "accuracy": (predicted == events).mean(),
+            "f1": 2 * hits / both,
+            "auroc": below / (events.sum() * (~events).sum()),
+        }
+        for name, value in truth.items():
+            held[name].append(result[name].low - 1e-9 <= value <= result[name].high + 1e-9)
+    for name, inside in held.items():
+        assert sum(inside) >= binom.ppf(0.001, runs, 0.9), name
+
+
+def test_a_contradiction_is_named_with_its_remedy(rng):
     logits, labels = labelled(rng, 4000)
     broken = np.where(rng.random(4000) < 0.3, rng.integers(0, 4, 4000), labels)
     reference = as_data(*labelled(rng, 2000))
     assert cal.estimate_performance(logits, reference).status == "holds"
     known = np.where(np.arange(4000) % 8 == 0, broken, -100)
     result = cal.estimate_performance(logits, reference, labels=known)
-    assert result.status == "labels"
-    assert "5 % at most" in result.reasons[-1]
-    truth = (logits.argmax(1) == broken).mean()
-    assert result["accuracy"].low < truth < result["accuracy"].high
+    assert result.status == "contradicted"
+    shown = 100 * (logits.argmax(1) == known)[known >= 0].mean()
+    assert f"the labels show an accuracy of {shown:.1f} % where the reference expects" in str(
+        result
+    )
+    assert "Fit a calibrator on recent labels" in result.verdict()
+    without = cal.estimate_performance(logits, labels=known)
+    assert "where the confidences claim" in without.verdict()
+    assert without.metrics == result.metrics
+
+
+def test_few_labels_withdraw_but_do_not_estimate(rng):
+    logits, labels = labelled(rng, 2000)
+    reference = as_data(*labelled(rng, 1000))
+    few = np.where(np.arange(2000) < 20, labels, -100)
+    agreed = cal.estimate_performance(logits, reference, labels=few)
+    assert agreed.status == "holds"
+    assert "20 labels are too few to estimate from: 30 are needed" in agreed.remarks()
+    wrong = np.where(few >= 0, (logits.argmax(1) + 1) % 4, -100)
+    result = cal.estimate_performance(logits, reference, labels=wrong)
+    assert result.status == "withdrawn"
+    assert math.isnan(result["accuracy"].low)
+    assert "choose_labels" in result.verdict()
 
 
 def test_labels_alone_are_not_widened_by_a_shift(rng):
@@ -135,12 +212,52 @@ def test_selected_labels_are_weighted_by_their_inclusion(rng):
     assert biased["accuracy"].value < 0.5
 
 
-def test_an_alarm_of_a_monitor_revokes(rng):
+def test_an_alarm_of_a_monitor_withdraws(rng):
     logits, labels = labelled(rng, 3000)
     watch = cal.Monitor().update(3 * logits, labels)
     result = cal.estimate_performance(logits, monitor=watch)
     assert result.status == "withdrawn"
     assert "alarm" in result.reasons[0]
+    known = np.where(np.arange(3000) % 10 == 0, labels, -100)
+    result = cal.estimate_performance(logits, monitor=watch, labels=known)
+    assert result.status == "contradicted"
+    assert not math.isnan(result["accuracy"].low)
+
+
+def test_nothing_is_promised_without_labels(rng):
+    """Confidences that are far too high, and nothing that could show it."""
+    logits, labels = labelled(rng, 2000)
+    result = cal.estimate_performance(3 * logits)
+    assert result["accuracy"].value > (logits.argmax(1) == labels).mean() + 0.1
+    assert all(math.isnan(end) for estimate in result.values() for end in estimate[1:])
+    assert result.status == "unchecked"
+    for text in (str(result), repr(result), result._repr_html_()):
+        assert "the values are right only if the confidences are" in text
+        assert "--reference" in text
+        assert "interval</th>" not in text
+    assert result.table()[0] == ("metric", "if confidences are right")
+    assert result.to_dict()["metrics"]["accuracy"]["low"] is None
+
+
+def test_a_shift_that_cannot_be_seen_is_named(rng):
+    """The larger batch and reference, the smaller what they could miss."""
+    unseen = []
+    for n in (200, 5000):
+        logits, reference = labelled(rng, n)[0], as_data(*labelled(rng, n))
+        result = cal.estimate_performance(logits, reference)
+        unseen.append(result.unseen)
+        assert f"changes accuracy by {100 * result.unseen:.1f} points" in str(result)
+    assert unseen[0] > 3 * unseen[1]
+    assert cal.estimate_performance(logits).to_dict()["unseen"] is None
+    assert math.isnan(cal.estimate_performance(logits, reference, drift_level=0).unseen)
+
+
+def test_an_estimate_is_a_mapping(rng):
+    result = cal.estimate_performance(rng.normal(size=(100, 3)))
+    assert "nll" in result
+    assert "ece" not in result
+    assert dict(result) == result.metrics
+    assert len(result) == len(result.metrics)
 
 
 def test_chunks_shards_and_arrays_agree(rng, tmp_path, monkeypatch):
@@ -176,9 +293,9 @@ def test_two_classes_in_any_form(rng):
     pairs = np.stack([np.zeros(400), log_odds], 1)
     one, two = cal.estimate_performance(log_odds), cal.estimate_performance(pairs)
     probs = cal.estimate_performance(probs=1 / (1 + np.exp(-log_odds)))
-    for name, estimate in one.metrics.items():
-        assert two[name] == pytest.approx(estimate), name
-        assert probs[name] == pytest.approx(estimate), name
+    for name, estimate in one.items():
+        assert two[name].value == pytest.approx(estimate.value), name
+        assert probs[name].value == pytest.approx(estimate.value), name
     counts = sum(one[name].value for name in one.metrics if name.endswith("tives"))
     assert counts == pytest.approx(400)
 
@@ -186,7 +303,7 @@ def test_two_classes_in_any_form(rng):
 def test_results_show_themselves(rng):
     result = cal.estimate_performance(rng.normal(size=(200, 2)), threshold=0.9)
     text = str(result)
-    for words in ("accuracy", "F1", "error of accepted", "Assumed:", "Nothing was checked"):
+    for words in ("accuracy", "F1", "error of accepted", "Assumed:", "No interval is given"):
         assert words in text
     assert "Assumed" in repr(result)
     assert "<table" in result._repr_html_()

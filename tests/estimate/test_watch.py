@@ -40,6 +40,19 @@ def test_the_size_is_the_divergence_without_its_noise(rng):
     assert np.mean(sizes) == pytest.approx(true, rel=0.05)
 
 
+def test_a_visible_shift_is_seen_four_times_in_five(rng):
+    n, m, level = 400, 700, 0.005
+    old = np.full(12, 1 / 12)
+    visible = binned_shift("x", old, old, n, m).visible(n, m, level)
+    tilt = np.linspace(-1, 1, 12)
+    new = old * (1 + tilt * np.sqrt(visible / (old * tilt**2).sum()))
+    assert ((new - old) ** 2 / old).sum() == pytest.approx(visible)
+    runs = 1000
+    drawn = ((rng.multinomial(n, new), rng.multinomial(m, old)) for _ in range(runs))
+    seen = sum(binned_shift("x", *pair, n, m).p_value < level for pair in drawn)
+    assert seen / runs == pytest.approx(0.8, abs=0.06)  # not exactly: the formula is for n, m large
+
+
 def test_no_shift_is_seen_at_the_stated_level():
     seen_any, runs = 0, 150
     for seed in range(runs):

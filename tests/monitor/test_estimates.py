@@ -35,6 +35,8 @@ def test_windows_without_labels_are_estimated(rng, tmp_path):
     assert again.report().to_dict() == watch.report().to_dict()
     with pytest.raises(ValueError, match="a share with its promise"):
         WindowEstimate.from_state([2.0, None, None, "holds"])
+    with pytest.raises(ValueError, match="beside labelled predictions"):
+        Monitor().update_file(tmp_path / "a.npz", estimator=PerformanceEstimator())
 
 
 def test_an_alarm_ends_the_promise(rng, tmp_path):

@@ -24,10 +24,10 @@ def test_states_have_their_own_marks():
     }
     axes: Any = estimate_plot(batches, measured={"b": 0.3})
     words = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert words == ["estimated, 90 %", "from labels, 90 %", "withdrawn", "measured"]
+    assert words == ["estimated, 90 %", "from labels, 90 %", "no interval", "measured"]
     lines = [(line.get_label(), line.get_xydata().round(6).tolist()) for line in axes.get_lines()]
     points = dict(lines)
-    assert points["withdrawn"] == [[1, 70]]
+    assert points["no interval"] == [[1, 70]]
     assert points["measured"] == [[1, 30]]
     ends = [places for _, places in lines if len(places) == 2]
     assert ends == [[[0, 80], [0, 95]], [[2, 40], [2, 60]]]

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--out", metavar="CSV", help="File for the examples to label.")
 @click.option("--seed", default=0, show_default=True, help="Of draws and choices.")
-@click.option("--fail", is_flag=True, help="Exit with 1 if the promise is withdrawn.")
+@click.option(
+    "--fail",
+    is_flag=True,
+    help="Exit with 1 if a shift or labels speak against the calibration, 2 if nothing checks it.",
+)
 @shared.AS_JSON
 @shared.AS_LATEX
 @engine.engine_options
@@ -80,9 +84,10 @@ def estimate(
     """Estimate accuracy without labels, from calibrated predictions.
 
     PRED is a file as for "calibrant evaluate", whose labels may be missing, or be -100 where they
-    are not known. The intervals hold if calibration does. With a --reference, shifts from it widen
-    the intervals or withdraw them, with the reason; labels of some rows tighten or revoke them.
-    With --label-budget, the rows to label next are written, with their inclusion probabilities.
+    are not known. Intervals need a --reference or labels. Shifts from the reference widen the
+    intervals or withdraw them, with the reason. From 30 labels of PRED on, the estimate rests on
+    these alone, and a contradiction is named. With --label-budget, the rows to label next are
+    written, with their inclusion probabilities.
 
     \b
     Examples:
@@ -91,7 +96,8 @@ def estimate(
       calibrant estimate today.npz --calibrator calibrator --labels to_label.csv
 
     \b
-    Exit status: 0 done, 1 the promise is withdrawn and --fail, 2 could not run.
+    Exit status: 0 done, 1 --fail and calibration is contradicted or its promise withdrawn,
+    2 could not run, or --fail and nothing to check calibration with.
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.estimate import choose_labels, estimate_performance
@@ -104,7 +110,13 @@ def estimate(
     with engine.working(workers, dask) as work:
         if label_budget is not None and out is not None:
             sample = choose_labels(
-                pred, label_budget, calibrator=calibrator, split=split, seed=seed, **work._asdict()
+                pred,
+                label_budget,
+                calibrator=calibrator,
+                split=split,
+                labels=known or not ignore_labels,
+                seed=seed,
+                **work._asdict(),
             )
             message = shared.how_written(out)
             sample.save(out)
@@ -127,7 +139,12 @@ def estimate(
             click.echo(result.to_latex())
         else:
             _print_result(result, pred)
-    return int(fail and result.status in ("withdrawn", "labels"))
+    if fail and result.status == "unchecked":
+        raise ValueError(
+            "--fail has nothing to check calibration with: name labelled predictions with "
+            "--reference, or labels of some rows with --labels"
+        )
+    return int(fail and result.status in ("withdrawn", "contradicted"))
 
 
 def _print_result(result: PerformanceEstimate, title: str) -> None:

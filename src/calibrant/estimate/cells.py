@@ -32,10 +32,8 @@ class Rows(NamedTuple):
     confidence: FloatArray
     margin: FloatArray  # log-odds of the two likeliest classes
     predicted: IntArray
-    brier: FloatArray  # expected scores under the probabilities, and their variances
-    brier_variance: FloatArray
+    brier: FloatArray  # expected scores under the probabilities
     nll: FloatArray
-    nll_variance: FloatArray
     label: IntArray
     happened: FloatArray  # 1 if the event happened
     brier_gap: FloatArray  # score minus expected score
@@ -71,10 +69,8 @@ def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     confidence = probs[np.arange(n), predicted]
     second = np.partition(probs, -2, axis=1)[:, -2]
     squares = np.einsum("ij,ij->i", probs, probs)
-    logs = xlogy(probs, probs)
-    entropy = -logs.sum(1)
+    entropy = -xlogy(probs, probs).sum(1)
     tiny = np.finfo(np.float64).tiny
-    surprise = np.einsum("ij,ij->i", logs, np.log(np.maximum(probs, tiny)))
     own = np.where(known, probs[np.arange(n), np.where(known, label, 0)], math.nan)
     happened = np.asarray(label == (1 if classes == 2 else predicted), np.float64)
     return Rows(
@@ -83,9 +79,7 @@ def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
         margin=np.log(confidence / np.maximum(second, tiny)),
         predicted=predicted,
         brier=1 - squares,
-        brier_variance=4 * np.maximum((probs**3).sum(1) - squares**2, 0),
         nll=entropy,
-        nll_variance=np.maximum(surprise - entropy**2, 0),
         label=label,
         happened=np.where(known, happened, math.nan),
         brier_gap=2 * (squares - own),
@@ -114,9 +108,7 @@ class Cells(NamedTuple):
     claimed: FloatArray  # of weight times probability of the event
     happened: FloatArray  # the same for events, in cells of labelled rows
     brier: FloatArray
-    brier_variance: FloatArray  # with squared weights
     nll: FloatArray
-    nll_variance: FloatArray
     brier_gap: FloatArray
     nll_gap: FloatArray
     brier_scatter: FloatArray  # of weight times squared gap
@@ -163,9 +155,7 @@ def fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
         claimed=sums(weight * rows.event),
         happened=sums(weight * happened),
         brier=sums(weight * rows.brier),
-        brier_variance=sums(weight**2 * rows.brier_variance),
         nll=sums(weight * rows.nll),
-        nll_variance=sums(weight**2 * rows.nll_variance),
         brier_gap=sums(weight * brier_gap),
         nll_gap=sums(weight * nll_gap),
         brier_scatter=sums(weight * brier_gap**2),

@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import stdtrit
 
 from calibrant._core.checks import FloatArray
 from calibrant.estimate.cells import Cells, effective, sums_by
@@ -53,22 +53,26 @@ def estimate_metrics(
 ) -> dict[str, Estimate]:
     """Return each metric with its interval.
 
-    ``strata`` are of labelled examples, None if the probabilities are taken as they are;
-    ``widening`` is the change of accuracy by a shift that cannot be seen.
+    ``strata`` are of labelled examples. Without any, the probabilities are taken as they are, and
+    there are no intervals. ``widening`` is the change of accuracy by a shift that cannot be seen.
     """
     filled = filled_cells(batch.whole, batch.two_classes)
     probs = filled.claimed if strata is None else _adjusted(strata, filled)
     known = batch.labelled.happened[filled.number]
     unknown = batch.unlabelled.weight[filled.number]
     values = _metrics(unknown * probs + known, filled)
-    ends = []
-    for tilt in _tilts(filled, probs, widening):
-        drawn = _drawn_metrics(batch, filled, strata, tilt, np.random.default_rng(seed))
-        ends.append({name: _ends(draws, level) for name, draws in drawn.items()})
-    estimates = {name: _hull(float(values[name]), [e[name] for e in ends]) for name in values}
-    if not batch.two_classes:
-        estimates |= score_estimates(batch.whole, strata, widening=widening, level=level)
-    return estimates
+    scores = {
+        name: score_estimate(name, batch, strata, widening=widening, level=level)
+        for name in (() if batch.two_classes else SCORES)
+    }
+    if strata is None:
+        return {name: Estimate(float(value)) for name, value in values.items()} | scores
+    drawn = [
+        _drawn_metrics(batch, filled, strata, tilt, np.random.default_rng(seed))
+        for tilt in _tilts(filled, probs, widening)
+    ]
+    ends = {name: [_ends(draws[name], level) for draws in drawn] for name in values}
+    return {name: _hull(float(values[name]), ends[name]) for name in values} | scores
 
 
 def _metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
@@ -94,7 +98,7 @@ def _tilts(filled: FilledCells, probs: FloatArray, widening: float) -> list[Floa
 def _drawn_metrics(
     batch: Batch,
     filled: FilledCells,
-    strata: Strata | None,
+    strata: Strata,
     tilt: FloatArray,
     rng: np.random.Generator,
 ) -> dict[str, FloatArray]:
@@ -105,8 +109,7 @@ def _drawn_metrics(
     known = batch.labelled.happened[filled.number]
     runs = []
     for _ in range(0, DRAWS, RUN):
-        share = None if strata is None else strata.draw(rng, RUN)
-        probs = filled.claimed if strata is None else _adjusted(strata, filled, share)
+        probs = _adjusted(strata, filled, strata.draw(rng, RUN))
         tilted = np.clip(probs + tilt * probs * (1 - probs), 0, 1)
         events = each * rng.binomial(trials, tilted, (RUN, trials.size)) + known
         runs.append(_metrics(events, filled))
@@ -128,23 +131,25 @@ def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
     return Estimate(value, min(value, *lows), max(value, *highs))
 
 
-def score_estimates(
-    cells: Cells, strata: Strata | None, *, widening: float, level: float
-) -> dict[str, Estimate]:
-    """Return Brier score and log loss of more than two classes, with normal intervals."""
-    estimates, total = {}, cells.weight.sum()
-    for i, name in enumerate(SCORES):
-        value = getattr(cells, name).sum() / total
-        variance = getattr(cells, f"{name}_variance").sum() / total**2
-        wider = 0.0
-        if strata is not None:
-            share = sums_by(strata.stratum, cells.weight, strata.size.size) / total
-            value += share @ strata.score_gap[i]
-            scatter = strata.score_scatter[i]
-            variance += share**2 @ (scatter / np.maximum(strata.size, 1))
-            # the widening, from the deviation of an outcome to that of this score
-            outcome = strata.size @ (strata.share * (1 - strata.share))
-            wider = widening * math.sqrt(strata.size @ scatter / max(outcome, 1e-300))
-        half = ndtri((1 + level) / 2) * math.sqrt(variance) + wider
-        estimates[name] = Estimate(float(value), max(float(value - half), 0.0), float(value + half))
-    return estimates
+def score_estimate(
+    name: str, batch: Batch, strata: Strata | None, *, widening: float, level: float
+) -> Estimate:
+    """Return the Brier score or log loss of more than two classes, with Student's interval."""
+    unknown, total = batch.unlabelled, batch.whole.weight.sum()
+    known = getattr(batch.labelled, f"{name}_gap").sum()
+    value = (getattr(batch.whole, name).sum() + known) / total
+    if strata is None:
+        return Estimate(float(value))
+    i, count, size = SCORES.index(name), strata.size.size, strata.size
+    share = sums_by(strata.stratum, unknown.weight, count) / total
+    square = sums_by(strata.stratum, unknown.square, count) / total**2
+    value += share @ strata.score_gap[i]
+    scatter = strata.score_scatter[i] * size / np.maximum(size - 1, 1)
+    # of the scores around the mean of their stratum, and of this mean
+    variance = square @ scatter + share**2 @ (scatter / np.maximum(size, 1))
+    # the widening, from the deviation of an outcome to that of this score
+    outcome = size @ (strata.share * (1 - strata.share))
+    wider = widening * math.sqrt(size @ scatter / max(outcome, 1e-300))
+    freedom = max(size.sum() - count, 1)
+    half = float(stdtrit(freedom, (1 + level) / 2) * math.sqrt(variance) + wider)
+    return Estimate(float(value), max(float(value) - half, 0.0), float(value) + half)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrant._core.checks import (
-    BoolArray,
     FloatArray,
     Values,
     check_level,
@@ -22,12 +21,13 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.shards import located
+from calibrant.estimate.agreement import compare_labels
 from calibrant.estimate.cells import event_cell, fill_cells
 from calibrant.estimate.interval import Batch, estimate_metrics
-from calibrant.estimate.predictions import INCLUSION, NEVER, Summary, batch_split, summarise
-from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
-from calibrant.estimate.sampling import read_labels
-from calibrant.estimate.strata import Strata, fill_strata, make_strata, pooled
+from calibrant.estimate.predictions import NEVER, Summary, batch_split, summarise
+from calibrant.estimate.result import FEWEST_LABELS, TITLES, PerformanceEstimate, Status
+from calibrant.estimate.sampling import with_known_labels
+from calibrant.estimate.strata import Strata, fill_strata, make_strata
 from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
 from calibrant.metrics.reliability import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
@@ -38,14 +38,10 @@ MOST_GAP = 0.05
 """Root mean squared gap of confidence and accuracy of a reference beyond which predictions are
 refused, if its p-value is below CERTAIN."""
 CERTAIN = 1e-4
-TOLERANCE = 0.02
-"""Gap of confidence and accuracy, beyond the error of a reference, that labels may show."""
 UNEXPLAINED = 0.25
 """Part of a shift that changed class frequencies may leave, to be taken for its cause."""
 DISTINCT = 5
 """Size of a shift, in units of its noise, from which its cause can be told."""
-FEWEST_LABELS = 30
-"""Labels of a batch from which it is estimated without any promise."""
 
 
 class Explanation(NamedTuple):
@@ -68,7 +64,7 @@ class PerformanceEstimator:
     ----------
     reference : path, Dataset, mapping or data frame, optional
         Labelled predictions of the same model, best not those of the calibrator's fit, which show
-        it a little better than it is. Without a reference calibration is taken on trust.
+        it a little better than it is. Without a reference, intervals need labels of the batch.
     calibrator : Calibrator, optional
         Fitted; applied to the logits of the reference and of batches first.
     reference_split : str, optional
@@ -82,8 +78,8 @@ class PerformanceEstimator:
     drift_level : float
         Probability of seeing a shift where there is none, over all views together.
     false_alarms : float
-        Probability that labels revoke the promise although calibration holds within two points,
-        beside the standard error of the reference.
+        Probability that labels contradict the reference, or without one the confidences, although
+        the accuracy is within two points of what these claim.
     seed : int
         Of the draws behind intervals.
     executor, progress
@@ -152,6 +148,8 @@ class PerformanceEstimator:
     ) -> PerformanceEstimate:
         """Estimate the performance of a batch.
 
+        From 30 labels of the batch on, the estimate rests on these alone.
+
         Parameters
         ----------
         data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
@@ -168,7 +166,7 @@ class PerformanceEstimator:
         sample_weight, split, executor, progress
             As for :func:`calibrant.evaluate`.
         monitor : Monitor, optional
-            Its alarm, from labels of earlier batches, revokes the promise.
+            Its alarm, from labels of earlier batches, withdraws the promise.
         """
         chosen = batch_split(
             data,
@@ -177,7 +175,7 @@ class PerformanceEstimator:
             sample_weight=sample_weight,
             split=split,
         )
-        chosen = _with_given_labels(chosen, labels, inclusion)
+        chosen = with_known_labels(chosen, labels, inclusion)
         use = labels is not False and "labels" in chosen.keys
         batch = self._summed(chosen, labels=use, executor=executor, progress=progress)
         with located(chosen.path):
@@ -186,6 +184,11 @@ class PerformanceEstimator:
 
     def window_estimate(self, split: Split, executor: Executor | None = None) -> WindowEstimate:
         """Return the estimated accuracy of a window of a monitor, without its labels."""
+        if self._reference is None:
+            raise ValueError(
+                "windows are estimated beside labelled predictions: pass them as "
+                "PerformanceEstimator(reference) (--estimate)"
+            )
         batch = self._summed(split, labels=False, executor=executor)
         with located(split.path):
             _check_batch(batch, self._reference)
@@ -200,23 +203,25 @@ class PerformanceEstimator:
     def _result(self, batch: Summary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size
         explanations = [] if reference is None else self._explanations(batch, reference)
+        evidence: list[Strata | None] = [e.strata for e in explanations] or [None]
         status, reasons, widening = self._promise(explanations)
-        revoked = self._revoked(batch, explanations, monitor)
-        if revoked:
-            status, reasons, widening = "withdrawn", [*reasons, revoked], 0.0
-        if status == "withdrawn" and labels >= FEWEST_LABELS:
-            status, widening = "labels", 0.0
-        metrics = self._metrics(batch, explanations, status, widening)
+        doubts = self._doubts(batch, evidence, monitor)
+        if labels >= FEWEST_LABELS:
+            status, reasons, widening = "contradicted" if doubts else "labels", doubts, 0.0
+            evidence = [_labelled_strata(batch)]
+        elif doubts:
+            status, reasons, widening = "withdrawn", [*reasons, *doubts], 0.0
         prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
         return PerformanceEstimate(
             n=batch.n,
             classes=batch.predicted.size,
-            metrics=metrics,
+            metrics=self._metrics(batch, evidence, status, widening),
             level=self.level,
             status=status,
             reasons=reasons,
             shifts=_plain(explanations).shifts if explanations else [],
             widening=widening,
+            unseen=self._unseen(batch, explanations) if status == "holds" else math.nan,
             reference=0 if reference is None else reference.rows.label.size,
             labels=labels,
             threshold=self.threshold,
@@ -229,7 +234,7 @@ class PerformanceEstimator:
         A label shift is looked for only where the batch differs from the reference at all. It comes
         first, and gives the estimate, if the shift is large enough to tell it from others.
         """
-        index = make_strata(reference.labelled)
+        index = make_strata(reference.labelled, two_classes=reference.two_classes)
         seen = batch.seen()
         plain = Explanation(
             fill_strata(index, reference.labelled),
@@ -277,31 +282,41 @@ class PerformanceEstimator:
             return "withdrawn", [*reasons, hidden], widening
         return "widened", reasons, widening
 
-    def _revoked(
-        self, batch: Summary, explanations: Sequence[Explanation], monitor: Monitor | None
-    ) -> str:
-        """Return the reason if labels contradict calibration, else nothing."""
-        chance = f"false alarms: {100 * self.false_alarms:g} % at most"
+    def _unseen(self, batch: Summary, explanations: Sequence[Explanation]) -> float:
+        """Return the change of accuracy that a shift could cause without being seen."""
+        assert self._reference is not None
+        if self.drift_level == 0:
+            return math.nan
+        shifts = _plain(explanations).shifts
+        sizes, level = (batch.seen().size, self._reference.seen().size), self.drift_level
+        visible = max(shift.visible(*sizes, level / len(shifts)) for shift in shifts)
+        return math.sqrt(visible) * _deviation(self._reference)
+
+    def _doubts(
+        self, batch: Summary, evidence: Sequence[Strata | None], monitor: Monitor | None
+    ) -> list[str]:
+        """Return the reasons why the calibration does not hold, as labels show it."""
+        doubts = []
         if monitor is not None and monitor.alarm is not None:
-            return f"the monitor raised an alarm at window {monitor.alarm.window}"
-        if not batch.rows.label.size:
-            return ""
-        strata = _plain(explanations).strata if explanations else None
-        tolerance = TOLERANCE + (0.0 if strata is None else strata.error())
-        watch = Monitor(false_alarms=self.false_alarms, tolerance=min(tolerance, 0.49))
-        watch.observe(*_answers(batch, strata), window=1)
-        return f"labels contradict calibration ({chance})" if watch.alarm else ""
+            doubts.append(f"the monitor raised an alarm at window {monitor.alarm.window}")
+        if batch.rows.label.size:
+            compared = [compare_labels(batch, strata) for strata in evidence]
+            best = max(compared, key=lambda agreement: agreement.p_value)
+            if best.p_value < self.false_alarms:
+                source = "the reference expects" if self._reference else "the confidences claim"
+                doubts.append(
+                    f"the labels show an accuracy of {100 * best.shown:.1f} % where {source} "
+                    f"{100 * best.claimed:.1f} %"
+                )
+        return doubts
 
     def _metrics(
-        self, batch: Summary, explanations: Sequence[Explanation], status: Status, widening: float
+        self, batch: Summary, evidence: Sequence[Strata | None], status: Status, widening: float
     ) -> dict[str, Estimate]:
-        sums = Batch(batch.unlabelled, batch.labelled, batch.predicted.size == 2)
-        evidence: list[Strata | None] = [e.strata for e in explanations]
-        if batch.rows.label.size:
-            evidence = _with_labels(batch, evidence, alone=status == "labels")
+        sums = Batch(batch.unlabelled, batch.labelled, batch.two_classes)
         estimates = [
             estimate_metrics(sums, strata, widening=widening, level=self.level, seed=self.seed)
-            for strata in evidence or [None]
+            for strata in evidence
         ]
         names = [name for name in TITLES if name in estimates[0]]
         if self.threshold is None:
@@ -311,33 +326,14 @@ class PerformanceEstimator:
         return {name: _around([e[name] for e in estimates]) for name in names}
 
 
-def _with_given_labels(
-    split: Split, labels: Values | str | os.PathLike[str] | bool, inclusion: Values | None
-) -> Split:
-    """Return a split with labels that were passed beside it."""
-    if isinstance(labels, (str, os.PathLike)):
-        known, chance = read_labels(labels, split.rows)
-        return split.with_column("labels", known).with_column(INCLUSION, chance)
-    columns = {"labels": None if isinstance(labels, bool) else labels, INCLUSION: inclusion}
-    for name, values in columns.items():
-        if values is not None:
-            split = split.with_column(name, np.asarray(values))
-    return split
-
-
-def _with_labels(
-    batch: Summary, evidence: Sequence[Strata | None], *, alone: bool
-) -> list[Strata | None]:
-    """Add the labels of a batch to each evidence, or take them alone.
+def _labelled_strata(batch: Summary) -> Strata:
+    """Return the labels of a batch as evidence for its other examples.
 
     An example that was selected with probability 1 / k stands for k - 1 others without a label.
     """
-    cell = event_cell(batch.rows, NEVER)
     others = 1 / batch.inclusion - 1 if batch.selected else 1.0
-    selected = fill_cells(batch.rows, cell, batch.weight * others)
-    if alone or not evidence:
-        return [fill_strata(make_strata(selected), selected)]
-    return [pooled(s, fill_strata(s.stratum, selected)) for s in evidence if s is not None]
+    selected = fill_cells(batch.rows, event_cell(batch.rows, NEVER), batch.weight * others)
+    return fill_strata(make_strata(selected, two_classes=batch.two_classes), selected)
 
 
 def _plain(explanations: Sequence[Explanation]) -> Explanation:
@@ -351,14 +347,6 @@ def _around(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(estimates[0].value, min(lows), max(highs))
 
 
-def _answers(batch: Summary, strata: Strata | None) -> tuple[FloatArray, BoolArray]:
-    """Return confidences of labelled rows, adjusted as by a reference, and if they were right."""
-    rows = batch.rows
-    event = rows.event if strata is None else strata.adjusted(rows.event, event_cell(rows, NEVER))
-    predicted = (rows.predicted == 1) | (batch.predicted.size > 2)
-    return np.where(predicted, event, 1 - event), rows.label == rows.predicted
-
-
 def _deviation(reference: Summary) -> float:
     """Return the standard deviation of an outcome around its probability."""
     event, weight = reference.rows.event, reference.weight
@@ -367,7 +355,8 @@ def _deviation(reference: Summary) -> float:
 
 def _check_reference(reference: Summary, split: Split) -> None:
     """Raise for a reference that shows no calibration."""
-    strata = fill_strata(make_strata(reference.labelled), reference.labelled)
+    index = make_strata(reference.labelled, two_classes=reference.two_classes)
+    strata = fill_strata(index, reference.labelled)
     gap, p_value = strata.gap()
     if gap > MOST_GAP and p_value < CERTAIN:
         raise ValueError(
@@ -413,12 +402,13 @@ def estimate_performance(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> PerformanceEstimate:
-    """Estimate accuracy and other metrics of a batch from calibrated predictions alone.
+    """Estimate accuracy and other metrics of a batch from calibrated predictions.
 
-    The intervals hold if calibration does. With a labelled reference, calibration is corrected as
-    it shows, and shifts of confidence, margin, predicted classes and features from it widen the
-    intervals or withdraw them; labels of some examples tighten or revoke them. Parameters are
-    those of :class:`PerformanceEstimator` and of its ``estimate``; use these for several batches.
+    With a labelled reference, calibration is corrected as it shows, and shifts of confidence,
+    margin, predicted classes and features from it widen the intervals or withdraw them. With labels
+    of 30 examples or more, values and intervals rest on these alone. With neither there are values,
+    which are right if the confidences are, and no intervals. Parameters are those of
+    :class:`PerformanceEstimator` and of its ``estimate``; use these for several batches.
 
     Examples
     --------

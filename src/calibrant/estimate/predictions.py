@@ -82,6 +82,11 @@ class Summary(NamedTuple):
         return bool((self.inclusion < 1).any())
 
     @property
+    def two_classes(self) -> bool:
+        """True if the event is y = 1, and not that the answer is right."""
+        return self.predicted.size == 2
+
+    @property
     def cells(self) -> Cells:
         """Sums of all examples."""
         return self.unlabelled.plus(self.labelled)

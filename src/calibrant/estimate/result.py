@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-Status = Literal["holds", "unchecked", "widened", "withdrawn", "labels"]
+Status = Literal["holds", "unchecked", "widened", "withdrawn", "labels", "contradicted"]
+FEWEST_LABELS = 30
+"""Labels of a batch from which the estimate rests on these alone."""
 TITLES = {
     "accuracy": "accuracy",
     "coverage": "coverage",
@@ -45,28 +48,43 @@ KINDS: dict[Status, Kind] = {
     "unchecked": "warn",
     "widened": "warn",
     "withdrawn": "bad",
+    "contradicted": "bad",
+}
+REMEDIES: dict[Status, str] = {
+    "unchecked": "Pass labelled predictions of the same model as reference (--reference), or "
+    f"labels of {FEWEST_LABELS} examples of this batch (--labels).",
+    "withdrawn": f"Label {FEWEST_LABELS} examples of this batch or more: choose_labels "
+    "(--label-budget) names those that tell most.",
+    "contradicted": "Fit a calibrator on recent labels, and take a recent reference.",
 }
 
 
 @dataclass(frozen=True, eq=False)
-class PerformanceEstimate:
-    """Performance of a batch, estimated from its predictions; printing it gives a table.
+class PerformanceEstimate(Mapping[str, Estimate]):
+    """Performance of a batch, estimated from its predictions: a mapping from metric to estimate.
+
+    Printing it gives a table.
 
     Attributes
     ----------
     metrics : dict of str to Estimate
-        Values with the ends of their intervals, which are NaN if the promise is withdrawn. The
+        Values with the ends of their intervals, which are NaN if nothing supports them. The
         counts of two classes are expected numbers of examples (sums of weights, if there are any).
     status : str
-        ``"holds"``: no shift from the reference was seen. ``"unchecked"``: there is no reference.
-        ``"widened"``: a shift was seen, and the intervals allow for one as large that is not.
-        ``"withdrawn"``: nothing is promised. ``"labels"``: nothing is promised about predictions;
-        the intervals are from labels of this batch.
+        Without labels of the batch, or with fewer than 30: ``"holds"`` if no shift from the
+        reference was seen; ``"widened"`` if one was seen, and the intervals allow for another as
+        large that is not; ``"withdrawn"`` if it was too large for any interval, or labels or the
+        monitor contradict the calibration; ``"unchecked"`` if there is no reference, and thus no
+        interval. With more labels values and intervals rest on these alone, and the status is
+        ``"labels"``, or ``"contradicted"`` if the calibration does not hold for them.
     reasons : list of str
     shifts : list of Shift
         Differences from the reference by view: size, and p-value of no difference.
     widening : float
         Change of the accuracy by a shift that was not seen, for which intervals allow.
+    unseen : float
+        If the promise holds: change of the accuracy by a hidden shift as large as this comparison
+        would see in four of five cases, else NaN.
     new_prior : list of float, optional
         Estimated class frequencies, if they explain the shift.
     """
@@ -79,6 +97,7 @@ class PerformanceEstimate:
     reasons: list[str]
     shifts: list[Shift]
     widening: float
+    unseen: float
     reference: int  # labelled examples of the reference
     labels: int  # labelled examples of the batch
     threshold: float | None = None
@@ -86,6 +105,12 @@ class PerformanceEstimate:
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
 
     def describe(self) -> str:
         """Describe the examples behind the estimate."""
@@ -95,30 +120,40 @@ class PerformanceEstimate:
         return f"{self.n:,} examples{labels}, {self.classes} classes; {beside}{threshold}"
 
     def assumption(self) -> str:
-        """Return what the intervals rest on, in words."""
+        """Return what the values and their intervals rest on, in words."""
         size = f"{100 * self.level:g} % intervals"
-        if self.status == "labels":
+        if self.status in ("labels", "contradicted"):
             return f"The {size} rest on the {self.labels:,} labels, and on how they were selected."
         if self.status == "withdrawn":
             return f"{ASSUMPTION}. This is in doubt, and no interval is promised."
         shown = " as the reference shows it" if self.reference else ""
         hidden = ", or differs by a shift no larger than the one seen" * (self.status == "widened")
         every = "" if self.classes == 2 else "; Brier score and log loss need it of every class"
-        return f"{ASSUMPTION}{shown}{hidden}{every}. The {size} hold if this does."
+        follows = f"The {size} hold if this does" if self.reference else "Nothing here checks it"
+        return f"{ASSUMPTION}{shown}{hidden}{every}. {follows}."
 
     def verdict(self) -> str:
-        """Return the state of the promise in a sentence."""
+        """Return the state of the promise, the reasons and the remedy."""
+        against = "the reference" if self.reference else "the confidences"
         said = {
             "holds": "No shift from the reference was seen",
-            "unchecked": "Nothing was checked, for lack of a reference",
+            "unchecked": "No interval is given, since the values are right only if the confidences "
+            "are",
             "widened": f"Intervals were widened by {100 * self.widening:.1f} points of accuracy",
             "withdrawn": "The promise is withdrawn",
-            "labels": "The promise is withdrawn; estimated from labels alone",
+            "labels": f"Estimated from the {self.labels:,} labels alone, which do not contradict "
+            f"{against}",
+            "contradicted": f"Calibration does not hold, and the estimate rests on the "
+            f"{self.labels:,} labels alone",
         }[self.status]
-        return f"{said}{': ' if self.reasons else ''}{'; '.join(self.reasons)}."
+        reasons = f"{said}{': ' if self.reasons else ''}{'; '.join(self.reasons)}."
+        return " ".join(filter(None, (reasons, REMEDIES.get(self.status))))
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings and a row for each metric, as text."""
+        if self.status == "unchecked":
+            values = [(TITLES[name], _shown(name, e.value)) for name, e in self.metrics.items()]
+            return [("metric", "if confidences are right"), *values]
         interval = f"{100 * self.level:g} % interval"
         rows: list[tuple[str, ...]] = [("metric", "estimate", interval)]
         for name, estimate in self.metrics.items():
@@ -128,12 +163,22 @@ class PerformanceEstimate:
         return rows
 
     def remarks(self) -> list[str]:
-        """Return the shifts in every view."""
-        return [
+        """Return the shifts in every view, what could be missed, and if labels are too few."""
+        remarks = [
             f"shift of {s.view}: size {s.size:.3f}, p "
             + ("< 0.001" if s.p_value < 1e-3 else f"= {s.p_value:.3f}")
             for s in self.shifts
         ]
+        if not math.isnan(self.unseen):
+            remarks.append(
+                f"with {self.n:,} examples beside {self.reference:,}, a shift that changes "
+                f"accuracy by {100 * self.unseen:.1f} points may go unseen"
+            )
+        if 0 < self.labels < FEWEST_LABELS:
+            remarks.append(
+                f"{self.labels} labels are too few to estimate from: {FEWEST_LABELS} are needed"
+            )
+        return remarks
 
     def __str__(self) -> str:
         table = aligned(self.table())
@@ -174,6 +219,7 @@ class PerformanceEstimate:
             "reasons": self.reasons,
             "assumption": self.assumption(),
             "widening": self.widening,
+            "unseen": None if math.isnan(self.unseen) else self.unseen,
             "metrics": metrics,
             "shifts": [shift._asdict() for shift in self.shifts],
             "new_prior": self.new_prior,

@@ -120,6 +120,7 @@ def choose_labels(
     probs: Values | None = None,
     features: Values | None = None,
     split: str | None = None,
+    labels: Values | str | os.PathLike[str] | bool = True,
     seed: int = 0,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -128,7 +129,7 @@ def choose_labels(
 
     Parameters
     ----------
-    data, probs, features, split
+    data, probs, features, labels, split
         The batch, as for :func:`estimate_performance`. Examples with labels are not chosen.
     budget : int
         Number of examples to choose.
@@ -152,11 +153,13 @@ def choose_labels(
     check_whole("budget", budget)
     calibrator = None if calibrator is None else as_calibrator(calibrator)
     chosen = batch_split(data, probs=probs, features=features, split=split)
+    chosen = with_known_labels(chosen, labels)
+    use = labels is not False and "labels" in chosen.keys
     summary = summarise(
         chosen,
         calibrator,
         threshold=None,
-        labels="labels" in chosen.keys,
+        labels=use,
         executor=executor,
         progress=progress,
     )
@@ -167,7 +170,8 @@ def choose_labels(
         )
     plan = make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
     task = partial(_shard_candidates, calibrator, plan, seed)
-    candidates = _walk(chosen, task, input_names(calibrator), executor, progress)
+    columns = [*(["labels"] if use else []), *input_names(calibrator)]
+    candidates = _walk(chosen, task, columns, executor, progress)
     candidates = _smallest(candidates, plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
     return LabelSample(
@@ -233,15 +237,13 @@ def allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
 def _walk(
     split: Split,
     task: partial[Candidates],
-    inputs: Sequence[str],
+    columns: Sequence[str],
     executor: Executor | None,
     progress: Progress | None,
 ) -> Candidates:
     numbered = split.with_column("row", np.arange(split.rows))
-    wanted = ["logits", "row", *(["labels"] if "labels" in split.keys else []), *inputs]
-    rows = split.chunk_rows
-    shards = numbered.walk(task, *wanted, rows=rows, executor=executor, progress=progress)
-    return Candidates(*joined(list(shards)))
+    options: Any = {"rows": split.chunk_rows, "executor": executor, "progress": progress}
+    return Candidates(*joined(list(numbered.walk(task, "logits", "row", *columns, **options))))
 
 
 def _shard_candidates(
@@ -301,3 +303,19 @@ def _set_label(line: dict[str, str], labels: IntArray, inclusion: FloatArray, pl
     if labels[row] != IGNORED:
         raise ValueError(f"{place}: row {row} has a label already; leave one of the lines out")
     labels[row], inclusion[row] = label, probability
+
+
+def with_known_labels(
+    split: Split,
+    labels: Values | str | os.PathLike[str] | bool,
+    inclusion: Values | None = None,
+) -> Split:
+    """Return a split with labels that were passed beside it, as an array or a ``.csv`` file."""
+    if isinstance(labels, (str, os.PathLike)):
+        known, chance = read_labels(labels, split.rows)
+        return split.with_column("labels", known).with_column(INCLUSION, chance)
+    columns = {"labels": None if isinstance(labels, bool) else labels, INCLUSION: inclusion}
+    for name, values in columns.items():
+        if values is not None:
+            split = split.with_column(name, np.asarray(values))
+    return split

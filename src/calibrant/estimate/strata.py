@@ -21,9 +21,9 @@ from calibrant._core.checks import FloatArray, IntArray
 from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
 
 MOST_STRATA = 10
-FEWEST = 50
+FEWEST = 20
 """Labelled examples for each stratum, on average."""
-NOT_SURE = 0.1
+NOT_SURE = 0.25
 """The imagined example is never surer than 1 - NOT_SURE: no errors among few examples do not
 prove that there are none."""
 SCORES = ("brier", "nll")
@@ -44,45 +44,56 @@ class Strata(NamedTuple):
     ) -> FloatArray:
         """Return the probabilities of some cells with the means of their strata, ``(..., n)``."""
         share = self.share if share is None else share
-        known, tiny = self.size > 0, np.finfo(np.float64).tiny
-        down = np.where(known, np.minimum(share / np.maximum(self.claimed, tiny), 1), 1)
-        up = np.where(known, np.minimum((1 - share) / np.maximum(1 - self.claimed, tiny), 1), 1)
+        tiny = np.finfo(np.float64).tiny
+        down = np.minimum(share / np.maximum(self.claimed, tiny), 1)
+        up = np.minimum((1 - share) / np.maximum(1 - self.claimed, tiny), 1)
         at = self.stratum[cells]
         return np.asarray(1 - (1 - probs * down[..., at]) * up[..., at])
 
+    def counts(self) -> tuple[FloatArray, FloatArray]:
+        """Return examples with and without the event, and the imagined one: a beta distribution."""
+        imagined = np.clip(self.claimed, NOT_SURE, 1 - NOT_SURE)
+        return self.size * self.share + imagined, self.size * (1 - self.share) + 1 - imagined
+
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draw shares that agree with the examples, ``(count, strata)``."""
-        imagined = np.clip(self.claimed, NOT_SURE, 1 - NOT_SURE)
-        right = self.size * self.share + imagined
-        wrong = self.size * (1 - self.share) + 1 - imagined
-        return rng.beta(right, wrong, (count, len(right)))
+        return rng.beta(*self.counts(), (count, self.size.size))
 
-    def error(self) -> float:
-        """Return the standard error of the share of a stratum, on average."""
-        variance = self.share * (1 - self.share) / np.maximum(self.size, 1)
-        return float(np.average(np.sqrt(variance), weights=self.size))
+    def variance(self) -> FloatArray:
+        """Return the variances of the shares, ``(strata,)``."""
+        events, others = self.counts()
+        total = events + others
+        return np.asarray(events * others / (total**2 * (total + 1)))
 
     def gap(self) -> tuple[float, float]:
         """Root mean squared gap of share and claim without its noise, and the p-value of none."""
-        variance = self.claimed * (1 - self.claimed) / np.maximum(self.size, 1)
+        # the larger of both: of a sure claim there is next to none
+        outcome = np.maximum(self.claimed * (1 - self.claimed), self.share * (1 - self.share))
+        variance = outcome / np.maximum(self.size, 1)
         squared, weight = (self.share - self.claimed) ** 2, self.size / self.size.sum()
         statistic = float((squared / np.maximum(variance, 1e-12)).sum())
         p_value = float(chdtrc(self.size.size, statistic))
         return math.sqrt(max(weight @ (squared - variance), 0)), p_value
 
 
-def make_strata(cells: Cells) -> IntArray:
+def make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
     """Return the stratum of each cell, from labelled examples.
 
     Strata have equal parts of a measure that is half the examples and half their variance, so that
-    thousands of sure answers are one stratum, and doubtful ones several.
+    thousands of sure answers are one stratum, and doubtful ones several. Those of two classes end
+    at one half: right answers are events above and others below, whose shares differ.
     """
     count = int(np.clip(cells.size // FEWEST, 1, MOST_STRATA))
     weight, claimed = (x.reshape(2, CELLS).sum(0) for x in (cells.weight, cells.claimed))
     mean = claimed / np.maximum(weight, 1e-300)
     variance = weight * mean * (1 - mean)
     measure = weight / weight.sum() + variance / max(variance.sum(), 1e-300)
-    return np.tile(equal_parts(measure, count), 2)
+    if not two_classes:
+        return np.tile(equal_parts(measure, count), 2)
+    low, high = np.split(measure, 2)
+    below = round(count * low.sum() / measure.sum())
+    first, second = (equal_parts(x, max(k, 1)) for x, k in ((low, below), (high, count - below)))
+    return np.tile(np.concatenate([first, first.max() + 1 + second]), 2)
 
 
 def equal_parts(measure: FloatArray, count: int) -> IntArray:
@@ -91,6 +102,8 @@ def equal_parts(measure: FloatArray, count: int) -> IntArray:
     >>> equal_parts(np.array([1.0, 1.0, 0.0, 2.0]), 2)
     array([0, 0, 1, 1])
     """
+    if not measure.any():
+        return np.zeros(measure.size, np.int64)
     middle = (np.cumsum(measure) - measure / 2) / measure.sum()
     index = np.minimum(middle * count, count - 1).astype(np.int64)
     present = np.unique(index[measure > 0])  # others, between heavy places, are left out
@@ -98,7 +111,7 @@ def equal_parts(measure: FloatArray, count: int) -> IntArray:
 
 
 def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
-    """Sums of labelled examples by stratum."""
+    """Sums of labelled examples by stratum; without any, all shares are equally likely."""
     count = int(stratum.max()) + 1
 
     def sums(values: FloatArray) -> FloatArray:
@@ -111,20 +124,8 @@ def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     return Strata(
         stratum,
         np.array([effective(*pair) for pair in zip(weight, square, strict=True)]),
-        sums(cells.claimed) / each,
-        sums(cells.happened) / each,
+        np.where(weight > 0, sums(cells.claimed) / each, 0.5),
+        np.where(weight > 0, sums(cells.happened) / each, 0.5),
         gaps,
         np.maximum(scatter, 0),
     )
-
-
-def pooled(first: Strata, second: Strata) -> Strata:
-    """Return the evidence of both, of which each example counts alike."""
-    size = first.size + second.size
-    share = first.size / np.maximum(size, 1e-300)
-
-    def mean(a: FloatArray, b: FloatArray) -> FloatArray:
-        return np.asarray(share * a + (1 - share) * b)
-
-    means = (mean(a, b) for a, b in zip(first[2:], second[2:], strict=True))
-    return Strata(first.stratum, size, *means)

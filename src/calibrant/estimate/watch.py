@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import chdtrc, fdtrc
+from scipy.special import chdtrc, chdtri, chndtrinc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
@@ -37,8 +37,8 @@ COSINES = 32
 """Random functions of the features."""
 PER_CLASS = 10
 """Labels for each class, on average, from which class frequencies are estimated."""
-
-
+POWER = 0.8
+"""Probability with which a visible shift is seen."""
 NONE: FloatArray = np.zeros(0)
 
 
@@ -48,6 +48,20 @@ class Shift(NamedTuple):
     view: str
     size: float  # chi-squared divergence
     p_value: float
+    freedom: int  # number of functions that are compared
+
+    def visible(self, n: float, m: float, level: float) -> float:
+        """Return the size from which a test at some level sees a shift in four of five cases.
+
+        ``n`` and ``m`` are the numbers of examples. 0 if there is nothing to compare.
+
+        >>> round(Shift("confidence", 0.0, 1.0, 11).visible(200, 300, 0.005), 2)
+        0.21
+        """
+        if self.freedom == 0:
+            return 0.0
+        critical = chdtri(self.freedom, level)
+        return float(chndtrinc(critical, self.freedom, 1 - POWER)) * (1 / n + 1 / m)
 
 
 class Seen(NamedTuple):
@@ -107,11 +121,11 @@ def binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float
     p, q = (values[used] / values.sum() for values in (new, old))
     freedom = p.size - 1
     if freedom == 0:
-        return Shift(view, 0.0, 1.0)
+        return Shift(view, 0.0, 1.0, freedom)
     pooled = (n * p + m * q) / (n + m)
     statistic = n * m / (n + m) * float(((p - q) ** 2 / pooled).sum())
     size = float(((p - q) ** 2 / np.maximum(q, 1 / m)).sum()) - freedom * (1 / n + 1 / m)
-    return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)))
+    return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)), freedom)
 
 
 class Moments(NamedTuple):
@@ -137,13 +151,13 @@ def feature_shift(
     n, m, change = first.size, second.size, first.mean - second.mean
     freedom = n + m - COSINES - 1
     if freedom < COSINES:
-        return Shift("features", 0.0, 1.0)
+        return Shift("features", 0.0, 1.0, 0)
     pooled = (n * first.scatter + m * second.scatter) / (n + m)
     distance = float(change @ np.linalg.solve(pooled, change))
     divergence = float(change @ np.linalg.solve(second.scatter, change))
     statistic = n * m / (n + m) * distance * freedom / ((n + m - 2) * COSINES)
     size = divergence - COSINES * (1 / n + 1 / m)
-    return Shift("features", max(size, 0.0), float(fdtrc(COSINES, freedom, statistic)))
+    return Shift("features", max(size, 0.0), float(fdtrc(COSINES, freedom, statistic)), COSINES)
 
 
 def _cosines(old: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:

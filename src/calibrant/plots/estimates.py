@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KINDS = {
-    "estimated": ("holds", "unchecked", "widened"),
-    "from labels": ("labels",),
-    "withdrawn": ("withdrawn",),
+    "estimated": ("holds", "widened"),
+    "from labels": ("labels", "contradicted"),
+    "no interval": ("unchecked", "withdrawn"),
 }
 """Words of the legend, and the states of the promise that they stand for."""
 
@@ -28,7 +28,7 @@ def estimate_plot(
     measured: Mapping[str, float] | None = None,
     metric: str = "accuracy",
 ) -> Axes:
-    """Estimates with their intervals, batch by batch; crosses where the promise is withdrawn.
+    """Estimates with their intervals, batch by batch; crosses where there is no interval.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def estimate_plot(
             for i, batch in enumerate(batches.values())
             if batch.status in states
         }
-        if label == "withdrawn":
+        if label == "no interval":
             interval, marker = "", "x"
         else:
             interval, marker = f", {100 * next(iter(batches.values())).level:g} %", "o"

@@ -205,6 +205,14 @@ def test_methods_must_suit_the_labels(tagged, rng):
         CalibratedClassifier(Boastful()).fit(X, y)
 
 
+def test_one_hot_classes_are_told_apart_from_tags(three):
+    X, y = three
+    with pytest.warns(UserWarning, match=r"a single 1 in each row, .* pass y.argmax\(1\)"):
+        CalibratedClassifier(MultiOutputClassifier(GaussianNB()), method="pooled").fit(
+            X, np.eye(3, dtype=int)[y]
+        )
+
+
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_checks_of_scikit_learn_for_tags(ensemble):
     estimator = CalibratedClassifier(

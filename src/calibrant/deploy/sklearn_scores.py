@@ -36,6 +36,11 @@ def targets(y: Any) -> NDArray[Any]:
         if labels.min() < 0 or labels.max() > 1:
             got = comma_separated(map(str, np.unique(labels)))
             raise ValueError(f"y of tags must be 0 or 1 in each column, got {got}")
+        if len(labels) >= checks.FEW and (labels.sum(1) == 1).all():
+            checks.warn(
+                "y has a single 1 in each row, as one-hot classes have, but its columns count as "
+                "tags: for classes pass y.argmax(1)"
+            )
         return labels
     classes = np.asarray(validation.column_or_1d(y, warn=True))
     validation.assert_all_finite(classes, input_name="y")

@@ -263,6 +263,26 @@ def test_what_is_no_distribution_is_refused(probs, kind, message):
         cal.evaluate(probs=probs, labels=labels)
 
 
+P = [[0.3], [0.9], [0.2], [0.6]]
+DOORS = {
+    "metric": lambda p: cal.nll(probs=p, labels=YES),
+    "evaluate": lambda p: cal.evaluate({"probs": p, "labels": YES}),
+    "fit": lambda p: cal.fit({"probs": p, "labels": YES}, "ts"),
+    "compare": lambda p: cal.compare({"probs": p, "labels": YES}, ["none"]),
+    "threshold": lambda p: cal.threshold(probs=p, labels=YES, max_error=0.5),
+    "conformal": lambda p: cal.conformal(probs=p, labels=YES, coverage=0.5),
+    "monitor": lambda p: cal.Monitor().update(probs=p, labels=YES),
+    "estimate": lambda p: cal.estimate_performance(probs=p),
+    "slices": lambda p: cal.find_slices(probs=p, labels=YES),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_one_column_of_probabilities_as_a_matrix_is_told_apart(door):
+    with pytest.raises(ValueError, match=r"column of P\(y = 1\) goes in as probs.squeeze\(-1\)"):
+        DOORS[door](np.array(P))
+
+
 # Zeros
 
 

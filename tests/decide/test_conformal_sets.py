@@ -313,7 +313,12 @@ def test_ignored_examples_do_not_count(rng):
             r"probs must be in \[0, 1\].*pass scores that are not probabilities as logits",
         ),
         ([[np.nan, 1.0]], [0], {}, r"probs must be in \[0, 1\], got NaN"),
-        ([[1.0]], [0], {}, r"probs must be \(..., classes\) or \(n,\), got \(1, 1\)"),
+        (
+            [[1.0]],
+            [0],
+            {},
+            r"got \(1, 1\): one column of P\(y = 1\) goes in as probs.squeeze\(-1\)",
+        ),
         ([[0.5, 0.5]], [2], {}, r"labels must be in \[0, 2\)"),
         ([[0.5, 0.5]], [0, 1], {}, "one row of logits is wanted for each label"),
         ([[0.5, 0.5]], [-100], {}, "nothing to measure"),

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
-from scipy.special import expit, logit
+from scipy.special import expit, logit, softmax
 
 import calibrant as cal
 from calibrant.calibrators.tags import TagScaling
@@ -205,6 +205,14 @@ def test_methods_must_suit_the_labels(tagged, rng):
         CalibratedClassifier(Boastful()).fit(X, y)
 
 
+def test_one_hot_classes_are_told_apart_from_tags(three):
+    X, y = three
+    with pytest.warns(UserWarning, match=r"a single 1 in each row, .* pass y.argmax\(1\)"):
+        CalibratedClassifier(MultiOutputClassifier(GaussianNB()), method="pooled").fit(
+            X, np.eye(3, dtype=int)[y]
+        )
+
+
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_checks_of_scikit_learn_for_tags(ensemble):
     estimator = CalibratedClassifier(
@@ -230,48 +238,75 @@ def three():
 
 
 @pytest.mark.parametrize("method", ["ts", "vector"])
-def test_an_ensemble_is_the_mean_of_calibrated_folds(three, method, rng):
+def test_an_ensemble_shares_one_calibrator(three, method, rng):
     X, y = three
     weight = rng.uniform(0.5, 2, len(y))
     estimator = GaussianNB()
     fitted = CalibratedClassifier(estimator, method=method, ensemble=True).fit(X, y, weight)
-    expected = np.zeros((len(y), 3))
+    inner, scores = [], np.zeros((len(y), 3))
     for train, test in StratifiedKFold(5).split(X, y):
-        inner = clone(estimator).fit(X[train], y[train], weight[train])
-        scores = np.log(inner.predict_proba(X[test]))
-        one = cal.CALIBRATORS[method]().fit(scores, y[test], sample_weight=weight[test])
-        expected += one.predict_proba(np.log(inner.predict_proba(X))) / 5
+        inner.append(clone(estimator).fit(X[train], y[train], weight[train]))
+        scores[test] = np.log(inner[-1].predict_proba(X[test]))
+    one = cal.CALIBRATORS[method]().fit(scores, y, sample_weight=weight)
+    expected = np.mean([one.predict_proba(np.log(each.predict_proba(X))) for each in inner], axis=0)
     np.testing.assert_allclose(fitted.predict_proba(X), expected, atol=1e-4)
-    assert len(fitted.calibrated_classifiers_) == 5
+    np.testing.assert_allclose(fitted.predict_log_proba(X), np.log(fitted.predict_proba(X)))
+    assert len(fitted.estimators_) == 5
     np.testing.assert_array_equal(fitted.predict(X), fitted.predict_proba(X).argmax(-1))
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
 
 
+def test_an_ensemble_of_small_folds_is_calibrated(rng):
+    """A fold of 60 examples has 12, too few for a calibrator of its own."""
+    X, y = make_classification(2060, 8, n_informative=4, flip_y=0.3, random_state=2)
+    tree = DecisionTreeClassifier(random_state=0)
+    losses = [
+        log_loss(
+            y[60:],
+            CalibratedClassifier(tree, ensemble=True, method=m, cv=5)
+            .fit(X[:60], y[:60])
+            .predict_proba(X[60:]),
+        )
+        for m in ("none", "auto")
+    ]
+    assert losses[1] < losses[0] - 0.1
+
+
 def test_a_refit_in_the_other_way_forgets(three):
     X, y = three
     model = CalibratedClassifier(method="ts", ensemble=True).fit(X, y)
-    assert not hasattr(model, "estimator_")
+    with pytest.raises(AttributeError, match="no single estimator_"):
+        _ = model.estimator_
     model.set_params(ensemble=False).fit(X, y)
-    assert not hasattr(model, "calibrated_classifiers_")
+    assert model.estimators_ == [model.estimator_]
     expected = CalibratedClassifier(method="ts").fit(X, y).predict_proba(X)
     np.testing.assert_array_equal(model.predict_proba(X), expected)
-    model.set_params(ensemble=True).fit(X, y)
-    assert not hasattr(model, "calibrator_")
 
 
-def test_classes_that_a_fold_lacks_have_no_share_of_it(rng):
+@pytest.mark.filterwarnings("ignore:.*(of 400 examples were scored|have no example)")
+@pytest.mark.parametrize(("method", "kept"), [("ts", 2), ("vector", 1)])
+def test_classes_that_an_estimator_of_an_ensemble_lacks(rng, method, kept):
     logits, labels = drawn(rng, 400, 3)
     labels = np.where(labels == 2, 0, labels)
     labels[:4] = 2
     folds = [(np.arange(4, 400), np.arange(200)), (np.arange(200), np.arange(200, 400))]
-    model = CalibratedClassifier(GaussianNB(), method="ts", ensemble=True, cv=folds)
+    estimator = LogisticRegression()
+    model = CalibratedClassifier(estimator, method=method, ensemble=True, cv=folds)
     probs = model.fit(logits, labels).predict_proba(logits)
     np.testing.assert_array_equal(model.classes_, [0, 1, 2])
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
-    first, second = model.calibrated_classifiers_
-    assert len(first.classes_) == 2
-    np.testing.assert_allclose(probs[:, 2], second.predict_proba(logits)[:, 2] / 2)
+    assert len(model.estimators_) == kept
+    if method == "vector":  # takes no masked classes
+        return
+    scores = [
+        clone(estimator).fit(logits[a], labels[a]).decision_function(logits) for a, _ in folds
+    ]
+    temperature = float(model.calibrator_.temperature_) * model.scale_
+    odds = expit(scores[0] / temperature)
+    first = np.stack([1 - odds, odds, np.zeros(400)], -1)
+    expected = (first + softmax(scores[1] / temperature, -1)) / 2
+    np.testing.assert_allclose(probs, expected, atol=1e-6)
 
 
 def test_a_fitted_estimator_is_no_ensemble(three):

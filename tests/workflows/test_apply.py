@@ -246,6 +246,14 @@ def test_probabilities_before_calibration_are_those_stated(votes, judged):
     assert found.before["ece"].value == pytest.approx(wrong)
 
 
+def test_one_column_as_a_matrix_is_told_apart(tmp_path):
+    halved = TemperatureScaling()
+    halved._set_classes(1)
+    for name in ("probs", "logits"):
+        with pytest.raises(ValueError, match=r"scores \(n, 1\), .* takes \(n,\): .* squeeze"):
+            apply(halved, {name: np.array([[0.9], [0.2]])}, tmp_path / "out.npz")
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_apply_with_features(tmp_path, rng):
     arrays = predictions() | {"features": rng.normal(size=(600, 3)).astype(np.float32)}

@@ -323,6 +323,8 @@ def logits_from_probs(probs: Values, *, tags: bool = False, floor: float = 0.0) 
             "100, and pass other scores as logits"
         )
     one_each = tags or exact.ndim == 1
+    if not one_each:
+        check_columns(exact, "probs")
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
     check_sums(rows, float(info.eps))
     least = floor or max(float(info.tiny) * float(info.eps) / 2, LEAST)
@@ -364,6 +366,16 @@ class Zeros(NamedTuple):
     def floor(self, classes: int) -> float:
         """Return half of the smallest other probability, but less than an equal share."""
         return min(self.smallest, 1 / classes) / 2 if self.negligible else NEGLIGIBLE
+
+
+def check_columns(scores: FloatArray, name: str) -> None:
+    """Raise unless scores are ``(..., classes)``, with two classes or more."""
+    if scores.ndim < 2 or scores.shape[-1] < 2:
+        of_one = "P(y = 1)" if name == "probs" else "log-odds"
+        raise ValueError(
+            f"{name} must be (n,) or (..., classes) with two classes or more, got {scores.shape}: "
+            f"one column of {of_one} goes in as {name}.squeeze(-1)"
+        )
 
 
 def check_sums(probs: FloatArray, eps: float) -> None:

@@ -35,8 +35,7 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
         )
     if rows.ndim == 1:
         rows = np.stack([np.zeros_like(rows) if probs is None else 1 - rows, rows], -1)
-    if rows.ndim < 2 or rows.shape[-1] < 2:
-        raise ValueError(f"{name} must be (..., classes) or (n,), got {tuple(scores.shape)}")
+    checks.check_columns(rows, name)
     if probs is None:
         return np.asarray(softmax(rows, -1)), scores
     checks.check_sums(rows, eps)

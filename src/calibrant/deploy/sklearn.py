@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from calibrant._core import checks
@@ -39,13 +40,11 @@ try:
         check_cv,
     )
     from sklearn.utils import (
-        _safe_indexing,
         check_random_state,
         get_tags,
         metadata_routing,
         validation,
     )
-    from sklearn.utils.metaestimators import _safe_split
     from sklearn.utils.parallel import Parallel, delayed
     from sklearn.utils.validation import check_is_fitted
 
@@ -57,9 +56,6 @@ except ImportError as problem:
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-LEARNED = ("calibrated_classifiers_", "estimator_", "calibrator_", "scale_")
-"""Attributes of a fit, of which an ensemble has the first and others the rest."""
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
@@ -87,8 +83,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Number of stratified folds, or the folds themselves. ``"prefit"`` takes the estimator as
         it is; in pipelines and searches use a ``FrozenEstimator``, since ``clone`` forgets fits.
     ensemble : bool
-        True keeps the estimator of each fold, with a calibrator fitted on its scores of that fold,
-        and averages their probabilities. It makes no difference to a fitted estimator.
+        True keeps the estimators of the folds, in place of one that is fitted on all data, and
+        averages their calibrated probabilities. It makes no difference to a fitted estimator.
     n_jobs : int, optional
         Folds that are fitted at the same time.
     random_state : int, RandomState or None
@@ -97,20 +93,20 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     Attributes
     ----------
+    estimators_ : list of classifiers
+        One, fitted on all data unless it was fitted before, or those of the folds of an ensemble.
     estimator_ : classifier
-        Fitted, on all data unless it was fitted before.
+        The only one; an ensemble has none.
     calibrator_ : Calibrator
-        Fitted; for two classes on one logit, the log-odds of ``classes_[1]``.
-    calibrated_classifiers_ : list of CalibratedClassifier
-        One for each fold, in place of the three attributes ``estimator_``, ``calibrator_`` and
-        ``scale_``, if they are an ensemble.
+        Fitted on the scores of all examples; for two classes on one logit, the log-odds of
+        ``classes_[1]``.
     classes_ : (classes,) array
         Of tags, their numbers.
     scale_ : float
         Divisor of scores: 1, unless those of ``decision_function`` have their best temperature
         outside of [0.05, 20].
     n_features_in_, feature_names_in_
-        Those of ``estimator_``, if it has them.
+        Those of the estimators, if they have them.
 
     Examples
     --------
@@ -126,9 +122,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     0.85
     """
 
-    estimator_: Any
+    estimators_: list[Any]
     calibrator_: Calibrator
-    calibrated_classifiers_: list[CalibratedClassifier]
     classes_: NDArray[Any]
     scale_: float
 
@@ -180,21 +175,19 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if isinstance(self.cv, str) and self.cv != "prefit":
             raise ValueError(f'cv must be folds, their number or "prefit", got {self.cv!r}')
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
+            estimators = [estimator]
             scores = scoring.frozen_scores(estimator, X, y, fit_params)
-            learned = _calibrated_with(calibrator, estimator, X, scores, sample_weight, groups)
         else:
             X, y = validation.indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
-            folds = self._folds(X, y, groups, split)
-            if self.ensemble:
-                learned = self._ensemble(X, y, folds, params, sample_weight, groups)
-            else:
-                estimator, scores = self._cross_fitted(X, y, folds, params)
-                scores = scoring.usable(scores, masks=calibrator.accepts_masked)
-                if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
-                    groups = np.arange(len(y))  # copies of an example stay together
-                learned = _calibrated_with(calibrator, estimator, X, scores, sample_weight, groups)
-        self.__dict__ = {k: v for k, v in vars(self).items() if k not in LEARNED} | learned
+            folds, masks = self._folds(X, y, groups, split), calibrator.accepts_masked
+            estimators, scores = self._cross_fitted(X, y, folds, params, masks=masks)
+            scores = scoring.usable(scores, masks=masks)
+            if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
+                groups = np.arange(len(y))  # copies of an example stay together
+        scale = _fitted_scale(calibrator, estimators[0], X, scores, sample_weight, groups)
+        self.estimators_, self.classes_ = estimators, scores.classes
+        self.calibrator_, self.scale_ = calibrator, scale
         return self
 
     def _calibrator(self, *, multilabel: bool) -> Calibrator:
@@ -241,36 +234,24 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return params, {} if groups is None else {"groups": groups}
 
     def _cross_fitted(
-        self, X: Any, y: NDArray[Any], folds: list[Fold], params: Arguments
-    ) -> tuple[Any, Scores]:
-        """Return the estimator fitted on all data, and the out-of-fold scores of all examples."""
-        estimator = clone(self._estimator()).fit(X, y, **params)
-        classes = scoring.classes_of(estimator, y)
-        parts = Parallel(n_jobs=self.n_jobs)(
-            delayed(scoring.out_of_fold)(clone(self._estimator()), X, y, fold, params, classes)
-            for fold in folds
-        )
-        rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
-        logits, known = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        labels = scoring.labels_of(classes, y)
-        return estimator, Scores(classes, rows, logits, known, labels[rows])
+        self, X: Any, y: NDArray[Any], folds: list[Fold], params: Arguments, *, masks: bool
+    ) -> tuple[list[Any], Scores]:
+        """Return the estimators to keep, and the out-of-fold scores of all examples.
 
-    def _ensemble(
-        self,
-        X: Any,
-        y: NDArray[Any],
-        folds: list[Fold],
-        params: Arguments,
-        sample_weight: FloatArray | None,
-        groups: NDArray[Any] | None,
-    ) -> Arguments:
-        """Return a calibrated classifier for each fold, and the classes of all."""
-        beside = {"sample_weight": sample_weight, "groups": groups}
-        members = Parallel(n_jobs=self.n_jobs)(
-            delayed(_member)(clone(self), clone(self._estimator()), X, y, fold, params, beside)
-            for fold in folds
+        Of an ensemble, those that lack a class are left out, unless ``masks`` are allowed.
+        """
+        whole = [] if self.ensemble else [clone(self._estimator()).fit(X, y, **params)]
+        classes = scoring.classes_of(whole[0] if whole else None, y)
+        score = delayed(partial(scoring.out_of_fold, keep=self.ensemble))
+        parts = Parallel(n_jobs=self.n_jobs)(
+            score(clone(self._estimator()), X, y, fold, params, classes) for fold in folds
         )
-        return {"calibrated_classifiers_": members, "classes_": scoring.classes_of(None, y)}
+        fitted, logits, known = zip(*parts, strict=True)
+        rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
+        labels = scoring.labels_of(classes, y)[rows]
+        scores = Scores(classes, rows, np.concatenate(logits), np.concatenate(known), labels)
+        enough = [y.ndim == 2 or (k.any() if masks else k.all()) for k in known]
+        return whole or [one for one, kept in zip(fitted, enough, strict=True) if kept], scores
 
     def _folds(self, X: Any, y: NDArray[Any], groups: Any, split: Arguments) -> list[Fold]:
         cv = 5 if self.cv is None else self.cv
@@ -289,25 +270,13 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> FloatArray:
         """Return calibrated probabilities ``(n, classes)``, in the order of ``classes_``."""
-        check_is_fitted(self)
-        if "calibrated_classifiers_" not in vars(self):
-            return np.exp(self.predict_log_proba(X))
-        members = self.calibrated_classifiers_
-        probs = np.zeros((validation._num_samples(X), len(self.classes_)))
-        for one in members:
-            at = scoring.positions(self.classes_, one.classes_)
-            probs[:, at] += one.predict_proba(X) / len(members)
-        return probs
+        return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
         """Return logarithms of the calibrated probabilities, without underflow."""
         check_is_fitted(self)
-        if "calibrated_classifiers_" in vars(self):
-            with np.errstate(divide="ignore"):
-                return np.log(self.predict_proba(X))
-        logits = self._calibrated(X)
-        tags = self.calibrator_.multilabel
-        return np.asarray((logsigmoid(logits) if tags else logits.log_softmax(-1)).numpy())
+        logs = [self._log_probs(estimator, X) for estimator in self.estimators_]
+        return np.asarray(np.logaddexp.reduce(logs) - math.log(len(logs)))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable classes; most methods keep the estimator's prediction.
@@ -315,7 +284,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Of tags, 1 for each that is more probable than not.
         """
         probs = self.predict_proba(X)  # first, since it checks that there was a fit
-        if self._first.calibrator_.multilabel:
+        if self.calibrator_.multilabel:
             return (probs > 0.5).astype(int)
         return np.asarray(self.classes_[probs.argmax(-1)])
 
@@ -340,20 +309,30 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Slices
         """
         probs = self.predict_proba(X)  # first, since it checks that there was a fit
-        if self._first.calibrator_.multilabel:
+        if self.calibrator_.multilabel:
             raise ValueError("subgroups need one class per example: take one tag at a time")
         labels = scoring.labels_of(self.classes_, scoring.targets(y))
         data = {"probs": probs, "labels": labels, "class_names": self.classes_.astype(str)}
         metadata = None if issparse(X) else X
         return find_slices(data, metadata=metadata, columns=columns, **options)
 
-    def _calibrated(self, X: Any) -> Tensor:
-        tags = self.calibrator_.multilabel
-        scores = scoring.logits_of(self.estimator_, X, self.classes_, tags=tags)
-        odds = scoring.log_odds(scores)
-        features = X if self.calibrator_.needs_features else None
+    def _log_probs(self, estimator: Any, X: Any) -> FloatArray:
+        tags, features = self.calibrator_.multilabel, None
+        odds = scoring.log_odds(scoring.logits_of(estimator, X, self.classes_, tags=tags))
+        if self.calibrator_.needs_features:
+            features = X
         logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
-        return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
+        if tags:
+            return np.asarray(logsigmoid(logits).numpy())
+        both = torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
+        return np.asarray(both.log_softmax(-1).numpy())
+
+    @property
+    def estimator_(self) -> Any:
+        """The fitted estimator, where it is the only one."""
+        if len(vars(self).get("estimators_", ())) != 1:
+            raise AttributeError("there is no single estimator_: see estimators_ of an ensemble")
+        return self.estimators_[0]
 
     @property
     def _for_tags(self) -> bool:
@@ -363,21 +342,14 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return plain_name(self.method) in {*TAG_CALIBRATORS, *TAG_CALIBRATORS.aliases}
 
     @property
-    def _first(self) -> CalibratedClassifier:
-        """The first classifier of an ensemble, or else this one."""
-        members = vars(self).get("calibrated_classifiers_", [self])
-        first: CalibratedClassifier = members[0]
-        return first
-
-    @property
     def n_features_in_(self) -> int:
         """Number of columns that the estimator was fitted on."""
-        return int(self._first.estimator_.n_features_in_)
+        return int(self.estimators_[0].n_features_in_)
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
         """Names of the columns that the estimator was fitted on."""
-        return np.asarray(self._first.estimator_.feature_names_in_)
+        return np.asarray(self.estimators_[0].feature_names_in_)
 
     def get_metadata_routing(self) -> Any:
         """Return the routes of ``sample_weight``, ``groups`` and other arguments of ``fit``."""
@@ -397,56 +369,32 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return tags
 
 
-def _calibrated_with(
+def _fitted_scale(
     calibrator: Calibrator,
     estimator: Any,
     X: Any,
     scores: Scores,
     sample_weight: FloatArray | None,
     groups: NDArray[Any] | None,
-) -> Arguments:
-    """Fit the calibrator on scores, and return the attributes of a fit."""
+) -> float:
+    """Fit the calibrator on scores of an estimator, and return what they were divided by."""
     weight = None if sample_weight is None else sample_weight[scores.rows]
-    has_scores = hasattr(estimator, "decision_function")
-    same = isinstance(calibrator, (Identity, TagIdentity))
-    floor = 0.0 if has_scores or same else scores.floor(weight)
-    logits = scoring.log_odds(scores.raised(floor).logits if floor else scores.logits)
-    scale = scoring.scale_of(logits, scores.labels, weight) if has_scores and not same else 1.0
     kept = None if groups is None else groups[scores.rows]
+    floor, scale = 0.0, 1.0
+    if isinstance(calibrator, (Identity, TagIdentity)):
+        pass  # probabilities stay as they are
+    elif hasattr(estimator, "decision_function"):
+        scale = scoring.scale_of(scoring.log_odds(scores.logits), scores.labels, weight)
+    else:
+        floor = scores.floor(weight)
+        scores = scores.raised(floor)
     features = None
     if isinstance(calibrator, MetadataCalibrator):
         features = feature_rows(calibrator.metadata_arrays(X), scores.rows)
-    calibrator.fit(
-        logits / scale, scores.labels, features=features, sample_weight=weight, groups=kept
-    )
+    logits = scoring.log_odds(scores.logits) / scale
+    calibrator.fit(logits, scores.labels, features=features, sample_weight=weight, groups=kept)
     calibrator.set_floor(floor)
-    known = {"estimator_": estimator, "classes_": scores.classes}
-    return {**known, "calibrator_": calibrator, "scale_": scale}
-
-
-def _member(
-    template: CalibratedClassifier,
-    estimator: Any,
-    X: Any,
-    y: NDArray[Any],
-    fold: Fold,
-    params: Arguments,
-    beside: Arguments,
-) -> CalibratedClassifier:
-    """Fit an estimator on one part of a fold, and calibrate it on the other."""
-    train, test = fold
-    X_train, y_train = _safe_split(estimator, X, y, train)
-    X_test, y_test = _safe_split(estimator, X, y, test, train)
-    estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
-    known = np.arange(len(y_test))
-    if y.ndim == 1:  # without what it has never seen
-        known = np.flatnonzero(np.isin(y_test, scoring.classes_of(estimator, y_train)))
-    kept = {name: None if v is None else v[test][known] for name, v in beside.items()}
-    member: CalibratedClassifier = template.set_params(
-        estimator=FrozenEstimator(estimator), ensemble=False
-    )
-    member.fit(_safe_indexing(X_test, known), y_test[known], **kept)
-    return member
+    return scale
 
 
 def _is_routing() -> bool:

@@ -36,6 +36,11 @@ def targets(y: Any) -> NDArray[Any]:
         if labels.min() < 0 or labels.max() > 1:
             got = comma_separated(map(str, np.unique(labels)))
             raise ValueError(f"y of tags must be 0 or 1 in each column, got {got}")
+        if len(labels) >= checks.FEW and (labels.sum(1) == 1).all():
+            checks.warn(
+                "y has a single 1 in each row, as one-hot classes have, but its columns count as "
+                "tags: for classes pass y.argmax(1)"
+            )
         return labels
     classes = np.asarray(validation.column_or_1d(y, warn=True))
     validation.assert_all_finite(classes, input_name="y")
@@ -91,18 +96,30 @@ def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments
 
 
 def out_of_fold(
-    estimator: Any, X: Any, y: NDArray[Any], fold: Fold, params: Arguments, classes: NDArray[Any]
-) -> tuple[FloatArray, BoolArray]:
-    """Return the logits of the test part by a fit on the rest, and which of them it knows."""
+    estimator: Any,
+    X: Any,
+    y: NDArray[Any],
+    fold: Fold,
+    params: Arguments,
+    classes: NDArray[Any],
+    *,
+    keep: bool,
+) -> tuple[Any, FloatArray, BoolArray]:
+    """Return a fit on the training part, its logits of the test part, and which of these it knows.
+
+    The fit is None unless it is to be kept: models may be large to send between processes.
+    """
     train, test = fold
     X_train, y_train = _safe_split(estimator, X, y, train)
     X_test, _ = _safe_split(estimator, X, y, test, train)
     fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
     if y.ndim == 2:
         logits = tag_logits(fitted, X_test, len(classes))
-        return logits, np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
-    logits = logits_of(fitted, X_test, classes, tags=False)
-    return logits, ~np.isneginf(logits)
+        known = np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
+    else:
+        logits = logits_of(fitted, X_test, classes, tags=False)
+        known = ~np.isneginf(logits)
+    return fitted if keep else None, logits, known
 
 
 def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:

@@ -199,9 +199,13 @@ def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> N
     """Raise unless a calibrator takes rows of scores of a shape."""
     calibrator.check_logits(torch.zeros(1, *shape, device=calibrator.device))
     if calibrator.one_logit and shape:
+        kind = type(calibrator).__name__
+        if shape == (1,):
+            remedy = "write one column of them as (n,), with squeeze(-1)"
+            raise ValueError(f"{where} has scores (n, 1), but {kind} takes (n,): {remedy}")
         raise ValueError(
-            f"{where} has {math.prod(shape)} scores per row, but this "
-            f"{type(calibrator).__name__} was fitted on one logit per row"
+            f"{where} has {math.prod(shape)} scores per row, but this {kind} was fitted on one "
+            "logit per row"
         )
 
 

@@ -449,3 +449,8 @@ def test_the_folder_of_format_1_itself_loads(tmp_path):
 def test_weights_of_format_1_alone_are_no_artifact(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no artifact"):
         io.load(format_1(tmp_path, header=""))
+
+
+def test_a_device_that_is_not_there(file):
+    with pytest.raises(ValueError, match=r"device 'cuda:99' cannot be used here .*: try cpu"):
+        io.load(file, device="cuda:99")

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from calibrant._core import checks

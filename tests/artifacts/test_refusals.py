@@ -454,3 +454,8 @@ def test_arguments_that_json_cannot_hold_are_not_saved(tmp_path, monkeypatch, sc
     module.scale = scale
     with pytest.raises(ValueError, match="cannot be written to JSON"):
         io.save(module, tmp_path / "held")
+
+
+def test_a_device_that_is_not_there(file):
+    with pytest.raises(ValueError, match=r"device 'cuda:99' cannot be used here .*: try cpu"):
+        io.load(file, device="cuda:99")

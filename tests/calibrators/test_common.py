@@ -300,6 +300,7 @@ def test_state_dict_carries_the_fit(name, calibrator, data, classes):
     other.load_state_dict(calibrator.state_dict())
     assert other.classes == calibrator.classes == classes
     assert other.describe() == calibrator.describe()
+    assert repr(other) == repr(calibrator)
     assert other.learned() == calibrator.learned()
     np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
 

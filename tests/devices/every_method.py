@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,10 @@ def attempts(device, n=4000) -> Iterator[tuple[str, torch.device, float]]:
     weight, bias = torch.randn(10, 32), torch.zeros(10)
     people = {"age": np.arange(n) % 60, "site": np.array(["A", "B", "C"])[np.arange(n) % 3]}
     beside = {"gc": features, "procal": features, "fc": features, "multicalibration": people}
-    methods = {**cal.CALIBRATORS, **{f"tags: {k}": v for k, v in cal.TAG_CALIBRATORS.items()}}
+    methods: dict[str, Any] = {
+        **cal.CALIBRATORS,
+        **{f"tags: {k}": v for k, v in cal.TAG_CALIBRATORS.items()},
+    }
     for name, kind in methods.items():
         options = {"columns": ["age", "site"]} if name == "multicalibration" else {}
         a, b = (tags, applies) if kind.multilabel else (logits, labels)
@@ -28,8 +32,8 @@ def attempts(device, n=4000) -> Iterator[tuple[str, torch.device, float]]:
             a, b = odds, (torch.rand(n) < 0.4).long()
         if name == "fc":
             a = features @ weight.T
-        extra = {"features": beside[name]} if name in beside else {}
-        head = {"head": (weight, bias)} if name == "fc" else {}
+        extra: dict[str, Any] = {"features": beside[name]} if name in beside else {}
+        head: dict[str, Any] = {"head": (weight, bias)} if name == "fc" else {}
         want = kind(**options).fit(a, b, **extra, **head).predict_proba(a, *extra.values())
         extra = {k: v.to(device) if name != "multicalibration" else v for k, v in extra.items()}
         fitted = kind(**options).fit(a.to(device), b.to(device), **extra, **head)

@@ -15,9 +15,14 @@ from calibrant.calibrators import isotonic
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import TemperatureCalibrator
 from calibrant.calibrators.features.multicalibration import Multicalibration
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import (
+    CALIBRATORS,
+    TAG_CALIBRATORS,
+    make_calibrator,
+)
 from tests.support.calibrators import beside, make
 from tests.support.simulate import drawn, drawn_tags
+from tests.support.tensors import tensors
 
 ALL = [*CALIBRATORS, *(f"tags: {name}" for name in TAG_CALIBRATORS)]
 TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
@@ -33,7 +38,7 @@ def name(request):
 def new(name) -> Any:
     kind, _, tag = name.partition("tags: ")
     if kind in ("matrix", "dirichlet"):  # which search for penalties otherwise
-        return CALIBRATORS[kind](off_diagonal=0.01, intercept=0.001)
+        return make_calibrator(kind, {"off_diagonal": 0.01, "intercept": 0.001})
     return TAG_CALIBRATORS[tag]() if tag else make(kind)
 
 
@@ -46,7 +51,7 @@ def data_of(name):
     else:
         classes = 2 if CALIBRATORS[name].two_classes_only else 4
         logits, labels = drawn(rng, 240, classes, temperature=1.8, scale=2.5)
-    return torch.from_numpy(logits).float(), torch.from_numpy(labels)
+    return tensors(logits, labels)
 
 
 def inputs(calibrator, logits):
@@ -227,7 +232,7 @@ def test_log_odds_there(device, name):
     if name.startswith("tags"):
         pytest.skip("tags are never one logit")
     logits, labels = drawn(np.random.default_rng(5), 200, 2, temperature=2.0)
-    odds, labels = torch.from_numpy(logits[:, 1] - logits[:, 0]).float(), torch.from_numpy(labels)
+    odds, labels = tensors(logits[:, 1] - logits[:, 0], labels)
     plain, calibrator = new(name), new(name)
     plain.fit(odds, labels, **beside(plain, odds))
     there = odds.to(device)
@@ -279,17 +284,19 @@ def test_bounds_of_venn_abers_there(device):
 @pytest.mark.parametrize("keeps", [True, False])
 def test_auto_chooses_there_as_it_does_on_the_cpu(device, keeps):
     rng = np.random.default_rng(2)
-    logits, labels = drawn(rng, 700, 4, temperature=1.5, scale=2.5)
+    logits, labels = drawn(rng, 400, 4, temperature=1.5, scale=2.5)
     logits[:, 0] += 2 * (logits[:, 1] > 2)  # so that one temperature is not enough
-    logits, labels = torch.from_numpy(logits).float(), torch.from_numpy(labels)
-    features = torch.from_numpy(rng.normal(size=(700, 4))).float()
-    for options in ({"keep_argmax": keeps}, {"candidates": ("none", "isotonic", "procal")}):
-        plain = cal.Auto(**options).fit(logits, labels, features=features)
-        there = cal.Auto(**options).fit(
+    logits, labels, features = tensors(logits, labels, rng.normal(size=(400, 4)))
+    both: tuple[dict[str, Any], ...] = (
+        {"keep_argmax": keeps, "folds": 2},
+        {"candidates": ("none", "isotonic", "procal"), "folds": 2},
+    )
+    for options in both:
+        plain: Any = cal.Auto(**options).fit(logits, labels, features=features)
+        there: Any = cal.Auto(**options).fit(
             logits.to(device), labels.to(device), features=features.to(device)
         )
         assert places(there) == {device}
-        assert there.chosen_ is not None
         assert there.chosen_.name == plain.chosen_.name
         assert_near(
             there.predict_proba(logits.to(device), features.to(device)),
@@ -313,9 +320,9 @@ def test_metadata_of_subgroups_beside_logits_there(device, rng):
     truth = odds - 2 * ((age < 40) & (site == "B"))
     labels = (rng.random(2000) < 1 / (1 + np.exp(-truth))).astype(int)
     people = {"age": age, "site": site}
-    method = functools.partial(cal.CALIBRATORS["multicalibration"], columns=["age", "site"])
-    plain = method(rounds=10).fit(torch.from_numpy(odds), labels, features=people)
-    there = method(rounds=10).fit(
+    plain, there = (Multicalibration(columns=["age", "site"], rounds=10) for _ in range(2))
+    plain.fit(torch.from_numpy(odds), labels, features=people)
+    there.fit(
         torch.from_numpy(odds).to(device), torch.from_numpy(labels).to(device), features=people
     )
     assert places(there) == {device}

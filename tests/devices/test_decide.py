@@ -10,14 +10,14 @@ import calibrant as cal
 from calibrant import decide
 from calibrant.decide import DecisionRule, PriorCorrection
 from tests.support.simulate import drawn
+from tests.support.tensors import tensors
 
 OLD, NEW = [0.25] * 4, [0.4, 0.3, 0.2, 0.1]
 
 
 @pytest.fixture
 def data():
-    logits, labels = drawn(np.random.default_rng(6), 1500, 4, scale=4.0)
-    return torch.from_numpy(logits).float(), torch.from_numpy(labels)
+    return tensors(*drawn(np.random.default_rng(6), 1500, 4, scale=4.0))
 
 
 def test_a_threshold(data, device):

@@ -1,5 +1,7 @@
 """Temperature heads from a language model on a device to its calibrated generations."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,7 +30,7 @@ def test_a_table_collected_there_is_that_of_the_cpu(documents, device, tmp_path)
 def test_a_head_attached_there_scales_as_on_the_cpu(kind, documents, device, tmp_path):
     model = tiny_model()
     table = collect(model, documents, tmp_path / "table", batch=64, prompts=True)
-    options = {"epochs": 2, "keep_always": kind != "global", "device": device}
+    options: dict[str, Any] = {"epochs": 2, "keep_always": kind != "global", "device": device}
     fitted = fit_head(table, kind, "nll", **options)
     assert {p.device for p in fitted.head.parameters()} == {torch.device("cpu")}
     how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}

@@ -1,5 +1,7 @@
 """Temperature heads of language models on a device."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -42,7 +44,7 @@ def test_every_head_computes_there(kind, device):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head_is_trained_there(kind, device, tmp_path):
-    options = {"epochs": 2, "batch": 512, "keep_always": True}
+    options: dict[str, Any] = {"epochs": 2, "batch": 512, "keep_always": True}
     plain = fit_head(table(), kind, "nll", **options)
     fitted = fit_head(table(), kind, "nll", **options, device=device)
     assert {p.device for p in fitted.head.parameters()} == {torch.device("cpu")}

@@ -1,5 +1,7 @@
 """MaC-Cal trains on the device of its features, and answers on that of its input."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ def data():
     return torch.from_numpy(features), torch.from_numpy(labels)
 
 
-QUICK = {"bottleneck": 16, "epochs": 4, "batch_size": 32, "rate": 0.02, "step": 0.0}
+QUICK: dict[str, Any] = {"bottleneck": 16, "epochs": 4, "batch_size": 32, "rate": 0.02, "step": 0.0}
 
 
 def places(module):

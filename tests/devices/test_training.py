@@ -12,6 +12,7 @@ import calibrant as cal
 from calibrant.losses import LOSSES
 from tests.support.losses import made
 from tests.support.simulate import drawn
+from tests.support.tensors import tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -40,8 +41,7 @@ def data(cuda):
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 5, 512)
     inputs = rng.normal(size=(512, 16)) + 2 * np.eye(5, 16)[labels]
-    inputs, labels = torch.from_numpy(inputs).float(), torch.from_numpy(labels)
-    return inputs.to(cuda), labels.to(cuda), torch.arange(512, device=cuda)
+    return [x.to(cuda) for x in tensors(inputs, labels, np.arange(512))]
 
 
 def trained(model, loss, batches, dtype=None, steps=20):
@@ -107,7 +107,7 @@ METHODS = [name for name, kind in cal.CALIBRATORS.items() if not kind.needs_feat
 def test_a_compiled_calibrator_is_one_graph_and_the_same(name, cuda):
     kind = cal.CALIBRATORS[name]
     logits, labels = drawn(np.random.default_rng(0), 2000, 2 if kind.two_classes_only else 6, 1.7)
-    there, targets = torch.from_numpy(logits).float().to(cuda), torch.from_numpy(labels).to(cuda)
+    there, targets = (x.to(cuda) for x in tensors(logits, labels))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         calibrator = kind().fit(there, targets)

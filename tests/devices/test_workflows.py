@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import calibrant as cal
 from tests.support.simulate import drawn
+from tests.support.tensors import tensors
 
 METHODS = ["none", "ts", "vector"]
 
 
 def examples():
     logits, labels = drawn(np.random.default_rng(8), 600, 4, temperature=1.7)
-    return {"logits": torch.from_numpy(logits).float(), "labels": torch.from_numpy(labels)}
+    return dict(zip(("logits", "labels"), tensors(logits, labels), strict=True))
 
 
 def probabilities(calibrator):
@@ -46,15 +46,15 @@ def applied(data, calibrator, tmp_path):
 WORK: dict[str, Any] = {
     "evaluate": lambda d, c, _: ece(cal.evaluate(d["logits"], d["labels"], level=None)),
     "compare": lambda d, c, _: [
-        row.evaluation["ece"].value
-        for row in cal.compare(d["logits"], d["labels"], methods=METHODS, level=None).rows
+        ece(evaluation)
+        for evaluation in cal.compare(
+            d["logits"], d["labels"], methods=METHODS, level=None
+        ).measured.values()
     ],
-    "report": lambda d, c, _: (
-        cal.report(d["logits"], d["labels"], methods=METHODS, level=None)
-        .subjects[0]
-        .evaluation["ece"]
-        .value
-    ),
+    "report": lambda d, c, _: [
+        ece(subject.evaluation)
+        for subject in cal.report(d["logits"], d["labels"], methods=METHODS, level=None).subjects
+    ],
     "fit": lambda d, c, _: probabilities(cal.fit(d, "vector")),
     "cross_fit": lambda d, c, _: ece(cal.cross_fit(d, "ts", level=None).effect.after),
     "effect": lambda d, c, _: ece(cal.effect(c, d, level=None).after),

@@ -56,6 +56,18 @@ def test_a_file_whose_name_says_little_has_its_folder(tmp_path):
     assert names(str(tmp_path / "resnet" / "predictions.npz")) == ["resnet/predictions"]
 
 
+def test_logits_and_labels_are_one_set():
+    data = drawn(50)
+    assert names(data["logits"], data["labels"]) == ["predictions"]
+    mapped, plain = (
+        cal.report(*form, **QUICK).subjects[0].evaluation["ece"]
+        for form in ((data,), (data["logits"].tolist(), data["labels"]))
+    )
+    assert plain == mapped
+    with pytest.raises(TypeError, match="labels go with logits"):
+        cal.report(data, data["labels"])
+
+
 def test_a_mapping_of_arrays_is_one_set():
     assert names(drawn(50)) == ["predictions"]
     assert names({f"test_{key}": v for key, v in drawn(50).items()}) == ["predictions"]

@@ -31,7 +31,7 @@ CPU, PLACES = torch.device("cpu"), (PRETENDED, WITHOUT_FLOAT64)
 class PretendedTensor(Tensor):
     """A tensor on the CPU that says it is elsewhere."""
 
-    inner: Tensor
+    on_cpu: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor, device: torch.device) -> PretendedTensor:
@@ -50,21 +50,21 @@ class PretendedTensor(Tensor):
                 device=device,
                 requires_grad=inner.requires_grad,
             )
-        made.inner = inner
+        made.on_cpu = inner
         return made  # type: ignore[no-any-return]
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
         return False
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"{self.inner!r} on {self.device}"
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{self.on_cpu!r} on {self.device}"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=self.device, **options)
+    def new_tensor(self, data: Any, dtype: Any = None, **options: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=dtype or self.dtype, **{"device": self.device, **options})
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError(
@@ -79,7 +79,7 @@ class PretendedTensor(Tensor):
         return self.numpy()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return computed(func, args, kwargs or {})
 
 
@@ -115,7 +115,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def inner_of(value: Any) -> Any:
-    return value.inner if isinstance(value, PretendedTensor) else value
+    return value.on_cpu if isinstance(value, PretendedTensor) else value
 
 
 def check_places(func: Any, args: Any, tensors: list[Tensor]) -> None:

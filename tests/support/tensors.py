@@ -1,4 +1,6 @@
-"""What torch computes while a test looks on."""
+"""Arrays as tensors, and what torch computes while a test looks on."""
+
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,3 +17,9 @@ class Largest(TorchFunctionMode):
             if isinstance(each, torch.Tensor):
                 self.size = max(self.size, each.numel())
         return out
+
+
+def tensors(*arrays) -> Any:
+    """Arrays as tensors, floats in single precision."""
+    made = (torch.from_numpy(array) for array in arrays)
+    return [x.float() if x.is_floating_point() else x for x in made]

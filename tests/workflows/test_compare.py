@@ -370,6 +370,23 @@ def test_wrong_data_are_no_fault_of_a_method(both, tmp_path, name, fault):
         compare(path, methods={"x": Shift()})
 
 
+def test_logits_and_labels_are_compared_as_a_mapping_of_them(rng):
+    logits, labels = drawn(rng, 400, 4, temperature=1.5)
+    expected = compare({"logits": logits, "labels": labels}, methods=["ts"], level=None)
+    for arrays in ((logits, labels), (torch.from_numpy(logits), labels.tolist())):
+        found = compare(*arrays, methods=["ts"], level=None)
+        assert figures(found.rows) == figures(expected.rows)
+    for data in ("p.npz", {"logits": logits, "labels": labels}):
+        with pytest.raises(
+            TypeError, match=r"has its own: leave them out, .* by name, as in methods"
+        ):
+            compare(data, ["ts"])
+    weight = rng.uniform(0.5, 2, 400)
+    expected = compare({"logits": logits, "labels": labels}, methods=["ts"], sample_weight=weight)
+    found = compare(logits, labels, methods=["ts"], sample_weight=torch.from_numpy(weight))
+    assert figures(found.rows) == figures(expected.rows)
+
+
 def test_arrays_are_compared_as_a_file_of_them(both):
     path, val, test = both
     arrays = {

@@ -63,8 +63,9 @@ C = TypeVar("C", bound="Calibrator")
 
 def brought(features: Tensor | None, logits: Tensor) -> Tensor | None:
     """Return features on the device of the logits."""
-    there = features is None or features.device == logits.device
-    return features if there else features.to(logits.device)
+    if features is None or features.device == logits.device:  # a graph has no move then
+        return features
+    return features.to(logits.device)
 
 
 def feature_rows(features: Any, rows: Any = None) -> Any:

@@ -19,11 +19,16 @@ STALE = 3600.0  # age in seconds of a temporary file that a killed process left 
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary name next to ``target`` that takes its place unless an error occurs.
 
-    What killed writers left there is removed when nothing was written to it for an hour.
+    A file that is replaced keeps its permissions, and nobody else reads the new one meanwhile. What
+    killed writers left there is removed when nothing was written to it for an hour.
     """
     temporary = _temporary_name(target)
     try:
+        if target.is_file():
+            temporary.touch(0o600)
         yield temporary
+        if target.is_file():
+            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -219,6 +219,8 @@ class Monitor:
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
         confidences, classes = predictions.top_predictions(self.calibrator, scores, features)
+        if keys:
+            self._seen.check_comparable("ids")
         self._set_classes(predictions.class_count(scores))
         self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
@@ -236,7 +238,6 @@ class Monitor:
         if self._classes:
             checks.check_labels(targets, self._classes)
         self._check_open(window)
-        self._seen.check_comparable("ids")
         matched, pairs = self._pending.matched(keys, targets)
         delivery = Delivery.of_pairs(pairs, matched)
         known = self._seen.recognise(delivery.examples)

@@ -4,9 +4,9 @@ With ids, two examples are the same if their ids are. Without, their scores tell
 also be equal by chance, as those of a model that has few different outputs. So a delivery is
 compared with each window as a whole. The two share examples if they hold the same scores equally
 often, or if too many scores are in both. For this test, look at the scores that occur twice in the
-two together. If both were drawn independently, such a score occurs in them as two Poisson
-variables that add up to two, and it is in both with a probability of at most 1/2. So the number of
-scores that are in both is at most binomial, whatever the scores are and however they drift.
+two together. If these, with a and b examples, were drawn independently, such a score would be in
+both with a probability of 2 a b / (a + b)^2, and the number of those in both is binomial. After a
+drift that probability may be larger, up to 1/2, but no more than that for equal sizes.
 
 An example that is left out although it was new costs power, but no false alarms: the decision does
 not depend on its outcome.
@@ -27,10 +27,6 @@ from calibrant.monitor.deliveries import ODD, Examples, Keys, View
 
 MANY = 0.1
 """Share of examples with the scores of others from which a report says so."""
-SMALL = 100
-"""Examples below which windows are compared together: alone they could not share enough."""
-DRIFT = 2.0
-"""Factor by which scores may become more frequent, and still not be taken for the same."""
 DOUBT = 0.01
 """Probability with which a new delivery is taken for one that shares examples with a window."""
 
@@ -103,8 +99,9 @@ class SeenExamples:
         self.check_comparable(came.by)
         if came.by == "ids" and np.unique(came.keys).size < len(came):
             raise ValueError("ids must differ within a delivery: number the examples")
-        for number in self._sharing(came):
-            seen = self.windows[number]
+        for number, seen in self.windows.items():
+            if not share(came, seen, DOUBT / len(self.windows)):
+                continue
             for examples, places in matches(came, seen, new):
                 new[examples] = False
                 labelled, counted = came.labelled[examples], seen.labelled[places]
@@ -112,16 +109,6 @@ class SeenExamples:
                 if (joins := labelled & ~counted).any():
                     late.append(Late(number, examples[joins], places[joins]))
         return Known(new, late, again)
-
-    def _sharing(self, came: Examples) -> list[int]:
-        """Return the windows with which a delivery shares examples, the surest first."""
-        doubt, windows = DOUBT / max(1, len(self.windows)), self.windows.items()
-        alone = [number for number, seen in windows if share(came, seen, doubt)]
-        small = [seen for number, seen in windows if len(seen) < SMALL]
-        if not small or not share(came, Examples.joined(small), DOUBT):
-            return alone
-        some = [n for n, seen in windows if len(seen) < SMALL and share(came, seen, 1.0)]
-        return [*alone, *(number for number in some if number not in alone)]
 
     def check_comparable(self, by: str) -> None:
         """Raise if the examples so far are recognised by something else."""
@@ -210,8 +197,7 @@ def _share_scores(one: View, other: View, doubt: float) -> bool:
         return bool(mine.sum() > 1)
     shared = np.sum((mine == 1) & (theirs == 1))
     within = np.sum(other.counts[~both] == 2) + np.sum(one.counts == 2) - np.sum(mine == 2)
-    ratio = min(1.0, DRIFT * min(len(one), len(other)) / max(len(one), len(other)))
-    by_chance = 2 * ratio / (1 + ratio) ** 2
+    by_chance = 2 * len(one) * len(other) / (len(one) + len(other)) ** 2
     return bool(shared and bdtrc(shared - 1, shared + within, by_chance) < doubt)
 
 
@@ -220,10 +206,10 @@ def matched(
 ) -> tuple[IntArray, IntArray]:
     """Return the places of the same examples in two lists.
 
-    Of several with one key, those with one label are matched first, and then labelled ones.
+    Of several with one key, those with one label are matched first.
     """
     i, j = _paired(_mixed(keys, labels), _mixed(others, other_labels))
-    k, m = _labelled_first(labels, i), _labelled_first(other_labels, j)
+    k, m = np.setdiff1d(np.arange(len(keys)), i), np.setdiff1d(np.arange(len(others)), j)
     more, other_more = _paired(keys[k], others[m])
     return np.concatenate([i, k[more]]), np.concatenate([j, m[other_more]])
 
@@ -247,12 +233,6 @@ def _occurrences(keys: Keys) -> IntArray:
     numbers = np.empty(keys.size, np.int64)
     numbers[order] = np.arange(keys.size) - np.repeat(first, counts)
     return numbers
-
-
-def _labelled_first(labels: IntArray, without: IntArray) -> IntArray:
-    """Return the other places, those of labelled examples first."""
-    order = np.argsort(labels == IGNORED, kind="stable")
-    return order[~np.isin(order, without)]
 
 
 def _text(values: NDArray[Any], dtype: str) -> str:

@@ -303,10 +303,11 @@ def test_monitors_go_on_after_a_load(tmp_path):
     calibrator = TemperatureScaling().fit(logits, labels)
     whole, watch = (Monitor(calibrator, window=50, keep=4) for _ in range(2))
     for each in (whole, watch):
-        each.update(logits[:300], labels[:300]).predicted(["é", 7], logits[:2])
+        each.update(logits[:300], labels[:300], ids=range(10, 310))
+        each.predicted(["é", 7], logits[:2])
     io.save(watch, tmp_path / "watch.json")
     again = io.load(tmp_path / "watch.json", Monitor).resume(calibrator)
     for each in (whole, again):
-        each.update(logits[300:], labels[300:])
+        each.update(logits[300:], labels[300:], ids=range(310, 610))
     assert again.report().to_dict() == whole.report().to_dict()
     assert again.state() == whole.state()

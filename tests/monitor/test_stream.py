@@ -74,7 +74,15 @@ def test_a_bad_reference():
         (lambda w: w.update([[1.0, 0.0]], [2]), ValueError, r"labels must be in \[0, 2\)"),
         (lambda w: w.update([[1.0, np.nan]], [0]), ValueError, "row 0 has NaN"),
         (lambda w: w.update([[1.0, 0.0]], [0, 1]), ValueError, "one row of logits is wanted"),
-        (lambda w: w.update([[1.0, 0.0, 0.0]], [0]), ValueError, "same classes: 2 so far, now 3"),
+        (
+            lambda w: w.update([[1.0, 0.0, 0.0]], [0], ids=["p"]),
+            ValueError,
+            "same classes: 2 so far, now 3",
+        ),
+        (lambda w: w.update([[1.0, 0.0]], [0]), ValueError, "by their ids, got logits: pass ids"),
+        (lambda w: w.update([[1.0, 0.0]], [0], ids=["p", "q"]), ValueError, "one id per row"),
+        (lambda w: w.update([[1.0, 0.0]] * 2, [0, 0], ids=[7, "7"]), ValueError, "must differ"),
+        (lambda w: w.update([[1.0, 0.0]], [0], ids=[7.0]), TypeError, "whole numbers or text"),
         (lambda w: w.update([[1.0, 0.0]], [0], window=1.5), TypeError, "whole number or a date"),
         (lambda w: w.update([[1.0, 0.0]], [0], window=-3), ValueError, "is before the first"),
         (lambda w: w.observe([0.5], [2]), ValueError, "outcome must be 0 or 1"),
@@ -92,7 +100,7 @@ def test_a_bad_reference():
     ],
 )
 def test_bad_input_leaves_no_trace(call, kind, message):
-    watch = Monitor().update([[2.0, 0.0], [0.0, 1.0]], [0, 0])
+    watch = Monitor().update([[2.0, 0.0], [0.0, 1.0]], [0, 0], ids=["first", "second"])
     watch.predicted(["waits"], [[1.0, 0.0]])
     before = json.dumps(watch.state())
     with pytest.raises(kind, match=message):
@@ -154,13 +162,14 @@ def test_merge_of_pending_and_counts():
     two.predicted(["b", "c", "d"], row * 3)
     one.labelled(["unheard"], [0])
     two.labelled(["unheard", "of"], [0, 1])
-    one.update(row, [-100])
-    two.update(row, [-100])
+    one.update(row, [-100], ids=[1])
+    two.update(row, [-100], ids=[2])
     counts = one.merge(two).report().counts
-    assert counts == {"pending": 3, "dropped": 1, "repeated": 1, "unknown": 3, "ignored": 2}
+    counted = {"pending": 3, "dropped": 1, "repeated": 1, "unknown": 3, "ignored": 2}
+    assert {key: number for key, number in counts.items() if number} == counted
     assert one.labelled(["a", "b", "c", "d"], [0, 0, 0, 0]) == 3  # a was the oldest
     with pytest.raises(ValueError, match="same classes: 2 so far"):
-        Monitor().merge(two).update([[1.0, 0.0, 0.0]], [0])
+        Monitor().merge(two).update([[1.0, 0.0, 0.0]], [0], ids=["e"])
 
 
 def test_merge_with_summed_up_windows(rng):
@@ -247,14 +256,14 @@ def test_saved_state_continues(rng, tmp_path):
         Monitor(window=50, tolerance=0.01, keep=4, bins=12, reference=reference) for _ in range(2)
     )
     for watch in (whole, saved):
-        watch.update(logits[:300], labels[:300])
+        watch.update(logits[:300], labels[:300], ids=range(2, 302))
         watch.predicted([1, "1", "x"], logits[:3])
     cal.save(saved, tmp_path / "state.json")
     saved = pickle.loads(pickle.dumps(cal.load(tmp_path / "state.json")))
     assert saved.report().to_dict() == whole.report().to_dict()
     for watch in (whole, saved):
         watch.labelled(["1", "y"], labels[1:3])
-        watch.update(logits[300:], labels[300:])
+        watch.update(logits[300:], labels[300:], ids=range(302, 602))
     assert saved.report().to_dict() == whole.report().to_dict()
     assert saved._form() == whole._form()
     assert saved.state() == whole.state()
@@ -265,7 +274,7 @@ def test_state_knows_its_calibrator(rng, tmp_path):
     fitted = TemperatureScaling().fit(logits, labels)
     path = tmp_path / "state.json"
     cal.save(Monitor(fitted).update(logits, labels), path)
-    again = cal.load(path).resume(fitted).update(logits, labels)
+    again = cal.load(path).resume(fitted).update(*drawn(rng, 500, 3, 1.5))
     assert again.seen == 1000
     alone = cal.load(path)
     assert alone.report().n == 500
@@ -293,7 +302,12 @@ def test_state_knows_its_calibrator(rng, tmp_path):
         lambda state: state["windows"][0].update(count=[1, 2]),
         lambda state: state["windows"][0].update(bins=[99]),
         lambda state: state.update(alarm={"window": "1"}),
-        lambda state: state.update(files=[1]),
+        lambda state: state.update(seen=[1]),
+        lambda state: state["seen"].update(by="nothing", windows=[[1, "", ""]]),
+        lambda state: state["seen"].update(by="logits", windows=[[1, "AAAAAAAAAAA=", ""]]),
+        lambda state: state["seen"].update(by="logits", windows=[[1, "AAAAAAAAAAA=", "AAAA/w=="]]),
+        lambda state: state["seen"].update(by="logits", windows=[["1", "", ""]]),
+        lambda state: state["seen"].update(by="logits", windows=[[1, "?", "AAAAAA=="]]),
         lambda state: state.update(waiting=[["a", 10**400, 1]]),
         lambda state: state.update(waiting=[["a", 1.5, 1]]),
         lambda state: state.update(waiting=[["a", 0.5, -1]]),
@@ -319,7 +333,7 @@ def test_state_knows_its_calibrator(rng, tmp_path):
         lambda state: state.update(
             windows=[], alarm={"window": "1", "examples": 3, "e_value": 30.0}
         ),
-        lambda state: state.update(files={"a": ["inf"]}),
+        lambda state: state["counts"].update(late=-1),
     ],
 )
 def test_damaged_state(rng, tmp_path, damage):
@@ -336,18 +350,19 @@ def test_damaged_state(rng, tmp_path, damage):
 
 def test_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
     monkeypatch.setattr(dataset, "CHUNK", 40)
-    logits, labels = drawn(rng, 90, 4)
-    labels[5] = -100
-    probs = torch.softmax(torch.from_numpy(logits), -1).numpy()
-    save_predictions(tmp_path / "a.npz", {"logits": logits, "labels": labels})
-    save_predictions(tmp_path / "b.npz", {"test_probs": probs, "test_labels": labels})
+    logits, labels = drawn(rng, 180, 4)
+    labels[[5, 95]] = -100
+    first, last = slice(90), slice(90, 180)
+    save_predictions(tmp_path / "a.npz", {"logits": logits[first], "labels": labels[first]})
+    splits = {"test_logits": logits[last], "test_labels": labels[last]}
+    save_predictions(tmp_path / "b.npz", splits)
     done = []
     watch = Monitor().update_file(tmp_path / "a.npz", progress=lambda *at: done.append(at))
     with ThreadPoolExecutor(1) as pool:
         watch.update_file(tmp_path / "b.npz", split="test", name="b", executor=pool)
     wanted = Monitor()
-    for k in (1, 2):
-        wanted.update(logits, labels, window=k)
+    for k, part in enumerate((first, last), 1):
+        wanted.update(logits[part], labels[part], window=k)
     assert same(watch, wanted)
     assert done[-1] == (90, 90)
     found = watch.report()
@@ -383,7 +398,7 @@ def test_what_is_in_both_monitors_is_not_counted_twice(rng, tmp_path):
     watch.merge(worker)
     seen = watch.seen
     for other in (worker, watch.like().update_file(yesterday)):
-        with pytest.raises(ValueError, match="1 files are in both monitors"):
+        with pytest.raises(ValueError, match="90 examples are in both monitors"):
             watch.merge(other)
     assert watch.seen == seen
 
@@ -415,9 +430,11 @@ def test_repeated_file_of_a_shared_window(rng, tmp_path):
 
 def test_files_with_equal_counts(tmp_path):
     file, watch = tmp_path / "today.npz", Monitor()
-    for day, odds in enumerate((3.0, 3.0001, 3.0002), 1):
-        save_predictions(file, {"logits": [[odds, 0.0]], "labels": [0]})
-        assert watch.update_file(file).seen == day
+    for day, odds in enumerate((3.3, 3.3001, 3.3002), 1):
+        save_predictions(file, {"logits": [[odds, 0.0], [0.0, odds]], "labels": [0, 0]})
+        assert watch.update_file(file).seen == 2 * day
+    names = [row["window"] for row in watch.report().windows]
+    assert names == [str(file), f"{file} (2)", f"{file} (3)"]
     with pytest.warns(UserWarning, match="is in the stream already"):
         watch.update_file(file)
 
@@ -428,32 +445,6 @@ def test_files_with_the_same_sums(tmp_path):
     for day, logits in enumerate(([[3.0, 0.0]], [[4.0, 1.0]]), 1):
         save_predictions(tmp_path / f"{day}.npz", {"logits": logits, "labels": [0]})
         assert watch.update_file(tmp_path / f"{day}.npz").seen == day
-
-
-def test_repeated_file_of_an_early_state(rng, tmp_path):
-    """Early states know a file by its name and sums, as another machine may add them up."""
-    file = day_file(rng, tmp_path / "a.npz")
-    state = Monitor().update_file(file).state()
-    (window,) = Monitor.from_state(state).windows.values()
-    state["files"] = {window.digest(): [float(window.claimed.sum()) * (1 + 1e-13)]}
-    watch = Monitor.from_state(state)
-    with pytest.warns(UserWarning, match="is in the stream already"):
-        assert watch.update_file(file).seen == 90
-
-
-def test_early_state_without_a_list_of_files(rng, tmp_path):
-    files = [day_file(rng, tmp_path / f"{day}.npz") for day in range(3)]
-    watch = Monitor(keep=2)
-    for file in files:
-        watch.update_file(file)
-    state = watch.state()
-    del state["files"], state["dated"]
-    old = Monitor.from_state(json.loads(json.dumps(state)))
-    assert old.report().to_dict() == watch.report().to_dict()
-    for file in files[1:]:
-        with pytest.warns(UserWarning, match="is in the stream already"):
-            old.update_file(file)
-    assert old.seen == 270
 
 
 def test_file_without_labels(rng, tmp_path):

@@ -220,7 +220,7 @@ def test_monitors_and_reports_of_good_shards(tmp_path, run):
     folder, good = tmp_path / "run", tmp_path / "good.npz"
     folder.mkdir()
     write_bad_shards(folder)
-    np.savez(good, **ARRAYS)
+    np.savez(good, **{**ARRAYS, "logits": ARRAYS["logits"] + 1})
     (tmp_path / "bad.npz").write_bytes(b"PK")
     files = (folder, tmp_path / "bad.npz", good)
     code, _, err = run("monitor", *files, "--json")

@@ -20,13 +20,18 @@ LONGEST = 255  # bytes of a name that common file systems take
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary name next to ``target`` that takes its place unless an error occurs.
 
-    If ``target`` is a link, what it points to is replaced, as by ``open``. What killed writers left
+    If ``target`` is a link, what it points to is replaced, as by ``open``. A file that is replaced
+    keeps its permissions, and nobody else reads the new one meanwhile. What killed writers left
     there is removed when nothing was written to it for an hour.
     """
     target = _behind_link(target)
     temporary = _temporary_name(target)
     try:
+        if target.is_file():
+            temporary.touch(0o600)
         yield temporary
+        if target.is_file():
+            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     help="Split of each file; several are several windows.  [default: test, else the plain arrays]",
 )
 @click.option(
+    "--ids",
+    metavar="COLUMN",
+    help="Recognise examples that come again by this column.  [default: by their scores]",
+)
+@click.option(
     "--state",
     metavar="FILE",
     help="Go on from this file where it exists, and write it anew; another run waits.",
@@ -74,6 +79,7 @@ def monitor(
     files: tuple[str, ...],
     folder: str | None,
     splits: tuple[str, ...],
+    ids: str | None,
     state: str | None,
     reference: str | None,
     reference_split: str | None,
@@ -93,6 +99,9 @@ def monitor(
     when the e-value, the evidence against calibration that starts at 1, reaches 1 / --false-alarms.
     While the model has not drifted, the probability of an alarm, ever, is at most --false-alarms,
     however many files follow. Without FILES the state is reported.
+
+    Each label counts once. Files may come again, in another order or precision, in shards or with
+    more labels: a label that was -100 so far joins the window of its example.
 
     \b
     Examples:
@@ -130,7 +139,7 @@ def monitor(
             )
         for data in engine.opened_each(_expanded(files), skip_bad, work):
             for split in splits or (None,):
-                watch.update_file(data, split=split, estimator=estimator, **work._asdict())
+                watch.update_file(data, split=split, ids=ids, estimator=estimator, **work._asdict())
         if state is not None and files:
             save(watch, state)
     report = watch.report()

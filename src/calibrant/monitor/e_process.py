@@ -18,12 +18,11 @@ See Ramdas et al. (2023), "Game-theoretic statistics and safe anytime-valid infe
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,11 +134,6 @@ class Window:
         """Logarithm of the factor of each bet, ``(tilts, bins)``."""
         return np.asarray(TILTS[:, None] * self.right - self.cumulant)
 
-    def digest(self) -> str:
-        """Identity of the window of a file in early states, which rounding cannot change."""
-        values = [self.name, self.count.tolist(), self.right.tolist()]
-        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
-
     def state(self) -> dict[str, Any]:
         """The window for JSON; bins without examples are left out."""
         filled = np.flatnonzero(self.count)
@@ -191,9 +185,9 @@ class Tolerated:
         (confidence, outcome), bins = pairs, self.gaps.shape[1]
         index = bin_index(confidence, uniform_edges(bins))
         low, high = self.accuracy(confidence, index)
-        costs = [np.log1p((high if tilt > 0 else low) * np.expm1(tilt)) for tilt in TILTS]
+        costs = (np.log1p((high if tilt > 0 else low) * np.expm1(tilt)) for tilt in TILTS)
         count = np.bincount(index, minlength=bins)
-        sums: list[Any] = [np.bincount(index, x, bins) for x in (outcome, confidence, *costs)]
+        sums: list[Any] = [np.bincount(index, x, bins) for x in chain((outcome, confidence), costs)]
         right, claimed, *cumulant = sums
         return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
 
@@ -237,6 +231,10 @@ class Windows:
         """Place of a window in the stream, from 1."""
         assert self.first is not None
         return number - self.first + 1
+
+    def is_open(self, number: int) -> bool:
+        """Return True unless a window lies before the stream or among those summed up."""
+        return self.first is None or self.position(number) > self.summed.position
 
     def put(self, window: Window) -> None:
         """Add to the window of a number, and sum up the oldest windows beyond those to keep."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from torch import Tensor
@@ -21,22 +20,8 @@ from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs, reduce_examples
-from calibrant.monitor.e_process import Tolerated, Window
 
 Id = int | str
-
-
-def shard_sums(
-    calibrator: Calibrator | None, tolerated: Tolerated, chunks: Iterator[Chunk]
-) -> tuple[list[tuple[Window, int]], str]:
-    """Return sums of each chunk of a shard with its number of ignored labels, and a digest."""
-    sums, logits, labels = [], hashlib.sha256(), hashlib.sha256()
-    for chunk in chunks:
-        pairs = chunk_pairs(calibrator, chunk)
-        sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
-        logits.update(np.ascontiguousarray(chunk.logits).data)
-        labels.update(chunk.labels.astype(np.int64, order="C").data)
-    return sums, logits.hexdigest() + labels.hexdigest()
 
 
 def chunk_pairs(calibrator: Calibrator | None, chunk: Chunk) -> Pairs:
@@ -102,7 +87,11 @@ class PendingPredictions:
 
     def match(self, ids: Iterable[Id], labels: IntArray) -> Pairs:
         """Remove the predictions whose labels have come, and return their pairs."""
-        pairs = []
+        return self.matched(ids, labels)[1]
+
+    def matched(self, ids: Iterable[Id], labels: IntArray) -> tuple[list[Id], Pairs]:
+        """Remove the predictions whose labels have come, and return their ids and pairs."""
+        names, pairs = [], []
         for key, label in zip(ids, labels.tolist(), strict=True):
             prediction = self.waiting.pop(key, None)
             if prediction is None:
@@ -110,9 +99,10 @@ class PendingPredictions:
             elif label == IGNORED:
                 self.counts["ignored"] += 1
             else:
+                names.append(key)
                 pairs.append((prediction[0], prediction[1] == label))
         confidence, outcome = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        return Pairs(confidence, outcome > 0)
+        return names, Pairs(confidence, outcome > 0)
 
     def merge(self, other: PendingPredictions) -> None:
         """Add the predictions and counts of another worker."""

@@ -51,10 +51,9 @@ def reference_bins(
     chosen = as_dataset(data).split(split, TEST_SPLITS)
     if chosen.domain != "logits":
         raise ValueError(f"{chosen.path} has probs; a reference needs logits")
-    columns = monitored_columns(calibrator)
     work = chosen.walk(
         partial(_filled, calibrator, bins),
-        *columns,
+        *("logits", "labels", *input_names(calibrator)),
         rows=chosen.chunk_rows,
         executor=executor,
         progress=progress,
@@ -75,11 +74,6 @@ def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
             "pass the same bins to both"
         )
     return reference
-
-
-def monitored_columns(calibrator: Calibrator | None) -> list[str]:
-    """Return the columns of a split that a monitor reads."""
-    return ["logits", "labels", *input_names(calibrator)]
 
 
 def _filled(calibrator: Calibrator | None, bins: int, chunks: Iterator[Chunk]) -> Bins:

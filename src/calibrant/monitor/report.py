@@ -34,7 +34,11 @@ COUNTS = {
     "dropped": "predictions dropped before a label came (pending sets how many may wait)",
     "repeated": "ids predicted again before their label came (the last one counts)",
     "unknown": "labels with an id that is not waiting",
-    "ignored": f"labels of {IGNORED} (ignored)",
+    "ignored": f"examples without a label so far ({IGNORED})",
+    "late": "labels that came later and joined their examples",
+    "again": "labels that were delivered again (each counts once)",
+    "lost": "labels that came after their window was summed up (keep sets how many are kept)",
+    "alike": "examples with equal scores (if files come again in part, recognise them by ids)",
 }
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
-from itertools import chain
+from itertools import chain, count, pairwise
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -26,15 +25,24 @@ from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
+from calibrant.monitor.deliveries import Delivery, recognised, shard_deliveries
 from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
 from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
 from calibrant.monitor.predictions import Id, PendingPredictions
-from calibrant.monitor.reference import as_bins, monitored_columns
+from calibrant.monitor.reference import as_bins
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
+from calibrant.monitor.seen import Known, Late, SeenExamples
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.inputs import input_names
 
 WindowId: TypeAlias = int | date
+
+NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
+AGAIN = (
+    "is in the stream already and is not counted again; if these are other examples with equal "
+    "scores, pass ids"
+)
 
 
 class Monitor(WithOptions):
@@ -67,6 +75,9 @@ class Monitor(WithOptions):
         Predictions that may wait for their label; beyond that the oldest are dropped.
     keep : int
         Windows that are kept; older ones are summed up and cannot be added to.
+    remember : int
+        Examples that are recognised when they are delivered again; beyond that the oldest windows
+        are forgotten, but never the last. Each takes 12 bytes of the state.
 
     Examples
     --------
@@ -99,6 +110,7 @@ class Monitor(WithOptions):
         first: WindowId | None = None,
         pending: Count = 100_000,
         keep: Count = 1000,
+        remember: Count = 1_000_000,
     ) -> None:
         self.calibrator = None if calibrator is None else as_calibrator(calibrator)
         if self.calibrator is not None:
@@ -116,10 +128,13 @@ class Monitor(WithOptions):
         self._windows = Windows(self.bins, keep, None if first is None else _number(first))
         self._dated = isinstance(first, date)  # window numbers are ordinals of days
         self._pending = PendingPredictions(pending)
-        self._files: dict[str, list[float]] = {}  # by their digests; lists are of early states
+        self._seen = SeenExamples(remember)
+        self._counts = dict.fromkeys(("again", "late", "lost"), 0)
         self._estimates = WindowEstimates()
         self._classes = 0
+        self._warned = False
 
+    @checks.warnings_at_caller()
     def update(
         self,
         logits: Values | None = None,
@@ -127,6 +142,7 @@ class Monitor(WithOptions):
         *,
         probs: Values | None = None,
         features: Features | None = None,
+        ids: Iterable[Id] | None = None,
         window: WindowId | None = None,
     ) -> Monitor:
         """Add logits ``(..., classes)``, or ``probs``, with their labels ``(...)``.
@@ -134,30 +150,49 @@ class Monitor(WithOptions):
         ``features`` ``(..., width)`` are for calibrators that need them. Without ``window`` the
         examples fill windows of the size that was set, after the last. Refused input changes
         nothing.
+
+        Examples that are delivered again are recognised by their ``ids``, one for each row, or else
+        by their scores. Each label counts once, and one that was -100 so far joins the window of
+        its example.
         """
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._check_open(window)
         targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
         pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
+        stored = scores if probs is None else checks.as_scores(probs)
+        examples = recognised(stored, targets, ids, probs is not None)
+        known = self._seen.recognise(examples)
         self._set_classes(predictions.class_count(scores))
-        self._pending.counts["ignored"] += targets.size - pairs.outcome.size
-        return self._take(pairs, window)
+        self._warn_of_probs(stored, probs is not None)
+        if known.nothing:
+            checks.warn(f"this batch {AGAIN}")
+        return self._count(Delivery.of(examples, pairs), known, window)
 
     def observe(
-        self, confidence: Values, outcome: Values, *, window: WindowId | None = None
+        self,
+        confidence: Values,
+        outcome: Values,
+        *,
+        ids: Iterable[Id] | None = None,
+        window: WindowId | None = None,
     ) -> Monitor:
         """Add pairs of confidence and outcome, of any kind of prediction.
+
+        Pairs that are delivered again are recognised by ``ids`` only.
 
         >>> Monitor().observe([0.9, 0.8], [1, 0]).report().n
         2
         """
         self._check_open(window)
-        if predictions.is_empty(confidence) and predictions.is_empty(outcome):
-            return self._take(Pairs(np.zeros(0), np.zeros(0, np.bool_)), window)
-        claimed, happened, _ = checks.as_pairs(confidence, outcome)
-        return self._take(Pairs(claimed, happened > 0), window)
+        pairs = NO_PAIRS
+        if not (predictions.is_empty(confidence) and predictions.is_empty(outcome)):
+            claimed, happened, _ = checks.as_pairs(confidence, outcome)
+            pairs = Pairs(claimed, happened > 0)
+        delivery = Delivery.of_pairs(pairs, ids)
+        return self._count(delivery, self._seen.recognise(delivery.examples), window)
 
+    @checks.warnings_at_caller()
     def predicted(
         self,
         ids: Iterable[Id],
@@ -175,14 +210,18 @@ class Monitor(WithOptions):
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
         confidences, classes = predictions.top_predictions(self.calibrator, scores, features)
+        if keys:
+            self._seen.check_comparable("ids")
         self._set_classes(predictions.class_count(scores))
+        self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
 
     def labelled(self, ids: Iterable[Id], labels: Values, *, window: WindowId | None = None) -> int:
         """Match labels with waiting predictions; returns the number of matches.
 
         An example belongs to the window in which its label comes. Ids that are not waiting are
-        counted and left out. The label -100 means that none will come.
+        counted and left out, and so are those whose label has counted already. The label -100 means
+        that none will come.
         """
         keys, targets = predictions.as_ids(ids), predictions.integer_labels(labels)
         if targets.shape != (len(keys),):
@@ -190,15 +229,19 @@ class Monitor(WithOptions):
         if self._classes:
             checks.check_labels(targets, self._classes)
         self._check_open(window)
-        pairs = self._pending.match(keys, targets)
-        self._take(pairs, window)
-        return pairs.outcome.size
+        matched, pairs = self._pending.matched(keys, targets)
+        delivery = Delivery.of_pairs(pairs, matched)
+        known = self._seen.recognise(delivery.examples)
+        self._count(delivery, known, window)
+        return pairs.outcome.size - known.again
 
+    @checks.warnings_at_caller()
     def update_file(
         self,
         path: str | os.PathLike[str] | Dataset,
         *,
         split: str | None = None,
+        ids: str | None = None,
         window: WindowId | None = None,
         name: str | None = None,
         estimator: Estimator | None = None,
@@ -207,9 +250,10 @@ class Monitor(WithOptions):
     ) -> Monitor:
         """Add a prediction file, or a folder or glob of shards, or a dataset, as one window.
 
-        ``window`` is the next one by default. A file with the same logits and labels as an
-        earlier one, whatever their names, is left out with a warning, also when that one's window
-        was summed up.
+        ``window`` is the next one by default. Examples that are delivered again, in whatever file,
+        order or precision, are recognised by the column ``ids``, or else by their scores. Each
+        label counts once, and one that was missing so far joins the window of its example; only
+        examples that are new make a window.
 
         ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
         the window without labels, which the file need not have; an alarm ends its promises.
@@ -219,54 +263,36 @@ class Monitor(WithOptions):
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
         self._check_open(window)
         self._check_calibrator()
-        number = self._windows.next_number() if window is None else _number(window)
-        total, ignored = Window.empty(self.bins, number, name), 0
-        estimate = None if estimator is None else estimator.window_estimate(chosen, executor)
-        if estimate is not None and "labels" not in chosen.keys:
-            self._add(total, estimate)
-            return self
-        task = partial(predictions.shard_sums, self.calibrator, self.tolerated)
-        columns = monitored_columns(self.calibrator)
-        content = hashlib.sha256()
-        for shard, digest in chosen.walk(
+        chosen.warn_if_probs()
+        columns = [chosen.domain, *input_names(self.calibrator), *([] if ids is None else [ids])]
+        if estimator is None or "labels" in chosen.keys:
+            columns.append("labels")
+        task = partial(shard_deliveries, self.calibrator, ids)
+        shards = chosen.walk(
             task, *columns, rows=chosen.chunk_rows, executor=executor, progress=progress
-        ):
-            content.update(digest.encode())
-            for sums, unlabelled in shard:
-                total, ignored = total + sums, ignored + unlabelled
-        if total.n and self._knows(content.hexdigest(), total):
-            checks.warn(f"{name} is in the stream already and is not counted again")
-            return self
-        if total.n == 0:
-            checks.warn(f"{name} has no labelled examples: its window is empty")
+        )
+        parts = list(chain.from_iterable(shards))
+        delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
+        known = self._seen.recognise(delivery.examples)
+        if known.nothing:
+            checks.warn(f"{name} {AGAIN}")
+            return self._count(delivery, known)
+        estimate = None if estimator is None else estimator.window_estimate(chosen, executor)
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
-        self._pending.counts["ignored"] += ignored
-        self._files.setdefault(content.hexdigest(), [])
-        self._add(total, estimate)
-        return self
-
-    def _knows(self, content: str, window: Window) -> bool:
-        """Return True for the content of a file that was added."""
-        # early states have the sums of confidences by name and counts
-        totals = self._files.get(window.digest(), [])
-        claimed = window.claimed.sum()
-        early = any(math.isclose(claimed, known, rel_tol=1e-9) for known in totals)
-        return early or content in self._files
+        if estimate is None and not delivery.examples.labelled.any():
+            checks.warn(f"{name} has no labelled examples: its window is empty")
+        number = self._windows.next_number() if window is None else window
+        return self._count(delivery, known, number, self._unused(name), estimate)
 
     def merge(self, other: Monitor) -> Monitor:
         """Add the windows, the waiting predictions and the counts of another worker.
 
         Sums of windows with the same number add. An alarm of ``other`` belongs to its own stream
-        and is not taken over. Merge each worker once: only files and itself are known again.
+        and is not taken over. Examples that count in both are refused.
         """
         if other is self:
             raise ValueError("a monitor cannot be merged into itself: its examples count already")
-        if both := self._files.keys() & other._files.keys():
-            raise ValueError(
-                f"{len(both)} files are in both monitors and would count twice: begin workers "
-                "with like(), and give each file to one of them"
-            )
         if self._form() != other._form():
             raise ValueError(f"settings must agree to merge, got {self._form()}, {other._form()}")
         if other._windows.summed.position:
@@ -274,15 +300,22 @@ class Monitor(WithOptions):
                 f"a monitor that has summed up all but {other._windows.keep} windows cannot be "
                 "merged into another: raise keep, or merge the other way round"
             )
+        known = self._seen.known_of(other._seen)
+        if both := sum(each.again for each in known):
+            raise ValueError(
+                f"{both:,} examples are in both monitors and would count twice: begin workers "
+                "with like(), and give each example to one of them"
+            )
         if self._windows.first is None:
             self._windows.first = other._windows.first
         for number in other.windows:
             self._check_open(number)
         for _, window in sorted(other.windows.items()):
             self._windows.put(window)
-        for digest, sums in other._files.items():
-            self._files.setdefault(digest, []).extend(sums)
+        self._seen.merge(other._seen, known)
         self._pending.merge(other._pending)
+        for key, number in other._counts.items():
+            self._counts[key] += number
         self._estimates.by_window |= other._estimates.by_window
         self._dated = self._dated or other._dated
         self._classes = self._classes or other._classes
@@ -337,7 +370,12 @@ class Monitor(WithOptions):
             false_alarms=self.false_alarms,
             tolerance=self.tolerance,
             reference=self.tolerated.has_reference,
-            counts={"pending": len(self._pending.waiting), **self._pending.counts},
+            counts={
+                "pending": len(self._pending.waiting),
+                **self._pending.counts,
+                **self._counts,
+                "alike": self._seen.alike,
+            },
         )
 
     def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
@@ -371,9 +409,9 @@ class Monitor(WithOptions):
             "calibrator": self.fingerprint,
             "classes": self._classes,
             "alarm": self.alarm and self.alarm._asdict(),
-            "counts": self._pending.counts,
+            "counts": {**self._pending.counts, **self._counts},
             "waiting": [[key, *kept] for key, kept in self._pending.waiting.items()],
-            "files": self._files,
+            "seen": self._seen.state(),
             "estimates": self._estimates.state(),
             **self._windows.state(),
         }
@@ -400,19 +438,18 @@ class Monitor(WithOptions):
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")
-        files = state.get("files")
-        if files is None:  # early states had no list of files
-            files = {w.digest(): [w.claimed.sum()] for w in watch.windows.values() if w.n}
-        watch._files = {str(key): [*map(float, sums)] for key, sums in files.items()}
-        if not all(map(math.isfinite, chain.from_iterable(watch._files.values()))):
-            raise ValueError("sums of files must be finite")
+        for name in watch._counts:
+            checks.check_whole(name, state["counts"][name], least=0)
+            watch._counts[name] = state["counts"][name]
+        watch._seen.restore(state["seen"])
         return watch
 
     def _settings(self) -> dict[str, Any]:
         names = ("window", "false_alarms", "tolerance", "bins")
         settings = {name: getattr(self, name) for name in names}
         first, keep = self._windows.first, self._windows.keep
-        return {**settings, "first": first, "pending": self._pending.limit, "keep": keep}
+        limits = {"pending": self._pending.limit, "remember": self._seen.limit}
+        return {**settings, "first": first, "keep": keep, **limits}
 
     def _form(self) -> tuple[Any, ...]:
         """Settings that monitors must share to merge."""
@@ -445,26 +482,73 @@ class Monitor(WithOptions):
         if windows.first is not None and number < windows.first:
             first = self._name(windows.first)
             raise ValueError(f"window {window} is before the first, {first}: set first= to it")
-        if windows.summed.position and windows.position(number) <= windows.summed.position:
+        if not windows.is_open(number):
             kept = windows.keep
             raise ValueError(f"window {window} was summed up, all but {kept} were: raise keep")
 
-    def _take(self, pairs: Pairs, window: WindowId | None) -> Monitor:
-        """Add pairs to one window, or to as many numbered ones as they fill."""
-        if window is not None:
-            self._dated = self._dated or isinstance(window, date)
-            self._add(self.tolerated.window(pairs, _number(window), self._name(_number(window))))
-            return self
-        confidence, outcome = pairs
-        while outcome.size:
-            number, room = self._windows.next_number(), self.window
-            last = self.windows.get(number - 1)
-            if last is not None and last.n < self.window:
-                number, room = last.number, self.window - last.n
-            filling = Pairs(confidence[:room], outcome[:room])
-            self._add(self.tolerated.window(filling, number, self._name(number)))
-            confidence, outcome = confidence[room:], outcome[room:]
+    def _count(
+        self,
+        delivery: Delivery,
+        known: Known,
+        window: WindowId | None = None,
+        name: str = "",
+        estimate: WindowEstimate | None = None,
+    ) -> Monitor:
+        """Add late labels to the windows of their examples, and new examples to new windows."""
+        self._counts["again"] += known.again
+        for late in known.late:
+            self._join(late, delivery.take(late.examples))
+        new = delivery.take(known.new)
+        self._pending.counts["ignored"] += int(np.sum(~new.examples.labelled))
+        self._dated = self._dated or isinstance(window, date)
+        anything = len(new.examples) or not len(delivery.examples)
+        for number, part in self._parts(new, window) if anything else ():
+            self._seen.add(number, part.examples)
+            if window is not None or part.examples.labelled.any():
+                self._add(self._sums(part, number, name), estimate)
         return self
+
+    def _join(self, late: Late, came: Delivery) -> None:
+        """Add labels to the window of their examples, unless it was summed up."""
+        self._seen.settle(late, came.examples.labels)
+        self._pending.counts["ignored"] -= len(came.examples)
+        if self._windows.is_open(late.window):
+            self._counts["late"] += len(came.examples)
+            self._add(self._sums(came, late.window))
+        else:
+            self._counts["lost"] += len(came.examples)
+
+    def _parts(self, new: Delivery, window: WindowId | None) -> Iterator[tuple[int, Delivery]]:
+        """Yield new examples by window: the one that is named, or as many as they fill."""
+        if window is not None:
+            yield _number(window), new
+            return
+        number, filled = self._windows.next_number(), 0
+        last = self.windows.get(number - 1)
+        if last is not None and last.n < self.window:
+            number, filled = last.number, last.n
+        # examples without a label fill nothing: they belong to the window of the one before
+        labelled = filled + np.cumsum(new.examples.labelled)
+        numbers = number + np.maximum(labelled - 1, 0) // self.window
+        starts = np.flatnonzero(np.diff(numbers, prepend=number - 1))
+        for start, end in pairwise([*starts.tolist(), len(numbers)]):
+            yield int(numbers[start]), new.take(slice(start, end))
+
+    def _sums(self, delivery: Delivery, number: int, name: str = "") -> Window:
+        return self.tolerated.window(delivery.pairs, number, name or self._name(number))
+
+    def _warn_of_probs(self, scores: Logits, are_probs: bool) -> None:
+        """Warn once in a stream of logits that look like probabilities."""
+        if not (are_probs or self._warned) and (reason := checks.look_like_probs(scores)):
+            self._warned = True
+            remedy = "if they are, pass them as probs="
+            checks.warn(f"logits look like probabilities: {reason}; {remedy}")
+
+    def _unused(self, name: str) -> str:
+        """Return the name of a file, with a number if a window has it already."""
+        taken = {window.name for window in self.windows.values()}
+        names = chain([name], (f"{name} ({k})" for k in count(2)))
+        return next(free for free in names if free not in taken)
 
     def _add(self, window: Window, estimate: WindowEstimate | None = None) -> None:
         """Add a window to the stream, and remember the first alarm and an estimate."""

@@ -1,0 +1,221 @@
+"""Deliveries: examples that come together, with keys by which they are recognised later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrant._core.checks import (
+    IGNORED,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Logits,
+    as_keys,
+    logits_from_probs,
+)
+from calibrant.calibrators.base import Calibrator
+from calibrant.data import Chunk
+from calibrant.metrics.reductions import Pairs
+from calibrant.monitor.predictions import Id, as_ids, labelled_pairs
+
+Keys: TypeAlias = NDArray[np.uint64]
+
+FINE, ONE = np.uint64(32), np.uint64(1)  # bits of keys
+COLUMNS = 16
+ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class View:
+    """Some examples as they are compared with others.
+
+    Attributes
+    ----------
+    places : (n,)
+        Places of the examples.
+    keys : (n,)
+    values, counts : (m,)
+        Different keys, in order, and how often each of them occurs.
+    """
+
+    def __init__(self, keys: Keys, chosen: BoolArray) -> None:
+        self.places = np.flatnonzero(chosen)
+        self.keys = keys[self.places]
+        self.values, self.counts = np.unique(self.keys, return_counts=True)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class Examples:
+    """Examples of a delivery or of a window, as they are recognised.
+
+    Attributes
+    ----------
+    by : str
+        What their keys are hashes of: ``"ids"``, ``"logits"`` or ``"probs"``; empty for pairs of
+        confidence and outcome, which are not recognised.
+    keys : (n,)
+    labels : (n,)
+        Labels, -100 for those that are still to come.
+    """
+
+    def __init__(self, by: str, keys: Keys, labels: IntArray) -> None:
+        self.by, self.keys, self.labels = by, keys, labels.reshape(-1).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __add__(self, other: Examples) -> Examples:
+        return Examples.joined([self, other])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Examples]) -> Examples:
+        """Return the examples of several parts."""
+        keys, labels = ([getattr(part, name) for part in parts] for name in ("keys", "labels"))
+        return cls(parts[0].by, np.concatenate(keys), np.concatenate(labels))
+
+    def take(self, chosen: Any) -> Examples:
+        """Return some of the examples."""
+        return Examples(self.by, self.keys[chosen], self.labels[chosen])
+
+    @property
+    def labelled(self) -> BoolArray:
+        """True for examples with a label."""
+        return np.asarray(self.labels != IGNORED)
+
+    @cached_property
+    def exact(self) -> View:
+        """All examples, with scores in the precision in which they are stored, at most single."""
+        keys = self.keys if self.by == "ids" else self.keys >> FINE
+        return View(keys, np.ones(len(self), np.bool_))
+
+    @cached_property
+    def half(self) -> View:
+        """The examples whose scores are stored in half precision."""
+        return View(self.keys << FINE >> FINE, self.keys & ONE == 1)
+
+    @cached_property
+    def single(self) -> View:
+        """The other examples, with scores in half precision."""
+        return View(self.keys << FINE >> FINE | ONE, self.keys & ONE == 0)
+
+
+class Delivery(NamedTuple):
+    """Examples that came together, which are different ones.
+
+    Attributes
+    ----------
+    examples : Examples
+    confidence, outcome : (n,)
+        Of the labelled examples; NaN and False for the others.
+    """
+
+    examples: Examples
+    confidence: FloatArray
+    outcome: BoolArray
+
+    @classmethod
+    def of(cls, examples: Examples, pairs: Pairs) -> Delivery:
+        """Make a delivery of examples and the pairs of those with a label."""
+        confidence = np.full(len(examples), np.nan)
+        outcome = np.zeros(len(examples), np.bool_)
+        confidence[examples.labelled], outcome[examples.labelled] = pairs
+        return cls(examples, confidence, outcome)
+
+    @classmethod
+    def of_pairs(cls, pairs: Pairs, ids: Iterable[Id] | None) -> Delivery:
+        """Make a delivery of pairs, whose labels are their outcomes."""
+        n = pairs.outcome.size
+        keys = np.zeros(n, np.uint64) if ids is None else id_keys(ids, (n,))
+        return cls(Examples("" if ids is None else "ids", keys, pairs.outcome), *pairs)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Delivery]) -> Delivery:
+        """Return the examples of several parts."""
+        examples, *pairs = zip(*parts, strict=True)
+        return cls(Examples.joined(examples), *map(np.concatenate, pairs))
+
+    def take(self, chosen: Any) -> Delivery:
+        """Return some of the examples."""
+        return Delivery(self.examples.take(chosen), self.confidence[chosen], self.outcome[chosen])
+
+    @property
+    def pairs(self) -> Pairs:
+        """Confidences and outcomes of the labelled examples."""
+        labelled = self.examples.labelled
+        return Pairs(self.confidence[labelled], self.outcome[labelled])
+
+
+def shard_deliveries(
+    calibrator: Calibrator | None, ids: str | None, chunks: Iterator[Chunk]
+) -> list[Delivery]:
+    """Return the examples of each chunk of a shard; without labels they are still to come."""
+    return [_chunk_delivery(calibrator, ids, chunk) for chunk in chunks]
+
+
+def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk) -> Delivery:
+    probs, labels = chunk.get("probs"), chunk.get("labels")
+    scores = chunk.logits if probs is None else probs
+    logits = scores if probs is None else logits_from_probs(probs)[0]
+    if labels is None:
+        labels = np.full(scores.shape[:-1] if scores.ndim > 1 else scores.shape, IGNORED)
+    features = None if calibrator is None else calibrator.input_features(chunk.columns)
+    pairs = labelled_pairs(calibrator, logits, labels, features)
+    named = None if ids is None else as_keys(chunk.columns[ids]).tolist()
+    return Delivery.of(recognised(scores, labels, named, probs is not None), pairs)
+
+
+def recognised(
+    scores: Logits, labels: IntArray, ids: Iterable[Id] | None, are_probs: bool
+) -> Examples:
+    """Return examples by their ids if there are any, else by their scores."""
+    if ids is not None:
+        return Examples("ids", id_keys(ids, labels.shape), labels)
+    return Examples("probs" if are_probs else "logits", score_keys(scores), labels)
+
+
+def id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
+    """Return keys of the ids of rows, one for each label of the shape ``(n, ...)``."""
+    texts = [str(name).encode("utf-8", "replace") for name in as_ids(ids)]
+    if len(texts) != shape[0]:
+        raise ValueError(f"one id per row is wanted, got {len(texts)} for labels of shape {shape}")
+    hashes = b"".join(blake2b(text, digest_size=8).digest() for text in texts)
+    rows = np.frombuffer(hashes, "<u8").astype(np.uint64)
+    places = np.arange(np.prod(shape[1:], dtype=int), dtype=np.uint64)
+    return np.asarray(rows[:, None] + places * ODD).reshape(-1)
+
+
+def score_keys(scores: Logits) -> Keys:
+    """Return a key for each row of scores ``(..., classes)``, or for each number of ``(n,)``.
+
+    The upper 32 bits are a hash of the row in single precision, the next 31 one of some columns in
+    half precision, in which fewer numbers may have been rounded twice. The last bit says that the
+    row was stored in half precision.
+    """
+    if isinstance(scores, Tensor):
+        scores = scores.detach().float().cpu().numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.asarray(scores, np.float32)
+        single = single.reshape(-1, single.shape[-1] if single.ndim > 1 else 1)
+        half = single.astype(np.float16).astype(np.float32)
+    is_half = (single == half).all(-1).astype(np.uint64)
+    some = half[:, :: max(1, half.shape[1] // COLUMNS)]
+    return np.asarray(_hashes(single) << FINE | _hashes(some) >> ONE << ONE | is_half)
+
+
+def _hashes(rows: NDArray[np.float32]) -> Keys:
+    """Hash rows to 32 bits, by a universal family (Dietzfelbinger, 1996)."""
+    bits = (rows + np.float32(0)).view(np.uint32)  # the sum has no negative zeros
+    return np.asarray((bits.astype(np.uint64) @ _factors(rows.shape[1])) >> FINE)
+
+
+@lru_cache(maxsize=8)
+def _factors(columns: int) -> Keys:
+    return np.asarray(np.random.PCG64(0).random_raw(columns))  # alike in all versions of NumPy

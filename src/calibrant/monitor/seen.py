@@ -1,0 +1,243 @@
+"""Examples that a stream has seen: each counts once, however often it is delivered.
+
+With ids, two examples are the same if their ids are. Without, their scores tell; but scores may
+also be equal by chance, as those of a model that has few different outputs. So a delivery is
+compared with each window as a whole. The two share examples if they hold the same scores equally
+often, or if too many scores are in both. For this test, look at the scores that occur twice in the
+two together. If these, with a and b examples, were drawn independently, such a score would be in
+both with a probability of 2 a b / (a + b)^2, and the number of those in both is binomial. After a
+drift that probability may be larger, up to 1/2, but no more than that for equal sizes.
+
+An example that is left out although it was new costs power, but no false alarms: the decision does
+not depend on its outcome.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrc
+
+from calibrant._core.checks import IGNORED, BoolArray, IntArray, check_choice
+from calibrant.monitor.deliveries import ODD, Examples, Keys, View
+
+MANY = 0.1
+"""Share of examples with the scores of others from which a report says so."""
+DOUBT = 0.01
+"""Probability with which a new delivery is taken for one that shares examples with a window."""
+
+
+class Late(NamedTuple):
+    """Labels that have come for examples of a window, which were waiting for them.
+
+    Attributes
+    ----------
+    window : int
+    examples, places : (n,)
+        Places in the delivery and in the window.
+    """
+
+    window: int
+    examples: IntArray
+    places: IntArray
+
+
+class Known(NamedTuple):
+    """Examples of a delivery, by what is known of them.
+
+    Attributes
+    ----------
+    new : (n,)
+        True for examples that were never seen.
+    late : list of Late
+        Labels of examples that were waiting for them.
+    again : int
+        Number of labels that have counted already.
+    """
+
+    new: BoolArray
+    late: list[Late]
+    again: int
+
+    @property
+    def nothing(self) -> bool:
+        """True if a delivery has examples, but nothing that counts."""
+        return bool(self.new.size and not self.new.any() and not self.late)
+
+
+class SeenExamples:
+    """The examples of the last windows: of as many as have ``limit`` examples, or of one."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.windows: dict[int, Examples] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.windows.values()))
+
+    @property
+    def by(self) -> str:
+        """What the examples are recognised by; empty while there are none."""
+        return next((seen.by for seen in self.windows.values()), "")
+
+    @property
+    def alike(self) -> int:
+        """Number of examples with a score that others of their window have, if they are many."""
+        counts = np.concatenate([[], *(seen.exact.counts for seen in self.windows.values())])
+        alike = int(counts[counts > 1].sum())
+        return alike if alike > MANY * len(self) else 0
+
+    def recognise(self, came: Examples) -> Known:
+        """Find the examples of a delivery that were seen before, and change nothing."""
+        new, late, again = np.ones(len(came), np.bool_), [], 0
+        if not (came.by and len(came)):
+            return Known(new, late, again)
+        self.check_comparable(came.by)
+        if came.by == "ids" and np.unique(came.keys).size < len(came):
+            raise ValueError("ids must differ within a delivery: number the examples")
+        for number, seen in self.windows.items():
+            if not share(came, seen, DOUBT / len(self.windows)):
+                continue
+            for examples, places in matches(came, seen, new):
+                new[examples] = False
+                labelled, counted = came.labelled[examples], seen.labelled[places]
+                again += int(np.sum(labelled & counted))
+                if (joins := labelled & ~counted).any():
+                    late.append(Late(number, examples[joins], places[joins]))
+        return Known(new, late, again)
+
+    def check_comparable(self, by: str) -> None:
+        """Raise if the examples so far are recognised by something else."""
+        if self.by not in ("", by):
+            remedy = "pass ids with every delivery"
+            if self.by != "ids":
+                remedy = f"pass {self.by} again, or begin a new stream with ids"
+            raise ValueError(
+                f"this stream recognises its examples by their {self.by}, got {by}: {remedy}"
+            )
+
+    def settle(self, late: Late, labels: IntArray) -> None:
+        """Note labels that have come for examples of a window."""
+        self.windows[late.window].labels[late.places] = labels
+
+    def add(self, number: int, new: Examples) -> None:
+        """Add new examples to a window, and forget the oldest windows beyond the limit."""
+        if not (new.by and len(new)):
+            return
+        seen = self.windows.get(number)
+        self.windows[number] = new if seen is None else seen + new
+        while len(self.windows) > 1 and len(self) > self.limit:
+            del self.windows[next(iter(self.windows))]
+
+    def known_of(self, other: SeenExamples) -> list[Known]:
+        """Find the examples of each window of another worker that were seen here."""
+        return [self.recognise(examples) for examples in other.windows.values()]
+
+    def merge(self, other: SeenExamples, known: list[Known]) -> None:
+        """Add the examples of another worker; those that :meth:`known_of` found are here."""
+        for (number, examples), each in zip(other.windows.items(), known, strict=True):
+            for late in each.late:
+                self.settle(late, examples.labels[late.examples])
+            self.add(number, examples.take(each.new))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything for JSON: 12 bytes for each example, in base 64."""
+        windows = [
+            [number, _text(seen.keys, "<u8"), _text(seen.labels, "<i4")]
+            for number, seen in self.windows.items()
+        ]
+        return {"by": self.by, "windows": windows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Add the examples that :meth:`state` describes."""
+        check_choice("by", state["by"], ("", "ids", "logits", "probs"))
+        for number, *texts in state["windows"]:
+            keys, labels = map(_values, texts, ("<u8", "<i4"))
+            valid = ((labels >= 0) | (labels == IGNORED)).all() and len(keys) == len(labels)
+            if type(number) is not int or not (valid and state["by"]):
+                raise ValueError(f"the examples of window {number!r:.60} are damaged")
+            self.add(number, Examples(state["by"], keys.astype(np.uint64), labels))
+
+
+def share(came: Examples, seen: Examples, doubt: float) -> bool:
+    """Return True if a delivery shares examples with a window."""
+    if came.by == "ids":
+        return bool(np.isin(came.keys, seen.keys).any())
+    return any(_share_scores(mine, theirs, doubt) for mine, theirs in _views(came, seen))
+
+
+def matches(came: Examples, seen: Examples, new: BoolArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the places of the same examples in a delivery, where it is new, and in a window."""
+    for mine, theirs in _views(came, seen):
+        left = new[mine.places]
+        examples, known = mine.places[left], theirs.places
+        i, j = matched(mine.keys[left], came.labels[examples], theirs.keys, seen.labels[known])
+        yield examples[i], known[j]
+
+
+def _views(came: Examples, seen: Examples) -> Iterator[tuple[View, View]]:
+    """Yield what can be compared: scores of one precision, then in half precision the others."""
+    yield came.exact, seen.exact
+    if came.by != "ids" and len(came.half):
+        yield came.half, seen.single
+    if came.by != "ids" and len(came.single):
+        yield came.single, seen.half
+
+
+def _share_scores(one: View, other: View, doubt: float) -> bool:
+    """Return True if two lists of scores share examples, by the test of this module."""
+    at = np.searchsorted(one.values, other.values).clip(max=len(one.values) - 1)
+    both = one.values[at] == other.values
+    mine, theirs = one.counts[at[both]], other.counts[both]
+    if len(other.values) == len(one.values) == both.sum() and (mine == theirs).all():
+        return bool(mine.sum() > 1)
+    shared = np.sum((mine == 1) & (theirs == 1))
+    within = np.sum(other.counts[~both] == 2) + np.sum(one.counts == 2) - np.sum(mine == 2)
+    by_chance = 2 * len(one) * len(other) / (len(one) + len(other)) ** 2
+    return bool(shared and bdtrc(shared - 1, shared + within, by_chance) < doubt)
+
+
+def matched(
+    keys: Keys, labels: IntArray, others: Keys, other_labels: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Return the places of the same examples in two lists.
+
+    Of several with one key, those with one label are matched first.
+    """
+    i, j = _paired(_mixed(keys, labels), _mixed(others, other_labels))
+    k, m = np.setdiff1d(np.arange(len(keys)), i), np.setdiff1d(np.arange(len(others)), j)
+    more, other_more = _paired(keys[k], others[m])
+    return np.concatenate([i, k[more]]), np.concatenate([j, m[other_more]])
+
+
+def _paired(keys: Keys, others: Keys) -> tuple[IntArray, IntArray]:
+    """Return the places of equal keys: the first with the first, the second with the second."""
+    numbered = (_mixed(values, _occurrences(values)) for values in (keys, others))
+    _, here, there = np.intersect1d(*numbered, assume_unique=True, return_indices=True)
+    return here, there
+
+
+def _mixed(keys: Keys, numbers: IntArray) -> Keys:
+    """Return keys of pairs of a key and a number."""
+    return np.asarray((keys * ODD + numbers.astype(np.int64).view(np.uint64)) * ODD)
+
+
+def _occurrences(keys: Keys) -> IntArray:
+    """Number the occurrences of each key, from 0."""
+    order = np.argsort(keys, kind="stable")
+    _, first, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    numbers = np.empty(keys.size, np.int64)
+    numbers[order] = np.arange(keys.size) - np.repeat(first, counts)
+    return numbers
+
+
+def _text(values: NDArray[Any], dtype: str) -> str:
+    return base64.b64encode(values.astype(dtype).tobytes()).decode()
+
+
+def _values(text: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype)

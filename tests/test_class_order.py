@@ -17,6 +17,8 @@ from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import calibrate_table
 from calibrant.deploy.export_graph import metadata
+from calibrant.estimate import PerformanceEstimator
+from calibrant.monitor import Monitor
 from calibrant.slices import find_slices, measure_groups
 from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
@@ -231,3 +233,56 @@ def test_artifacts_with_odd_names_are_refused(names, fitted):
     artifact = artifact_of(fitted)
     with pytest.raises(ValueError, match="class_names_ must name 3 classes"):
         restored(artifact._replace(extra={**artifact.extra, "class_names_": names}))
+
+
+def named_days(frame, folder):
+    """Two days of predictions: the second has its columns in another order."""
+    frame[:450].to_csv(folder / "1.csv", index=False)
+    permuted(frame)[450:].to_csv(folder / "2.csv", index=False)
+    frame[450:].to_csv(folder / "same.csv", index=False)
+    return [folder / name for name in ("1.csv", "2.csv", "same.csv")]
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_monitor_finds_classes_by_name(calibrated, fitted, frame, tmp_path):
+    """And recognises rows that come again with their columns in another order."""
+    first, second, same = named_days(frame, tmp_path)
+    calibrator = fitted if calibrated else None
+    expected, watch = (Monitor(calibrator).update_file(first) for _ in range(2))
+    expected.update_file(same)
+    watch.update_file(second)
+    assert watch.report().n == 900
+    found, wanted = (one.report().windows for one in (watch, expected))
+    assert [day["accuracy"] for day in found] == [day["accuracy"] for day in wanted]
+    with pytest.warns(UserWarning, match="is in the stream already"):
+        watch.update_file(same)
+    direct = Monitor(calibrator).update(scores(frame), frame["label"])
+    turned = Monitor(calibrator).update(scores(permuted(frame)), frame["label"])
+    assert direct.report().to_dict() == turned.report().to_dict()
+    if calibrated:
+        other = OTHERS["renamed"](frame.assign(label="dog"))
+        with pytest.raises(ValueError, match="other classes"):
+            watch.update(scores(other), other["label"])
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_an_estimate_finds_classes_by_name(calibrated, fitted, frame, tmp_path):
+    """Of a file with labels of some rows, and with labels beside it as numbers of its columns."""
+    options: Any = {"calibrator": fitted}
+    if not calibrated:
+        probs = fitted.predict_proba(scores(frame))
+        frame, options = frame.assign(**dict(zip(frame.columns[:3], probs.T, strict=True))), {}
+    some = frame.assign(label=frame["label"].where(frame.index % 450 < 200, "-100"))
+    first, second, same = named_days(some, tmp_path)
+    estimator = PerformanceEstimator(frame[:450], **options)
+    for labels in (True, False):
+        results = [estimator.estimate(day, labels=labels).to_dict() for day in (same, second)]
+        np.testing.assert_equal(results[1], results[0])
+    turned = permuted(some)[450:]
+    places = [name.removeprefix("prob_") for name in turned.columns[:3]]
+    numbers = [-100 if name == "-100" else places.index(name) for name in turned["label"]]
+    beside = estimator.estimate(turned.drop(columns="label"), labels=np.array(numbers))
+    assert beside["accuracy"] == estimator.estimate(same)["accuracy"]
+    other = OTHERS["renamed"](frame.assign(label="dog"))
+    with pytest.raises(ValueError, match="other classes"):
+        estimator.estimate(other)

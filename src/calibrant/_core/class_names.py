@@ -170,6 +170,17 @@ def class_order(
     )
 
 
+def columns_in_order(order: IntArray, values: NDArray[Any]) -> NDArray[Any]:
+    """Return scores or tags ``(..., classes)`` with the classes in another order."""
+    return np.take(values, order, axis=-1)
+
+
+def numbers_in_order(order: IntArray, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels as numbers of the classes in another order; other numbers stay."""
+    known = (labels >= 0) & (labels < len(order))
+    return np.where(known, np.argsort(order)[np.where(known, labels, 0)], labels)
+
+
 def in_order(scores: Any, known: Sequence[str] | None) -> tuple[Any, IntArray | None]:
     """Return scores, a data frame as an array with its classes in the order of those ``known``.
 
@@ -179,7 +190,7 @@ def in_order(scores: Any, known: Sequence[str] | None) -> tuple[Any, IntArray | 
         return scores, None
     places = class_order(known, class_names_of(scores), "the data frame")
     array = np.asarray(scores)
-    return array if places is None else array[:, places], places
+    return array if places is None else columns_in_order(places, array), places
 
 
 def numbered(labels: Values, *scores: object) -> Values:

@@ -16,7 +16,13 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.chunks import Progress
-from calibrant._core.class_names import Frame, class_order, is_frame
+from calibrant._core.class_names import (
+    Frame,
+    class_order,
+    columns_in_order,
+    is_frame,
+    numbers_in_order,
+)
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -203,6 +209,24 @@ class Split:
         ]
         return replace(self, shards=shards)
 
+    def in_order(self, names: Sequence[str] | None) -> Split:
+        """Return the split with its classes in the order of these names, as of a dataset."""
+        order = class_order(names, self.dataset.class_names, self.path)
+        if order is None:
+            return self
+        views = self.dataset.views(order)
+        shards = [
+            replace(
+                shard,
+                columns={
+                    name: column.seen_by(views[name]) if name in views else column
+                    for name, column in shard.columns.items()
+                },
+            )
+            for shard in self.shards
+        ]
+        return replace(self, dataset=self.dataset.in_order(names), shards=shards)
+
     def walk(
         self,
         task: Callable[[Iterator[Chunk]], T],
@@ -377,8 +401,18 @@ class Dataset:
         """Names of the classes, stored under ``class_names``; all files must have the same."""
         stored = [arrays[CLASS_NAMES] for arrays in self.files if CLASS_NAMES in arrays]
         names: list[list[str]] = []
+        scores = (
+            splits[name].get(one) for splits in self._by_split for name in splits for one in SCORES
+        )
+        counts = {column.shape[-1] if column.shape[1:] else 2 for column in filter(None, scores)}
         for column in stored:
             column.check_dtype(numeric=False)
+            if column.shape not in {(count,) for count in counts or {column.shape[0]}}:
+                wanted = comma_separated(map(str, sorted(counts)))
+                raise ValueError(
+                    f"{column.path}: {CLASS_NAMES} must be a list of {wanted} names, one for each "
+                    f"class, got an array of shape {column.shape}"
+                )
             names.append([str(name) for name in read_all([column])])
             if names[-1] != names[0]:
                 raise ValueError(
@@ -405,9 +439,7 @@ class Dataset:
         order = class_order(names, self.class_names, self.path)
         if order is None:
             return self
-        tags_or_classes = partial(_columns_in_order, order)
-        numbers = tags_or_classes if self.multilabel else partial(_numbers_in_order, order)
-        views = {**dict.fromkeys(SCORES, tags_or_classes), "labels": numbers}
+        views = self.views(order)
         names_column = array_column(CLASS_NAMES, np.array(names), self.path)
         files = [
             arrays
@@ -421,6 +453,12 @@ class Dataset:
             for arrays, splits in zip(self.files, self._by_split, strict=True)
         ]
         return replace(self, files=files)
+
+    def views(self, order: IntArray) -> dict[str, Callable[[Array], Array]]:
+        """Return by column what brings its classes into another order."""
+        columns = partial(columns_in_order, order)
+        numbers = columns if self.multilabel else partial(numbers_in_order, order)
+        return {**dict.fromkeys(SCORES, columns), "labels": numbers}
 
     def _no_split(self, wanted: Sequence[str]) -> ValueError:
         named = [name for name in self.splits if name]
@@ -565,17 +603,6 @@ def as_dataset(
         return replace(dataset, **names) if names else dataset
     columns = {key: array_column(key, v, ARRAYS) for key, v in with_class_names(values).items()}
     return Dataset(ARRAYS, [columns], **names)
-
-
-def _columns_in_order(order: IntArray, values: Array) -> Array:
-    """Return scores or tags ``(..., classes)`` with the classes in another order."""
-    return np.take(values, order, axis=-1)
-
-
-def _numbers_in_order(order: IntArray, labels: Array) -> Array:
-    """Return labels as numbers of the classes in another order; other numbers stay."""
-    known = (labels >= 0) & (labels < len(order))
-    return np.where(known, np.argsort(order)[np.where(known, labels, 0)], labels)
 
 
 def is_data(data: object) -> TypeIs[Stored]:

@@ -17,6 +17,7 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import Progress
+from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
@@ -124,8 +125,11 @@ class PerformanceEstimator:
         self.threshold, self.level, self.tolerance = threshold, level, tolerance
         self.drift_level, self.false_alarms, self.seed = drift_level, false_alarms, seed
         self._reference: Summary | None = None
+        self.class_names = None if self.calibrator is None else self.calibrator.class_names_
         if reference is not None:
-            split = as_dataset(reference).split(reference_split, TEST_SPLITS)
+            dataset = as_dataset(reference).in_order(self.class_names)
+            self.class_names = self.class_names or kept_names(dataset.class_names)
+            split = dataset.split(reference_split, TEST_SPLITS)
             self._reference = self._summed(
                 split, labels=True, labelled_only=True, executor=executor, progress=progress
             )
@@ -175,7 +179,7 @@ class PerformanceEstimator:
             sample_weight=sample_weight,
             split=split,
         )
-        chosen = with_known_labels(chosen, labels, inclusion)
+        chosen = with_known_labels(chosen, labels, inclusion).in_order(self.class_names)
         use = labels is not False and "labels" in chosen.keys
         batch = self._summed(chosen, labels=use, executor=executor, progress=progress)
         with located(chosen.path):
@@ -189,7 +193,7 @@ class PerformanceEstimator:
                 "windows are estimated beside labelled predictions: pass them as "
                 "PerformanceEstimator(reference) (--estimate)"
             )
-        batch = self._summed(split, labels=False, executor=executor)
+        batch = self._summed(split.in_order(self.class_names), labels=False, executor=executor)
         with located(split.path):
             _check_batch(batch, self._reference)
         result = self._result(batch, None)

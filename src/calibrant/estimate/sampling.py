@@ -154,6 +154,8 @@ def choose_labels(
     calibrator = None if calibrator is None else as_calibrator(calibrator)
     chosen = batch_split(data, probs=probs, features=features, split=split)
     chosen = with_known_labels(chosen, labels)
+    if calibrator is not None:
+        chosen = chosen.in_order(calibrator.class_names_)
     use = labels is not False and "labels" in chosen.keys
     summary = summarise(
         chosen,

@@ -163,7 +163,7 @@ def shard_deliveries(
 def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk) -> Delivery:
     probs, labels = chunk.get("probs"), chunk.get("labels")
     scores = chunk.logits if probs is None else probs
-    logits = scores if probs is None else logits_from_probs(probs)[0]
+    logits = scores if probs is None else logits_from_probs(probs)
     if labels is None:
         labels = np.full(scores.shape[:-1] if scores.ndim > 1 else scores.shape, IGNORED)
     features = None if calibrator is None else calibrator.input_features(chunk.columns)

@@ -48,7 +48,10 @@ def reference_bins(
     >>> Monitor(reference=reference_bins(sample_path())).tolerated.has_reference
     True
     """
-    chosen = as_dataset(data).split(split, TEST_SPLITS)
+    dataset = as_dataset(data)
+    if calibrator is not None:
+        dataset = dataset.in_order(calibrator.class_names_)
+    chosen = dataset.split(split, TEST_SPLITS)
     if chosen.domain != "logits":
         raise ValueError(f"{chosen.path} has probs; a reference needs logits")
     work = chosen.walk(

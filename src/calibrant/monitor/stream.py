@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
@@ -17,6 +17,13 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins
 from calibrant._core.checks import Features, Logits, Values
 from calibrant._core.chunks import Progress
+from calibrant._core.class_names import (
+    as_array,
+    class_names_of,
+    in_order,
+    numbered,
+    numbers_in_order,
+)
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant.calibrators.base import Calibrator
@@ -158,6 +165,7 @@ class Monitor(WithOptions):
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._check_open(window)
+        logits, probs, labels = self._in_order(logits, probs, labels)
         targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
         pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
@@ -205,6 +213,7 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
+        logits, probs, _ = self._in_order(logits, probs)
         keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
@@ -258,7 +267,9 @@ class Monitor(WithOptions):
         ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
         the window without labels, which the file need not have; an alarm ends its promises.
         """
-        chosen = as_dataset(path).split(split, TEST_SPLITS)
+        dataset = as_dataset(path)
+        dataset = dataset.in_order(self._class_order(dataset.class_names))
+        chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
         self._check_open(window)
@@ -463,6 +474,24 @@ class Monitor(WithOptions):
         if logits is None or probs is not None:
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
         return checks.as_scores(logits)
+
+    def _class_order(self, names: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the order of classes in which examples are recognised, whatever that of a file."""
+        known = None if self.calibrator is None else self.calibrator.class_names_
+        return known or (None if names is None else sorted(names))
+
+    def _in_order(
+        self, logits: Values | None, probs: Values | None, labels: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Return data frames as arrays in this order, and labels as numbers of its classes."""
+        given: Any = logits if probs is None else probs
+        if (names := class_names_of(given)) is None:
+            return logits, probs, labels
+        values, places = in_order(given, self._class_order(names))
+        if labels is not None:
+            labels = numbered(labels, given)
+            labels = labels if places is None else numbers_in_order(places, as_array(labels))
+        return (values, None, labels) if probs is None else (None, values, labels)
 
     def _check_calibrator(self) -> None:
         if self.calibrator is None and self.fingerprint is not None:

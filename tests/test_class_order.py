@@ -273,7 +273,7 @@ def test_an_estimate_finds_classes_by_name(calibrated, fitted, frame, tmp_path):
         probs = fitted.predict_proba(scores(frame))
         frame, options = frame.assign(**dict(zip(frame.columns[:3], probs.T, strict=True))), {}
     some = frame.assign(label=frame["label"].where(frame.index % 450 < 200, "-100"))
-    first, second, same = named_days(some, tmp_path)
+    _, second, same = named_days(some, tmp_path)
     estimator = PerformanceEstimator(frame[:450], **options)
     for labels in (True, False):
         results = [estimator.estimate(day, labels=labels).to_dict() for day in (same, second)]

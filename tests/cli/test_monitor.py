@@ -1,6 +1,7 @@
 """The verb monitor."""
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -112,6 +113,41 @@ def test_a_file_is_known_under_every_path(run, days):
         assert "is in the stream already" in err
     _, out, _ = run("monitor", "--state", "s.json", "--json")
     assert json.loads(out)["n"] == 500
+
+
+def test_labels_that_come_later(run, days):
+    """A job that runs four times a day on the file of the day, as its labels come."""
+    arrays = open_dataset(days[0]).split()
+    logits, labels = np.asarray(arrays.logits), arrays.labels
+    for share in (0.25, 0.5, 0.75, 1.0):
+        known = np.where(np.arange(500) < 500 * share, labels, -100)
+        save_predictions("today.npz", {"logits": logits, "labels": known})
+        code, out, err = run("monitor", "today.npz", "--state", "s.json", "--json")
+        assert (code, err) == (0, "")
+    (window,) = json.loads(out)["windows"]
+    _, once, _ = run("monitor", days[0], "--json")
+    assert {**json.loads(once)["windows"][0], "window": "today.npz"} == pytest.approx(window)
+
+
+def test_ids_tell_examples_apart(run, days):
+    logits = np.tile([[1.0, 0.0], [0.0, 2.0]], (50, 1))
+    for day in (1, 2):
+        ids = np.arange(100 * day, 100 * day + 100)
+        save_predictions("day.npz", {"logits": logits, "labels": np.zeros(100, int), "order": ids})
+        code, out, err = run("monitor", "day.npz", "--ids", "order", "--state", "s.json", "--json")
+        assert (code, err, json.loads(out)["n"]) == (0, "", 100 * day)
+    code, _, err = run("monitor", "day.npz", "--state", "s.json")
+    assert code == 2
+    assert "recognises its examples by their ids, got logits: pass ids with every delivery" in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_a_state_keeps_its_permissions(run, days):
+    run("monitor", days[0], "--state", "s.json")
+    Path("s.json").chmod(0o600)
+    run("monitor", days[1], "--state", "s.json")
+    assert Path("s.json").stat().st_mode & 0o777 == 0o600
+    assert json.loads(run("monitor", "--state", "s.json", "--json")[1])["n"] == 1000
 
 
 def test_a_missing_state_is_named(run, days):

@@ -63,4 +63,4 @@ def test_keys_of_ids():
     with pytest.raises(ValueError, match=r"one id per row is wanted, got 2 for labels of shape"):
         id_keys(["a", "b"], (3,))
     with pytest.raises(TypeError, match="whole numbers or text"):
-        id_keys([1.5], (1,))
+        id_keys([1.5], (1,))  # type: ignore[list-item]

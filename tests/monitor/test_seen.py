@@ -68,8 +68,11 @@ def test_labels_count_once_in_every_precision(rng, form, classes):
         deliver(watch, rng, form, logits, labels, dtypes=dtypes, window=day)
         wanted.update(logits, labels, window=day)
     for key in ("count", "right"):
-        sums = [[getattr(w, key).sum() for w in each.windows.values()] for each in (watch, wanted)]
-        np.testing.assert_allclose(*sums, atol=2)  # in half precision there are ties
+        found, expected = (
+            [getattr(window, key).sum() for window in each.windows.values()]
+            for each in (watch, wanted)
+        )
+        np.testing.assert_allclose(found, expected, atol=2)  # in half precision there are ties
 
 
 @pytest.mark.filterwarnings("ignore:.*is in the stream already")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,7 +68,7 @@ class Examples:
     """
 
     def __init__(self, by: str, keys: Keys, labels: IntArray) -> None:
-        self.by, self.keys, self.labels = by, keys, labels.reshape(-1).astype(np.int32)
+        self.by, self.keys, self.labels = by, keys, labels.reshape(-1).astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -132,9 +133,9 @@ class Delivery(NamedTuple):
     @classmethod
     def of_pairs(cls, pairs: Pairs, ids: Iterable[Id] | None) -> Delivery:
         """Make a delivery of pairs, whose labels are their outcomes."""
-        n = pairs.outcome.size
-        keys = np.zeros(n, np.uint64) if ids is None else id_keys(ids, (n,))
-        return cls(Examples("" if ids is None else "ids", keys, pairs.outcome), *pairs)
+        labels = pairs.outcome.astype(np.int64)
+        keys = np.zeros(labels.size, np.uint64) if ids is None else id_keys(ids, labels.shape)
+        return cls(Examples("" if ids is None else "ids", keys, labels), *pairs)
 
     @classmethod
     def joined(cls, parts: Sequence[Delivery]) -> Delivery:
@@ -145,6 +146,18 @@ class Delivery(NamedTuple):
     def take(self, chosen: Any) -> Delivery:
         """Return some of the examples."""
         return Delivery(self.examples.take(chosen), self.confidence[chosen], self.outcome[chosen])
+
+    def filling(self, filled: int, size: int) -> Iterator[tuple[int, Delivery]]:
+        """Yield examples by the number of the window that they fill, from 0, partly filled already.
+
+        A window has ``size`` labelled examples. Those without a label fill nothing: they are in the
+        window of the one before.
+        """
+        labelled = filled + np.cumsum(self.examples.labelled)
+        numbers = np.maximum(labelled - 1, 0) // size
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for start, end in pairwise([*starts.tolist(), len(numbers)]):
+            yield int(numbers[start]), self.take(slice(start, end))
 
     @property
     def pairs(self) -> Pairs:
@@ -187,8 +200,8 @@ def id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
     if len(texts) != shape[0]:
         raise ValueError(f"one id per row is wanted, got {len(texts)} for labels of shape {shape}")
     hashes = b"".join(blake2b(text, digest_size=8).digest() for text in texts)
-    rows = np.frombuffer(hashes, "<u8").astype(np.uint64)
-    places = np.arange(np.prod(shape[1:], dtype=int), dtype=np.uint64)
+    rows: Keys = np.frombuffer(hashes, "<u8").astype(np.uint64)
+    places: Keys = np.arange(np.prod(shape[1:], dtype=int)).astype(np.uint64)
     return np.asarray(rows[:, None] + places * ODD).reshape(-1)
 
 

@@ -93,7 +93,8 @@ class SeenExamples:
 
     def recognise(self, came: Examples) -> Known:
         """Find the examples of a delivery that were seen before, and change nothing."""
-        new, late, again = np.ones(len(came), np.bool_), [], 0
+        new, again = np.ones(len(came), np.bool_), 0
+        late: list[Late] = []
         if not (came.by and len(came)):
             return Known(new, late, again)
         self.check_comparable(came.by)
@@ -216,14 +217,14 @@ def matched(
 
 def _paired(keys: Keys, others: Keys) -> tuple[IntArray, IntArray]:
     """Return the places of equal keys: the first with the first, the second with the second."""
-    numbered = (_mixed(values, _occurrences(values)) for values in (keys, others))
-    _, here, there = np.intersect1d(*numbered, assume_unique=True, return_indices=True)
+    mine, theirs = (_mixed(values, _occurrences(values)) for values in (keys, others))
+    _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
     return here, there
 
 
 def _mixed(keys: Keys, numbers: IntArray) -> Keys:
     """Return keys of pairs of a key and a number."""
-    return np.asarray((keys * ODD + numbers.astype(np.int64).view(np.uint64)) * ODD)
+    return np.asarray((keys * ODD + numbers.view(np.uint64)) * ODD)
 
 
 def _occurrences(keys: Keys) -> IntArray:

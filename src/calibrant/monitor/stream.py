@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import chain, count
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -552,16 +552,12 @@ class Monitor(WithOptions):
         if window is not None:
             yield _number(window), new
             return
-        number, filled = self._windows.next_number(), 0
-        last = self.windows.get(number - 1)
+        first, filled = self._windows.next_number(), 0
+        last = self.windows.get(first - 1)
         if last is not None and last.n < self.window:
-            number, filled = last.number, last.n
-        # examples without a label fill nothing: they belong to the window of the one before
-        labelled = filled + np.cumsum(new.examples.labelled)
-        numbers = number + np.maximum(labelled - 1, 0) // self.window
-        starts = np.flatnonzero(np.diff(numbers, prepend=number - 1))
-        for start, end in pairwise([*starts.tolist(), len(numbers)]):
-            yield int(numbers[start]), new.take(slice(start, end))
+            first, filled = last.number, last.n
+        for number, part in new.filling(filled, self.window):
+            yield first + number, part
 
     def _sums(self, delivery: Delivery, number: int, name: str = "") -> Window:
         return self.tolerated.window(delivery.pairs, number, name or self._name(number))

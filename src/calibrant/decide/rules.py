@@ -123,6 +123,7 @@ class DecisionRule(nn.Module):
         """Name of the decisions in :meth:`decide`, "accepted" or "set"."""
         return "set" if isinstance(self.guarantee, ConformalSets) else "accepted"
 
+    @checks.warnings_at_caller()
     def decide(
         self, logits: Input = None, *, probs: Input = None, features: Features | None = None
     ) -> dict[str, NDArray[Any]]:
@@ -166,6 +167,13 @@ class DecisionRule(nn.Module):
         else:
             right = np.take_along_axis(members, known[..., None], -1)[..., 0]
         return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))
+
+    @property
+    def decides_nothing(self) -> bool:
+        """True if no answer is accepted or all sets hold all classes, for want of examples."""
+        guarantee = self.guarantee
+        sets = isinstance(guarantee, ConformalSets)
+        return (guarantee.limit if sets else guarantee.threshold) == math.inf
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if no answer is accepted."""

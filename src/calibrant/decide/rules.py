@@ -171,9 +171,9 @@ class DecisionRule(nn.Module):
     @property
     def decides_nothing(self) -> bool:
         """True if no answer is accepted or all sets hold all classes, for want of examples."""
-        guarantee = self.guarantee
-        sets = isinstance(guarantee, ConformalSets)
-        return (guarantee.limit if sets else guarantee.threshold) == math.inf
+        if isinstance(self.guarantee, ConformalSets):
+            return self.guarantee.limit == math.inf
+        return self.guarantee.threshold == math.inf
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if no answer is accepted."""

@@ -199,6 +199,7 @@ def effect(
     dataset = as_dataset(data, sample_weight=sample_weight, multilabel=calibrator.multilabel)
     examples = dataset.split(split, TEST_SPLITS)
     examples.warn_if_probs()
+    examples.warn_of_copies()
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )

@@ -38,6 +38,8 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
     if rows.ndim < 2 or rows.shape[-1] < 2:
         raise ValueError(f"{name} must be (..., classes) or (n,), got {tuple(scores.shape)}")
     if probs is None:
+        remedy = "if they are, pass them as probs="
+        checks.warn_of_probs(scores, remedy, checks.MANY_ODDS)
         return np.asarray(softmax(rows, -1)), scores
     checks.check_sums(rows, eps)
     return rows, scores

@@ -355,7 +355,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         scores = scoring.logits_of(self.estimator_, X, self.classes_, tags=tags)
         odds = scoring.log_odds(scores, self.floor_)
         features = X if self.calibrator_.needs_features else None
-        logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
+        with checks.known_rows():  # they are the estimator's, whatever they look like
+            logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
 
     @property

@@ -82,6 +82,7 @@ def apply(
     splits = scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
+        split.warn_if_probs()
     write_splits(dataset, splits, Path(out), calibrated_by(calibrator), progress)
 
 

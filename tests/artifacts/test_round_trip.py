@@ -224,11 +224,11 @@ def test_conformal_sets_come_back(coverage, tmp_path):
     probs = torch.tensor(logits).softmax(-1).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are too few examples
-        found = conformal(probs[:200], labels[:200], coverage=coverage, seed=3)
+        found = conformal(probs=probs[:200], labels=labels[:200], coverage=coverage, seed=3)
     io.save(found, tmp_path / "sets.json")
     again = io.load(tmp_path / "sets.json", ConformalSets)
     assert again == found
-    assert np.array_equal(again.sets(probs), found.sets(probs))
+    assert np.array_equal(again.sets(probs=probs), found.sets(probs=probs))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, torch.bfloat16])

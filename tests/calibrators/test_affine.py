@@ -16,6 +16,7 @@ from calibrant.calibrators import affine_fit as affine, class_temperatures as cl
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.watch import told
 from tests.support.masked import assert_masked_classes_are_refused
 from tests.support.simulate import drawn
 from tests.support.tensors import Largest
@@ -144,6 +145,7 @@ def test_strong_penalties_win_where_there_is_nothing_to_gain(rng, method):
 
 
 @pytest.mark.parametrize("method", ODIR)
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_weak_penalties_win_where_classes_are_confused(rng, method):
     logits, labels, _ = confused(rng, n=4000)
     fitted = method().fit(logits, labels)
@@ -192,6 +194,7 @@ def repeated(rng):
     return np.repeat(logits, 10, 0), np.repeat(labels, 10), np.repeat(np.arange(60), 10)
 
 
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_groups_stay_together(rng):
     logits, labels, groups = repeated(rng)
     apart = MatrixScaling().fit(logits, labels)
@@ -260,6 +263,7 @@ def test_shift_of_a_row_changes_nothing(rng, method):
 
 
 @every
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_weight_two_is_a_doubled_row(rng, method):
     logits, labels, _ = confused(rng, n=300)
     weight = np.where(np.arange(300) < 100, 2.0, 1.0)
@@ -352,6 +356,7 @@ def test_argmax_changes(rng, method):
 
 
 @every_affine
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_fit_lowers_the_loss_below_temperature_scaling(rng, method):
     logits, labels, _ = confused(rng)
     given = torch.from_numpy(logits)
@@ -397,9 +402,9 @@ def test_separable_data_stay_bounded(rng, method, scale, turn):
 
 def test_separable_data_are_said_to_be(rng):
     logits = rng.normal(size=(300, 3))
-    with pytest.warns(UserWarning, match="tell the 300 examples apart"):
+    with told(), pytest.warns(UserWarning, match="tell the 300 examples apart"):
         VectorScaling().fit(logits, logits.argmax(-1))
-    with pytest.warns(UserWarning, match="is at its bound"):
+    with told(), pytest.warns(UserWarning, match="is at its bound"):
         ClassTemperatures().fit(logits, logits.argmax(-1))
 
 

@@ -20,6 +20,7 @@ from calibrant.calibrators.histogram import (
     ranked,
 )
 from calibrant.calibrators.top_label import CERTAIN
+from calibrant.calibrators.watch import told
 from tests.support.binned_maps import (
     confidence,
     quiet,
@@ -174,7 +175,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     message = "ScalingBinning found no optimum for these 1,000 examples and stopped at its bounds"
-    with pytest.warns(UserWarning, match=message):
+    with told(), pytest.warns(UserWarning, match=message):
         fitted = ScalingBinning().fit(logits, labels)
     assert (fitted.levels_.abs() <= CERTAIN).all()
     sure = fitted.predict_proba(logits).max(-1).mean()

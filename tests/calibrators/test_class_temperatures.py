@@ -59,6 +59,7 @@ def greedy(logits, labels, weight, passes):
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_class_temperatures_are_those_of_the_slow_search(seed):
     rng = np.random.default_rng(seed)
     logits, labels = skewed(rng, 150, [1.0, 3.0, 0.7, 1.5], scale=3)
@@ -102,6 +103,7 @@ def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
         assert expected == pytest.approx(rows.quality())
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
     logits, labels = skewed(rng, 2000, rng.uniform(0.5, 3, 10))
     common = TemperatureScaling().fit(logits, labels)
@@ -114,6 +116,7 @@ def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
     assert error_of(fitted) == pytest.approx(after["ece"].value, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_absent_class_keeps_the_common_temperature(rng):
     logits, labels = skewed(rng, 800, [1.0, 2.0, 3.0, 1.0])
     labels[labels == 1] = 2

@@ -598,6 +598,7 @@ def test_a_fit_on_one_example_or_none(name, classes):
 
 
 @pytest.mark.parametrize("from_table", [False, True])
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_samples_that_are_all_alike_are_told_of(from_table):
     rng = np.random.default_rng(0)
     logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)

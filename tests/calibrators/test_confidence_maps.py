@@ -24,6 +24,7 @@ from calibrant.calibrators.confidence_maps import (
     fit_platt,
     smooth_slope,
 )
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 ALL: list[Any] = [SigmoidScaling, BetaCalibration, SplineCalibration]
@@ -85,6 +86,7 @@ def test_the_map_is_applied_to_the_top_class_and_the_rest_keeps_its_proportions(
 
 
 @pytest.mark.parametrize("kind", ALL)
+@pytest.mark.filterwarnings("ignore:.*keeps predictions", "ignore:accuracy .* is no better")
 def test_only_on_wish_another_class_may_come_out_on_top(kind, rng):
     logits, labels = drawn(rng, 2000, 5, scale=1.0)
     labels[::2] = rng.integers(0, 5, 1000)
@@ -264,7 +266,7 @@ def test_a_known_distortion_is_undone(rng):
     assert error < np.abs(by_line - truth[30_000:]).mean() / 1.5
 
 
-@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are|rows are copies)")
 def test_equal_confidences_share_one_value_whatever_their_order(rng):
     odds = rng.integers(0, 12, 3000) / 3
     right = rng.random(3000) < expit(0.5 * odds)
@@ -287,6 +289,7 @@ def test_one_confidence_becomes_the_accuracy(rng):
     assert found[1] == pytest.approx(right.mean() + expit(2.5) - expit(2.0), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_weight_two_is_a_row_twice(rng):
     logits, labels = drawn(rng, 600, 4, 2.0)
     again = np.repeat(np.arange(600), np.where(np.arange(600) % 3 == 0, 2, 1))
@@ -332,7 +335,7 @@ def test_confidences_stay_half_a_sample_from_certainty(rng):
     assert found[:, 0].min() == pytest.approx(1 / 800, rel=1e-3)
     # the other way round: of ten classes none is ever right
     logits = 0.1 * rng.normal(size=(400, 10))
-    with pytest.warns(UserWarning, match="stopped at its bounds"):
+    with told(), pytest.warns(UserWarning, match="stopped at its bounds"):
         fitted = SplineCalibration(keep_argmax=False).fit(logits, logits.argmin(-1))
     top = np.take_along_axis(fitted.predict_proba(logits), logits.argmax(-1)[:, None], -1)
     assert top.min() == pytest.approx(1 / 800, rel=1e-3)
@@ -345,7 +348,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     name = kind.__name__
     message = f"{name} found no optimum for these 1,000 examples and stopped at its bounds"
-    with pytest.warns(UserWarning, match=message):
+    with told(), pytest.warns(UserWarning, match=message):
         fitted = kind().fit(logits, labels)
     assert all(torch.isfinite(values).all() for values in fitted.state_dict().values())
     confidence = fitted.predict_proba(logits).max(-1)

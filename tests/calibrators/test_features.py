@@ -29,6 +29,7 @@ from calibrant.calibrators.features import (
 )
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.watch import told
 from calibrant.workflows import compare as comparison
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit
@@ -679,7 +680,10 @@ def test_without_both_right_and_wrong_samples_nothing_changes(method, answers, r
     logits, _ = drawn(rng, 200, 4)
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     features = rng.normal(size=(200, 3))
-    with pytest.warns(UserWarning, match=f"all 200 examples are {answers}: nothing is changed"):
+    with (
+        told(),
+        pytest.warns(UserWarning, match=f"all 200 examples are {answers}: nothing is changed"),
+    ):
         module = method().fit(logits, labels, features=features)
     np.testing.assert_allclose(
         module.predict_proba(logits, features), softmax(logits, -1), atol=1e-6
@@ -845,6 +849,7 @@ def test_the_objective_decides(rng):
     assert likely["ece"] > calibrated["ece"]
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_values_are_judged_at_their_own_temperatures(rng):
     logits, labels, features, head = too_sure(rng)
     make = partial(FeatureClipping, max_accuracy_loss=1.0)

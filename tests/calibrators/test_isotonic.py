@@ -22,6 +22,7 @@ from calibrant.calibrators.isotonic import (
     violators,
 )
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 from tests.support.warm_scripts import run_script
 
@@ -120,6 +121,7 @@ def test_probabilities_are_those_of_scikit_learn(rng, kind, expected, case):
         assert np.median(error) < 1e-7
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_both_of_two_classes_are_pooled_to_keep_the_predicted_one(rng):
     pytest.importorskip("sklearn")
     logits, labels = drawn(rng, 300, 2, 1.7)
@@ -279,6 +281,7 @@ def test_a_known_distortion_is_undone(rng):
         assert np.abs(error).mean() < 0.02, kind
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_one_vs_rest_undoes_what_differs_between_classes(rng):
     truth = 2 * rng.normal(size=(40_000, 3))
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
@@ -463,7 +466,7 @@ def test_one_sided_answers_are_told(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     message = f"{kind.__name__}: all 1,000 examples are {answers}, so nothing is learned"
-    with pytest.warns(UserWarning, match=message):
+    with told(), pytest.warns(UserWarning, match=message):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)
     assert confidence.mean() > 0.9 if answers == "right" else confidence.mean() < 0.6

@@ -484,6 +484,7 @@ def test_numbers_of_a_matrix_are_columns_too(rng):
         fitted.predict_proba(odds, features[:, :2])
 
 
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_groups_stay_together():
     """Copies of examples in other folds would make noise look like a gain."""
     odds, _, labels, metadata = planted(3, 150, effect=0.0)

@@ -25,6 +25,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import (
     SMART,
 )
+from calibrant.calibrators.watch import told
 from tests.support.networks import at_rate, fitted, margins, masked, value_of
 from tests.support.simulate import drawn
 
@@ -191,7 +192,10 @@ def test_temperatures_are_the_outputs_of_the_network(data, hidden):
 def test_no_temperature_is_below_the_floor(rng):
     logits = rng.normal(size=(300, 4))
     smart = at_rate(0.1, SMART(steps=400, likelihood=1.0))
-    with pytest.warns(UserWarning, match="no best temperature in .* stopped at 0.05. 100 % of"):
+    with (
+        told(),
+        pytest.warns(UserWarning, match="no best temperature in .* stopped at 0.05. 100 % of"),
+    ):
         smart.fit(logits, logits.argmax(-1))
     found = smart.temperature(logits)
     assert found.min() >= 0.1
@@ -217,7 +221,7 @@ def test_rows_with_one_possible_class_alone_change_nothing(rng):
     given = np.full((30, 5), -np.inf)
     given[:, 1] = 3.0
     smart = SMART(start="identity", steps=5)
-    with pytest.warns(UserWarning, match="no best temperature in"):
+    with told(), pytest.warns(UserWarning, match="no best temperature in"):
         fitted(smart, given, np.ones(30, int))
     np.testing.assert_array_equal(smart.predict_proba(given), np.isfinite(given))
     assert np.isfinite(smart.temperature(rng.normal(size=(5, 5)))).all()

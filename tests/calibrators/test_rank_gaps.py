@@ -15,6 +15,7 @@ from calibrant._core.solve import minimise, time_limit
 from calibrant.calibrators import rank_gaps
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 from tests.support.tensors import Largest
 
@@ -65,6 +66,7 @@ def shaped(rng, n, factors, scale=2.0):
 
 @pytest.mark.parametrize("ranks", [0, 1, 9])
 @pytest.mark.parametrize("case", ["plain", "weighted", "masked", "at the bound"])
+@pytest.mark.filterwarnings("ignore:accuracy .* is no better")  # at the bound
 def test_it_is_the_penalised_optimum(rng, monkeypatch, case, ranks):
     """With a factor for each gap, for the first alone, and with one for all."""
     monkeypatch.setattr(rank_gaps, "RANKS", ranks)
@@ -179,7 +181,7 @@ def test_time_limit_ends_the_fit(rng):
 
 def test_data_without_an_optimum_are_told_of(rng):
     logits, _ = drawn(rng, 300, 4)
-    with pytest.warns(UserWarning, match="no best temperature"):
+    with told(), pytest.warns(UserWarning, match="no best temperature"):
         fitted = RankGaps().fit(logits, logits.argmax(-1))
     assert torch.isfinite(fitted.factors_).all()
 

@@ -21,6 +21,7 @@ from calibrant.calibrators.scaling import (
     TemperatureObjective,
     TemperatureScaling,
 )
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 OBJECTIVES: tuple[TemperatureObjective, ...] = ("nll", "brier", "ece", "soft_ece")
@@ -248,7 +249,7 @@ def test_one_sided_answers_end_at_the_bound_and_say_so(rng, objective, answers, 
     logits = scale * rng.normal(size=(1200, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     fitted = TemperatureScaling(objective=objective)
-    with pytest.warns(UserWarning, match=at_bound(bound, 1200)) as caught:
+    with told(), pytest.warns(UserWarning, match=at_bound(bound, 1200)) as caught:
         fitted.fit(logits, labels)
     assert [w.filename for w in caught] == [__file__]
     assert float(fitted.temperature_) == pytest.approx(bound, rel=1e-6)
@@ -275,7 +276,10 @@ def test_logits_of_an_unusual_scale_are_not_taken_for_guessing(rng, factor, reas
 def test_the_ensemble_says_so_too(rng, answers):
     logits = rng.normal(size=(100, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
-    with pytest.warns(UserWarning, match=at_bound(0.05 if answers == "right" else 20.0, 100)):
+    with (
+        told(),
+        pytest.warns(UserWarning, match=at_bound(0.05 if answers == "right" else 20.0, 100)),
+    ):
         fitted = EnsembleTemperatureScaling().fit(logits, labels)
     expected = [1, 0, 0] if answers == "right" else [0, 0, 1]
     np.testing.assert_allclose(fitted.weights_, expected, atol=1e-6)
@@ -292,12 +296,13 @@ def test_uniform_logits_have_no_best_temperature(objective):
 
 def test_right_answers_without_any_doubt_are_left_alone(rng):
     logits = 1e6 * rng.normal(size=(300, 5))
-    with pytest.warns(UserWarning, match="no best temperature"):
+    with told(), pytest.warns(UserWarning, match="no best temperature"):
         fitted = TemperatureScaling().fit(logits, logits.argmax(-1))
     assert float(fitted.temperature_) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_rows_with_one_possible_class_have_no_say(rng):
     logits, labels = drawn(rng, 500, 4, 2.0)
     sure = np.where(np.arange(4) == 2, 1.0, -np.inf) * np.ones((200, 1))
@@ -306,7 +311,7 @@ def test_rows_with_one_possible_class_have_no_say(rng):
     fitted = TemperatureScaling().fit(given, with_sure)
     assert float(fitted.temperature_) == pytest.approx(expected, rel=1e-5)
     np.testing.assert_array_equal(fitted.predict_proba(sure), np.isfinite(sure))
-    with pytest.warns(UserWarning, match=at_bound(1, 200)):
+    with told(), pytest.warns(UserWarning, match=at_bound(1, 200)):
         TemperatureScaling().fit(sure, np.full(200, 2))
 
 
@@ -452,7 +457,7 @@ def test_newton_steps_over_the_logits_find_the_optimum_of_the_table(rng, kind, m
 def test_newton_steps_give_way_to_the_table_where_there_is_no_optimum(rng, monkeypatch):
     logits = rng.normal(size=(2000, 5))
     monkeypatch.setattr(scaling, "LARGE", 1)
-    with pytest.warns(UserWarning, match="no best temperature in"):
+    with told(), pytest.warns(UserWarning, match="no best temperature in"):
         fitted = TemperatureScaling().fit(logits, logits.argmax(-1))
     assert float(fitted.temperature_) == pytest.approx(0.05)
     with pytest.raises(ValueError, match="row 1500 has NaN"):

@@ -13,6 +13,7 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators import affine_fit
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 METHODS = [StructuredMatrixScaling, StructuredVectorScaling]
@@ -88,6 +89,7 @@ def test_it_is_the_penalised_optimum(rng, method, classes, weighted):
 
 
 @every
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_bias_towards_classes_is_corrected(rng, method):
     logits, labels = biased(rng, n=4000)
     new, answers = biased(rng, n=4000)
@@ -128,6 +130,7 @@ def test_few_examples_cost_little(rng, n, classes):
 
 @pytest.mark.filterwarnings("ignore:.*classes have no example")
 @every
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_five_examples_of_each_class_are_enough_unless_they_are_copies(rng, method):
     logits, labels = drawn(rng, 60, 5, temperature=2.0)
     labels[:5] = range(5)
@@ -171,6 +174,7 @@ def test_scale_of_the_logits_does_not_matter(rng, method):
 
 
 @every
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_masked_classes_stay_impossible_and_the_others_are_corrected(rng, method):
     """A mask of some rows does not keep the bias of the others from being found."""
     logits, labels = biased(rng, n=4000)
@@ -189,9 +193,9 @@ def test_masked_classes_stay_impossible_and_the_others_are_corrected(rng, method
 def test_missing_classes_and_data_without_an_optimum_are_told_of(rng, method):
     logits, labels = drawn(rng, 300, 5)
     kept = labels != 3
-    with pytest.warns(UserWarning, match=r"1 of 5 classes have no example \(3\)"):
+    with told(), pytest.warns(UserWarning, match=r"1 of 5 classes have no example \(3\)"):
         method().fit(logits[kept], labels[kept])
-    with pytest.warns(UserWarning, match="no best temperature"):
+    with told(), pytest.warns(UserWarning, match="no best temperature"):
         sure = method().fit(logits, logits.argmax(-1))
     assert (sure.predict_proba(logits).argmax(-1) == logits.argmax(-1)).all()
 

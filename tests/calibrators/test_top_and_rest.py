@@ -24,6 +24,7 @@ def confused(rng, n, classes=4):
 
 
 @pytest.mark.parametrize(("n", "classes"), [(600, 4), (120, 12)])
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_the_top_is_that_of_blend_and_the_rest_that_of_matrix_and_gaps(rng, n, classes):
     logits, labels = confused(rng, n, classes)
     fitted, top = TopAndRest().fit(logits, labels), Blend().fit(logits, labels)
@@ -46,6 +47,7 @@ def test_the_top_is_that_of_blend_and_the_rest_that_of_matrix_and_gaps(rng, n, c
     assert fitted.matrix.weight_.ndim == 1 + many
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_the_rest_gains_what_one_temperature_cannot(rng):
     logits, labels = confused(rng, 4000)
     new, answers = confused(rng, 4000)

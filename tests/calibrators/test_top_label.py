@@ -26,6 +26,7 @@ from calibrant.calibrators.top_label import (
     top_odds,
     with_log_odds,
 )
+from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 
@@ -419,7 +420,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     fitted: Any = kind()
     message = "OddsScaling found no optimum for these 1,000 examples and stopped at its bounds"
-    with pytest.warns(UserWarning, match=message):
+    with told(), pytest.warns(UserWarning, match=message):
         fitted.fit(logits, labels)
     line = (fitted if kind is OddsScaling else fitted.odds).line_
     assert line.abs().max() == OddsScaling.LIMIT

@@ -1,6 +1,7 @@
 """The verb decide."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,35 @@ def test_sets_of_a_calibrated_model_in_json(run):
     assert json.loads(out)["splits"]["test"]["n"] == 500
     code, out, _ = run("decide", "p.npz", "--rule", "rule")
     assert "The calibrator must not have seen the examples of the fit." in " ".join(out.split())
+
+
+@pytest.mark.filterwarnings("always:no threshold keeps", "always:.* cannot show a coverage")
+@pytest.mark.parametrize("promise", [("--max-error", "1e-5"), ("--coverage", "0.9999")])
+def test_a_promise_that_the_data_do_not_allow_exits_2(run, promise):
+    """As every failure but an exceeded limit does; what there is to see is printed."""
+    code, out, err = run("decide", "p.npz", *promise, "--save", "rule", "-o", "out.csv")
+    assert code == 2
+    assert "warning: " in err
+    assert err.endswith("nothing is written\n")
+    assert ("No answer is accepted" in out) == (promise[0] == "--max-error")
+    assert ("Every set holds all classes" in out) == (promise[0] == "--coverage")
+    assert not Path("rule").exists()
+    assert not Path("out.csv").exists()
+    code, out, _ = run("decide", "p.npz", *promise, "--save", "rule", "--json")
+    assert code == 2
+    assert json.loads(out)["saved"] is None
+
+
+@pytest.mark.filterwarnings("ignore:no threshold keeps")
+def test_a_saved_rule_that_decides_nothing_is_refused(run):
+    rule = decide("p.npz", max_error=1e-5).rule
+    assert rule.decides_nothing
+    artifacts.save(rule, "rule")
+    code, out, err = run("decide", "p.npz", "--rule", "rule", "-o", "out.csv")
+    assert (code, out) == (2, "")
+    assert "error: rule: No answer is accepted: too few examples" in err
+    assert not decide("p.npz", max_error=0.5).rule.decides_nothing
+    assert not decide("p.npz", coverage=0.5).rule.decides_nothing
 
 
 @pytest.mark.parametrize(

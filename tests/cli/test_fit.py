@@ -97,6 +97,7 @@ def test_fit_in_json(run):
 
 @pytest.mark.parametrize("folds", [(), ("--cross-fit", "2")])
 @pytest.mark.parametrize("estimand", ["binary", "top_label"])
+@pytest.mark.filterwarnings("always:.*keeps predictions")
 def test_fit_of_two_classes_says_which_probability_was_measured(run, rng, folds, estimand):
     z = 2 * rng.normal(size=300)
     labels = (rng.random(300) < 1 / (1 + np.exp(2 - z))).astype(int)

@@ -219,6 +219,7 @@ def refuse(constant: str) -> Any:
 @pytest.mark.filterwarnings("always:20 answers")  # are too few to compare signals
 @pytest.mark.filterwarnings("always:confident answers are not right more often")
 @pytest.mark.filterwarnings("always:.*grade 20 at least")
+@pytest.mark.filterwarnings("always:.*rows are copies")
 def test_every_verb_shows_them_as_text(run, in_folder):
     assert set(LINES) == set(verbs(cli))
     for words, lines in LINES.items():

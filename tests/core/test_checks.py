@@ -782,6 +782,19 @@ def test_the_look_at_logits_costs_little(rng, monkeypatch):
     assert read == [3000] * 6
 
 
+def test_a_batch_of_sure_predictions_is_not_suspected(rng):
+    """All of class 1 and barely so, as a selection may be; a hundred of them hardly are."""
+    odds, seen = rng.uniform(0.1, 0.9, 200), 4 * rng.normal(size=200)
+    labels = (seen > rng.logistic(size=200)).astype(int)
+    fitted, sets = cal.TemperatureScaling().fit(seen, labels), cal.conformal(seen, labels)
+    for call in (fitted.predict_proba, fitted.transform, fitted.temperature, sets.sets):
+        call(odds[:99])  # a warning would be an error
+        with pytest.warns(UserWarning, match="every number is between 0 and 1"):
+            call(odds[:100])
+    with pytest.warns(UserWarning, match="every number is between 0 and 1"):
+        cal.evaluate(odds[:10], np.arange(10) % 2)
+
+
 @pytest.mark.parametrize("method", ["ts", "vector", "auto", "blend", "isotonic"])
 def test_a_fit_on_probabilities_warns_once_at_the_line_of_the_caller(rng, method):
     truth = rng.dirichlet(np.ones(3), 300)

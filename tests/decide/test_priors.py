@@ -307,6 +307,7 @@ def test_fit_forgets_a_correction_and_takes_the_frequencies_of_the_labels(rng):
     assert binary.old_prior_[1].item() == pytest.approx(events.mean())
 
 
+@pytest.mark.filterwarnings("ignore:accuracy .* is no better")
 def test_a_class_that_fit_did_not_see_is_left_alone(rng):
     logits = rng.normal(size=(100, 3))
     module = PriorCorrection(Identity()).fit(logits, rng.integers(2, size=100))

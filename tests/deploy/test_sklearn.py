@@ -48,6 +48,7 @@ from sklearn.svm import SVC, LinearSVC  # noqa: E402
 from sklearn.tree import DecisionTreeClassifier  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
+from calibrant.calibrators.watch import told  # noqa: E402
 from calibrant.deploy.sklearn import CalibratedClassifier  # noqa: E402
 
 FOLDS = StratifiedKFold(5)
@@ -169,6 +170,7 @@ def test_checks_of_scikit_learn(estimator, check):
 
 
 @pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression(tol=1e-10)])
+@pytest.mark.filterwarnings("ignore:.*rows are copies")
 def test_weight_two_equals_two_examples(three, estimator):
     X, y = three
     weight = np.arange(600) % 3
@@ -423,6 +425,7 @@ def test_calibration_data_without_a_class(three, method):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*1 of 3 classes have no example")
         warnings.filterwarnings("ignore", message="Blend has .. parameters for 265 examples")
+        warnings.filterwarnings("ignore", message=".*keeps predictions")
         probs = model.fit(X[kept], y[kept]).predict_proba(X)
     assert list(model.classes_) == [0, 1, 2]
     assert probs.shape == (600, 3)
@@ -515,7 +518,7 @@ def test_rare_class_is_masked(rare, method):
 def test_temperature_with_a_rare_class(rare):
     X, y = rare
     votes = KNeighborsClassifier(10)
-    with pytest.warns(UserWarning, match="1 of 500 examples"):
+    with told(), pytest.warns(UserWarning, match="1 of 500 examples"):
         model = CalibratedClassifier(votes, method="ts").fit(X, y)
     logits = np.full((500, 4), -1e4)
     with warnings.catch_warnings():
@@ -634,9 +637,20 @@ def test_scale_of_scores(rng, method, factor):
 def test_scale_without_a_best_temperature(rng):
     honest, _ = drawn(rng, 200, 3)
     model = CalibratedClassifier(Boastful(), method="ts")
-    with pytest.warns(UserWarning, match="no best temperature in"):
-        model.fit(honest, honest.argmax(-1))  # all right
+    with pytest.warns(UserWarning, match="all predictions are right"):
+        model.fit(honest, honest.argmax(-1))
     assert model.scale_ == 1
+
+
+def test_scores_of_an_estimator_are_not_taken_for_probabilities(rng):
+    """Log-odds of a hundred examples that are barely of class 1."""
+    X = np.sort(rng.normal(size=(4000, 1)), axis=0)
+    y = (rng.random(4000) < 1 / (1 + np.exp(-X[:, 0]))).astype(int)
+    model = CalibratedClassifier(LogisticRegression(), method="ts").fit(X, y)
+    scores = model.estimator_.decision_function(X)
+    few = X[(scores > 0) & (scores < 1)]
+    assert len(few) > 100
+    assert (model.predict_proba(few)[:, 1] > 0.5).mean() > 0.9  # a warning would be an error
 
 
 def test_floor_of_zero_probabilities(rng):

@@ -207,6 +207,7 @@ def test_two_classes_name_their_probability():
     assert "frequency of y = 1" in said
 
 
+@pytest.mark.filterwarnings("ignore:accuracy .* is no better")
 def test_html_stays_small_with_many_classes_and_groups():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(600, 1000)), rng.integers(1000, size=600)

@@ -91,6 +91,7 @@ def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_predictions_can_be_kept(asked, model, tokenizer):
     logits, labels = asked
     found = calibrated_choices(logits, labels, keep_predictions=True)

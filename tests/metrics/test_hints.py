@@ -23,14 +23,14 @@ def test_labels_in_another_order(classes):
     rng = np.random.default_rng(classes)
     logits, labels = drawn(3000, classes, 4.0, rng)
     assert said(logits, labels) == ""
-    message = "order of the logits, and that both number classes alike"
+    message = "labels are in the order of the rows, count from 0, and number the classes"
     assert message in said(logits, rng.permutation(labels))
 
 
 def test_labels_that_are_off_by_one_or_swapped():
     rng = np.random.default_rng(0)
     logits, labels = drawn(3000, 10, 6.0, rng)
-    assert "no better than guessing among 10 classes" in said(logits, (labels + 1) % 10)
+    assert "no better than that of guessing (10" in said(logits, (labels + 1) % 10)
     logits, labels = drawn(3000, 2, 4.0, rng)
     assert "higher where y = 0 (ROC AUC" in said(logits, 1 - labels)
     odds = logits[:, 1] - logits[:, 0]
@@ -42,7 +42,33 @@ def test_training_set(classes):
     rng = np.random.default_rng(0)
     logits = 30 * rng.normal(size=(1000, classes))
     logits[np.arange(1000), logits.argmax(-1)] += 20
-    assert "trained on these examples, measure held-out" in said(logits, logits.argmax(-1))
+    message = "use held-out examples if the model was trained on these, and the true labels if"
+    assert message in said(logits, logits.argmax(-1))
+    assert message in said(logits / 100, logits.argmax(-1))  # however sure it is
+
+
+def test_labels_of_uneven_classes_in_another_order():
+    """Guesses of a frequent class are often right: chance is not one of so many classes."""
+    rng = np.random.default_rng(0)
+    logits = 4 * rng.normal(size=(3000, 5)) + [6, 3, 0, 0, 0]
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    assert said(logits, labels) == ""
+    shuffled = rng.permutation(labels)
+    agreeing = sum((logits.argmax(-1) == k).mean() * (labels == k).mean() for k in range(5))
+    assert (logits.argmax(-1) == shuffled).mean() > 0.3 > 1 / 5
+    found = said(logits, shuffled)
+    chance = float(found.split("guessing (")[1].split(" %")[0]) / 100
+    assert chance == pytest.approx(agreeing, abs=0.02)
+
+
+def test_weak_models_are_not_mistaken_for_mistakes():
+    """A model that is right more often than chance, and far too sure, is no mistake."""
+    rng = np.random.default_rng(0)
+    for repeat in range(40):
+        n, classes = (200, 1000, 5000)[repeat % 3], (3, 5, 10)[repeat % 3]
+        logits = rng.normal(size=(n, classes))
+        labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+        assert said(5 * logits, labels) == ""
 
 
 def test_sound_data_are_left_alone():

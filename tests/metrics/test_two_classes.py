@@ -64,6 +64,7 @@ def curve_ece(calibration_curve, labels, claimed, bins):
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_an_intercept_is_always_detected(seed):
     """P(y = 1) is 27 points too high, while the predicted class is as sure as it is right."""
     z, labels = clicks(seed)
@@ -311,6 +312,7 @@ def test_accumulators_of_different_estimands_do_not_merge():
 # Workflows
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_workflows_measure_what_evaluate_does():
     z, labels = clicks(n=600)
     data = {"logits": z, "labels": labels}

@@ -113,6 +113,7 @@ def test_a_gain_within_noise_is_none(rng):
         assert judge.simplest(known) == ("rich", name)
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     data = biased(rng)
     kept, free = (chosen(["none", "ts", "sms"], *data, keep_argmax=k) for k in (None, False))
@@ -127,6 +128,7 @@ def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     assert alone.method == "a"
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_two_classes_may_change(rng):
     z = 2 * rng.normal(size=1500)
     labels = (rng.random(1500) < 1 / (1 + np.exp(2 - z))).astype(int)
@@ -146,6 +148,7 @@ def test_weights_count(rng):
         assert chosen(["none", "ts"], *data, sample_weight=weight).method == best
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps predictions", "ignore:sms, which may change")
 def test_auto_has_chosen_already(rng, monkeypatch):
     monkeypatch.setattr(choosing, "_Judge", None)
     data = drawn(rng, 600, 4, 2.5)

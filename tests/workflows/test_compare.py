@@ -514,7 +514,8 @@ def test_advice_and_fit_agree(tmp_path, rng):
     found = compare(
         path, methods={**light, "auto": calibrant.Auto(candidates=list(light))}, level=None
     )
-    again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
+    with pytest.warns(UserWarning, match="Auto keeps predictions.*sms, which may change"):
+        again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
     halves: Any = found["auto"].calibrator
     assert found.choice() == "auto"
     assert halves.findings[0] in found.advice()

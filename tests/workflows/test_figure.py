@@ -38,6 +38,7 @@ def ts(arrays):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["classes", "one logit", "probs", "tags"])
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_every_kind_is_drawn_of_every_form_or_refused(arrays, ts, kind, form):
     data: dict[str, Any] = {key: arrays[key] for key in ("logits", "labels")}
     options: dict[str, Any] = {"kind": kind, "level": None}

@@ -70,6 +70,7 @@ def test_known_temperature_is_found_over_shards(tmp_path, rng, temperature):
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kind", [TemperatureScaling, Shift])
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_weights_are_a_column(tmp_path, kind):
     arrays = predictions()
     arrays["importance"] *= (arrays["labels"] == 2) * 5
@@ -195,6 +196,7 @@ def assert_same_fit(found, expected):
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.filterwarnings("ignore:sms, which may change the predicted class")
 def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng):
     arrays = skewed(rng, 500)
     auto = partial(calibrant.Auto, candidates=("none", "ts", "top_and_rest"), folds=2)
@@ -405,6 +407,7 @@ def test_groups_stay_in_one_fold(tmp_path, rng, kind):
     assert set(found.folds[arrays["labels"] != IGNORED]) == set(range(5))
 
 
+@pytest.mark.filterwarnings("ignore:accuracy .*no better than that of guessing")
 def test_cross_fit_takes_arrays_and_tokens(rng):
     logits = rng.normal(size=(30, 4, 3))
     labels = rng.integers(3, size=(30, 4))

@@ -23,6 +23,7 @@ from calibrant._core.messages import printable
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
 MOST_ROUNDING = 0.01  # of the sum of a row of printed probabilities
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
+MANY_ODDS = 100  # log-odds that are hardly all between 0 and 1 by chance
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
 LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
 LEAST = math.exp(-100)
@@ -95,6 +96,8 @@ def check_shapes(logits: Logits, labels: IntArray) -> None:
         hint += 'estimand="multilabel" (--multilabel)'
     elif labels.shape == (*shape[:-1], 1):
         hint = "for a column of labels pass labels.squeeze(-1)"
+    elif logits.ndim == 2 and shape[1:] == labels.shape and 1 < shape[0] < shape[1]:
+        hint = "classes come last: pass logits.T"
     elif logits.ndim > 2 and shape[:1] + shape[2:] == labels.shape:
         hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
     raise ValueError(
@@ -174,17 +177,35 @@ def silenced() -> Iterator[None]:
         _PENDING.reset(token)
 
 
+_KNOWN_ROWS: ContextVar[bool] = ContextVar("known_rows", default=False)
+
+
+@contextmanager
+def known_rows() -> Iterator[None]:
+    """Do not tell again what rows look like: who opened or made them has, or knows better."""
+    token = _KNOWN_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _KNOWN_ROWS.reset(token)
+
+
+def rows_are_known() -> bool:
+    """Return True within :func:`known_rows`."""
+    return _KNOWN_ROWS.get()
+
+
 def float_info(values: Logits) -> np.finfo[Any] | torch.finfo:
     """Return the limits of the dtype of scores."""
     return torch.finfo(values.dtype) if isinstance(values, Tensor) else np.finfo(values.dtype)
 
 
-def look_like_probs(logits: Logits) -> str:
+def look_like_probs(logits: Logits, fewest_odds: int = FEW) -> str:
     """Return why the first 1,000 rows ``(..., classes)``, or log-odds ``(n,)``, may be probs.
 
-    The text is empty where they cannot be.
+    The text is empty where they cannot be, and for fewer log-odds.
     """
-    if logits.ndim == 1 and len(logits) >= FEW:
+    if logits.ndim == 1 and len(logits) >= fewest_odds:
         odds = as_float64(logits[:LOOKED_AT])
         inside = (odds >= 0).all() and (odds <= 1).all() and odds.min() < odds.max()
         return "every number is between 0 and 1" if inside else ""
@@ -199,10 +220,16 @@ def look_like_probs(logits: Logits) -> str:
     return "every row is nonnegative and sums to one" if summing else ""
 
 
-def warn_of_probs(logits: Logits, remedy: str) -> None:
-    """Warn of logits that look like probabilities; public functions call this on their input."""
-    if reason := look_like_probs(logits):
-        warn(f"logits look like probabilities: {reason}; {remedy}", stacklevel=4)
+def warn_of_probs(logits: Logits, remedy: str, fewest_odds: int = FEW) -> None:
+    """Warn of logits that look like probabilities; public functions call this on their input.
+
+    A batch of predictions may well be surely of class 1, unlike a set with labels: where these
+    are not known, ``fewest_odds`` is :data:`MANY_ODDS`.
+    """
+    if rows_are_known():
+        return
+    if reason := look_like_probs(logits, fewest_odds):
+        warn(f"logits look like probabilities: {reason}; {remedy}", stacklevel=5)
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:

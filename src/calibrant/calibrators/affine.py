@@ -222,7 +222,7 @@ class MatrixScaling(Regularised):
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(5000, 3))
     >>> logits -= logits.mean(-1, keepdims=True)
-    >>> truth = logits @ np.array([[2.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
+    >>> truth = logits @ np.array([[4.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> fitted = MatrixScaling().fit(logits, labels)  # sees that two classes were swapped
     >>> fitted.predict_proba(np.array([[4.0, 1.0, 0.0], [0.0, 4.0, 1.0]])).argmax(-1)

@@ -189,12 +189,9 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     def _weigh(self, data: _Data) -> tuple[dict[str, float], str]:
         """Weights of the members by name, and the reasons."""
         self.candidates_, right = [], data.records.correct
-        if len(right) < FEWEST or right.all() or not right.any():
-            warn(
-                f"too little to calibrate on: {len(right):,} examples, {int(right.sum()):,} of "
-                f"them right; at least {FEWEST} are needed, right and wrong. Nothing is changed"
-            )
-            return {"none": 1.0}, "left as it is: too little data to choose a method"
+        if problem := _too_little(right):
+            warn(f"{problem}. Nothing is changed")
+            return {"none": 1.0}, f"left as it is: {problem}"
         some, keep = data.sample(self.seed), self._keeps(data)
         names = self._usable(data)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
@@ -208,7 +205,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
         changing = structured(some.records.classes, len(some.records)).name
-        if keep and self.keep_argmax is None and data.offers(changing):
+        kept = keep and all(_made(name).keeps_argmax for name in weights)
+        if kept and self.keep_argmax is None and data.offers(changing):
             lines += judge.other_predictions(changing, weights)
         return weights, "\n".join(lines)
 
@@ -258,6 +256,10 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         First what was chosen, then, if anything, what predictions that may change would gain.
         """
         return [line for line in self.reasons_.splitlines() if not line.startswith(" ")]
+
+    def left_out(self) -> list[str]:
+        """What other predictions would gain, which are kept."""
+        return self.findings[1:]
 
     def learned(self) -> dict[str, Any]:
         """The learned values of the chosen method."""
@@ -483,7 +485,7 @@ class _Judge:
         other, kept, right = self.held_out(name), self.average(weights), self.data.records.correct
         more, error = self.mean_and_error(other.correct.astype(float) - right)
         lower, its_error = self.mean_and_error(kept.nll - other.nll)
-        if more < CLEAR * error and lower < CLEAR * its_error:
+        if more <= CLEAR * error and lower <= CLEAR * its_error:  # both are 0 for equal ones
             return []
         accuracy, nll = float(self.share @ right), float(self.share @ kept.nll)
         return [
@@ -491,6 +493,18 @@ class _Judge:
             f"{100 * accuracy:.2f} -> {100 * (accuracy + more):.2f} % (+- {100 * error:.2f}), "
             f"NLL {nll:.4f} -> {nll - lower:.4f} (+- {its_error:.4f}); keep_argmax=False allows it"
         ]
+
+
+def _too_little(right: BoolArray) -> str:
+    """Return why nothing can be learned of examples that are ``right`` or not; empty if it can."""
+    count = len(right)
+    if count < FEWEST:
+        return f"too little to calibrate on: {count:,} examples, and at least {FEWEST} are needed"
+    if right.all() or not right.any():
+        return (
+            f"all {count:,} examples are {'right' if right[0] else 'wrong'}, which teaches nothing"
+        )
+    return ""
 
 
 def _explain(weights: Mapping[str, float], candidates: Sequence[Candidate]) -> str:

@@ -31,7 +31,8 @@ class Average(Calibrator):
     Examples
     --------
     >>> from calibrant.calibrators import Identity, TemperatureScaling
-    >>> logits, labels = np.tile([[2.0, 0.0], [0.0, 2.0]], (40, 1)), np.tile([0, 1, 0, 0], 20)
+    >>> logits = np.tile([[2.0, 0.0], [0.0, 2.0]], (40, 1))
+    >>> labels = np.tile([0, 1, 0, 1, 0, 1, 1, 0], 10)  # three of four are right
     >>> members = [kind().fit(logits, labels) for kind in (Identity, TemperatureScaling)]
     >>> [member.predict_proba([2.0, 0.0])[0].round(3) for member in members]
     [np.float64(0.881), np.float64(0.75)]

@@ -42,6 +42,7 @@ from calibrant._core.class_names import (
     kept_names,
     without_frames,
 )
+from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import WithOptions
 from calibrant._core.solve import Solution
@@ -50,6 +51,7 @@ from calibrant.calibrators import data_checks
 from calibrant.calibrators.described import Described
 from calibrant.calibrators.learned_map import Drawable
 from calibrant.calibrators.passes import Passes
+from calibrant.calibrators.watch import watched
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -317,10 +319,12 @@ class Calibrator(WithOptions, Described, Drawable):
             if not self.multilabel:
                 distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
             self._warn_of_few(len(known), examples.columns, distinct)
-            data_checks.warn_of_one_label(known)
             members = None if groups is None else data_checks.flat_groups(groups, shape)
+            if groups is None and not self.multilabel:
+                warn_of_copies(examples.logits, examples.labels)
             self.set_floor(0)
-            return self.fit_examples(examples, Context(inputs, head, members))
+            with watched(self, examples, inputs):
+                return self.fit_examples(examples, Context(inputs, head, members))
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
         """Learn from checked examples; calibrators that hold others fit them with this.
@@ -345,6 +349,10 @@ class Calibrator(WithOptions, Described, Drawable):
             if isinstance(part, Calibrator):
                 part._store(floor_=float(floor))
                 part._floor = float(part.floor_)
+
+    def left_out(self) -> list[str]:
+        """Sentences about clear gains that the last fit left out."""
+        return []
 
     def refine(self, passes: Passes) -> None:
         """Learn from all examples, after a fit on some of them, if it ``fits_passes``."""
@@ -395,6 +403,7 @@ class Calibrator(WithOptions, Described, Drawable):
     def transform(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
         """Calibrated logits of checked values: an array for arrays, a tensor for a tensor."""
         values, places = in_order(logits, self.class_names_)
+        self._warn_of_probs(values)
         scores = self._checked(values)
         with torch.no_grad():
             result: Tensor = self(scores, self._checked_features(features, scores.device))
@@ -414,6 +423,7 @@ class Calibrator(WithOptions, Described, Drawable):
         Their columns have the order of those of the logits.
         """
         values, places = in_order(logits, self.class_names_)
+        self._warn_of_probs(values)
         scores = self._checked(values)
         with torch.no_grad():
             probs = self._probs(scores, self._checked_features(features, scores.device))
@@ -436,6 +446,20 @@ class Calibrator(WithOptions, Described, Drawable):
             return above if self.multilabel else above + 0
         classes: Tensor | NDArray[Any] = probs.argmax(-1)
         return classes
+
+    def _warn_of_probs(self, logits: Values) -> None:
+        """Warn of probabilities where the logits of predictions are wanted."""
+        if not self.multilabel:
+            remedy = "if they are, pass their logarithm"
+            checks.warn_of_probs(as_scores(logits), remedy, checks.MANY_ODDS)
+
+    def probs_of_classes(self, logits: Logits, features: Logits | None = None) -> FloatArray:
+        """Calibrated probabilities ``(n, classes)`` of logits of any form, in float64."""
+        scores = self._checked(logits).to(self.classes_.device)
+        with torch.no_grad():
+            probs = self._probs(scores, self._checked_features(features, scores.device))
+        exact = checks.as_float64(probs)
+        return np.stack([1 - exact, exact], -1) if self.one_logit else exact
 
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
@@ -652,7 +676,8 @@ class RecordsCalibrator(Calibrator):
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
             self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
-            data_checks.warn_of_one_label(records.labels)
+            if same := data_checks.one_label(records.labels):
+                checks.warn(same)
             self.set_floor(0)
             self._fit_records(records.scale_free())
             self._set_classes(1 if one_logit else records.classes)
@@ -685,6 +710,7 @@ class TemperatureCalibrator(RecordsCalibrator):
     def temperature(self, logits: ArrayLike) -> NDArray[Any]: ...
     def temperature(self, logits: Values) -> Tensor | NDArray[Any]:
         """Temperature of each row, ``(..., classes) -> (...)``."""
+        self._warn_of_probs(logits)
         _, top, temperature = self._row_temperatures(logits)
         result = temperature.expand_as(top)[..., 0]
         return result if isinstance(logits, Tensor) else result.cpu().numpy()

@@ -47,11 +47,12 @@ def warn_of_few_examples(
         warn(f"{has}: it may fit their noise{remedy}")
 
 
-def warn_of_one_label(labels: NDArray[Any]) -> None:
-    """Warn where all labels are the same."""
-    if len(labels) >= FEW and (labels == labels[0]).all():
-        which = f"all {len(labels):,} labels are {labels[0]}"
-        warn(f"{which}: what is learned of one class may be wrong for the others")
+def one_label(labels: NDArray[Any]) -> str:
+    """Return that all labels are the same, if they are."""
+    if len(labels) < FEW or np.ptp(labels):
+        return ""
+    which = f"all {len(labels):,} labels are {labels[0]}"
+    return f"{which}: what is learned of one class may be wrong for the others"
 
 
 def masked_row(at: int) -> ValueError:

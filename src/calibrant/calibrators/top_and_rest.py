@@ -63,7 +63,7 @@ class TopAndRest(Calibrator):
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> logits = 2 * rng.normal(size=(4000, 4))
-    >>> truth = logits + [0.0, 0.0, 0.0, -2.0]  # the last class is rarer than the model says
+    >>> truth = logits + [0.0, 0.0, 0.0, -1.0]  # the last class is rarer than the model says
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> fitted = TopAndRest().fit(logits, labels)
     >>> fitted.predict_proba(np.array([3.0, 1.0, 1.0, 1.0])).argsort()[0]

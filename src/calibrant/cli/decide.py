@@ -72,7 +72,7 @@ def decide(
     out: str | None,
     form: str | None,
     **options: Any,
-) -> None:
+) -> int:
     """Decide which answers to accept, or which classes to keep, with a guarantee.
 
     The rule is fitted on one split of PRED, a file as for "calibrant evaluate", and checked on
@@ -85,6 +85,10 @@ def decide(
       calibrant decide predictions.npz --max-error 0.05
       calibrant decide predictions.npz --coverage 0.9 --calibrator calibrator --save rule
       calibrant decide new.npz --rule rule -o decisions.csv
+
+    \b
+    Exit status: 0 done, 2 could not run, or too few examples for the promise: no answer is
+    accepted, or every set holds all classes. Nothing is written then.
     """  # noqa: D301
     from calibrant.artifacts import load, save
     from calibrant.decide import DecisionRule
@@ -101,11 +105,17 @@ def decide(
     result: FittedRule | AppliedRule
     with shared.progress_bar() as progress:
         if saved is not None:
-            result = workflow.apply_rule(load(saved, DecisionRule), pred, out, progress=progress)
+            rule = load(saved, DecisionRule)
+            if rule.decides_nothing:
+                raise ValueError(f"{saved}: {rule.instruction()} Fit a rule on more examples")
+            result = workflow.apply_rule(rule, pred, out, progress=progress)
         else:
             calibrator = load(folder) if folder else None
             asked = {"max_error": max_error, "coverage": coverage, **options}
             result = workflow.decide(pred, calibrator=calibrator, **asked)
+            if result.rule.decides_nothing:
+                written = ["nothing is written"] if written else []
+                target = out = None
             if out:
                 workflow.apply_rule(result.rule, pred, out, progress=progress)
     if target:
@@ -118,6 +128,7 @@ def decide(
             _print_result(result, pred)
     for line in written:
         shared.say(line)
+    return 2 if result.rule.decides_nothing else 0
 
 
 def _print_result(result: FittedRule | AppliedRule, title: str) -> None:

@@ -23,6 +23,7 @@ from calibrant._core.class_names import (
     is_frame,
     numbers_in_order,
 )
+from calibrant._core.copies import first_rows, warn_of_copies
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -281,6 +282,15 @@ class Split:
                 warn_if_probs(first, logits, "name them probs")
             else:
                 warn_if_probs(first, f"{logits} of {self.path}", f"save them as {probs}")
+            return
+
+    def warn_of_copies(self) -> None:
+        """Warn if many rows of the first chunk are copies, unless groups tell them."""
+        rows = first_rows(self.shape)
+        if self.dataset.groups is not None or self.dataset.multilabel or not rows:
+            return
+        for scores, labels in self.shards[0].chunks(rows, ["logits", "labels"]):
+            warn_of_copies(scores, checks.as_labels(labels), probs=self.domain == "probs")
             return
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, BoolArray, as_labels, as_weight
+from calibrant._core.checks import IGNORED, BoolArray, as_labels, as_weight, known_rows
 from calibrant._core.engines import mapped
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.sampling import Sample
@@ -176,7 +176,7 @@ def run_shard(
             place.reading = True
         place.reading = False
 
-    with located(shard.path, shard) as place:
+    with located(shard.path, shard) as place, known_rows():
         return task(chunks(place))
 
 

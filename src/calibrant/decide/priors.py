@@ -247,6 +247,7 @@ class PriorCorrection(Calibrator):
         return shifted - shifted.amax(-1, keepdim=True)
 
 
+@checks.warnings_at_caller()
 def label_shift(
     calibrator: Calibrator,
     logits: Values,

@@ -37,6 +37,8 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
         rows = np.stack([np.zeros_like(rows) if probs is None else 1 - rows, rows], -1)
     checks.check_columns(rows, name)
     if probs is None:
+        remedy = "if they are, pass them as probs="
+        checks.warn_of_probs(scores, remedy, checks.MANY_ODDS)
         return np.asarray(softmax(rows, -1)), scores
     checks.check_sums(rows, eps)
     return rows, scores

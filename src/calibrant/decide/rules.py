@@ -135,6 +135,7 @@ class DecisionRule(nn.Module):
         """Name of the decisions in :meth:`decide`, "accepted" or "set"."""
         return "set" if isinstance(self.guarantee, ConformalSets) else "accepted"
 
+    @checks.warnings_at_caller()
     def decide(
         self, logits: Input = None, *, probs: Input = None, features: Features | None = None
     ) -> dict[str, Any]:
@@ -182,6 +183,13 @@ class DecisionRule(nn.Module):
         else:
             right = np.take_along_axis(members, known[..., None], -1)[..., 0]
         return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))
+
+    @property
+    def decides_nothing(self) -> bool:
+        """True if no answer is accepted or all sets hold all classes, for want of examples."""
+        if isinstance(self.guarantee, ConformalSets):
+            return self.guarantee.limit == math.inf
+        return self.guarantee.threshold == math.inf
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if no answer is accepted."""

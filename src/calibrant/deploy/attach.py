@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import check_whole
+from calibrant._core.checks import check_whole, warn, warnings_at_caller
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
 from calibrant.calibrators.base import Calibrator
@@ -96,6 +96,7 @@ class CalibratedModel(nn.Module):
             )
         if calibrator.needs_features and last_layer is None:
             raise ValueError(f"{name} needs features: pass last_layer=, the layer they go into")
+        _warn_of_softmax(model)
         self.model = model
         self.calibrator = calibrator
         # by name, since a module that is held twice would be saved twice
@@ -133,6 +134,7 @@ class CalibratedModel(nn.Module):
             return function(logits[..., 0], features)[..., None]
         return function(logits, features)
 
+    @warnings_at_caller()
     def predict_proba(
         self, *inputs: Any, batch_size: int = 256, **named: Any
     ) -> Tensor | NDArray[Any]:
@@ -167,6 +169,7 @@ class CalibratedModel(nn.Module):
         probs, is_tensor = self._batch_probs(inputs, named, batch_size)
         return probs if is_tensor else probs.numpy()
 
+    @warnings_at_caller()
     def predict(self, *inputs: Any, batch_size: int = 256, **named: Any) -> Tensor | NDArray[Any]:
         """Return predicted classes ``(n, ...)``, or 0 and 1 for each tag.
 
@@ -266,6 +269,20 @@ def fitted_calibrator(module: nn.Module) -> Calibrator:
         name = type(calibrator).__name__
         raise ValueError(f"this {name} is not fitted: call fit(logits, labels) first")
     return calibrator
+
+
+def _warn_of_softmax(model: nn.Module) -> None:
+    """Warn of a model that ends with a layer that makes probabilities, as far as it shows."""
+    last: Any = model
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if isinstance(last, (nn.Softmax, nn.Sigmoid)):
+        name = type(last).__name__
+        warn(
+            f"the model ends with nn.{name}, so that it returns probabilities where a calibrator "
+            "takes logits: leave that layer out",
+            stacklevel=5,
+        )
 
 
 def with_logits(output: Any, logits: Tensor) -> Any:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant._core import torch_models
+from calibrant._core import checks, torch_models
 from calibrant._core.checks import IGNORED
 from calibrant._core.torch_models import evaluating, layer_inputs, logits_of, moved
 from calibrant.deploy.attach import Layer
 
 
+@checks.warnings_at_caller()
 def collect(
     model: nn.Module,
     loader: Iterable[Any],
@@ -63,7 +64,9 @@ def collect(
         raise ValueError("the loader must have at least one batch, got none")
     if len({labels.shape[1:] for _, labels, *_ in batches}) > 1:
         batches = [_labelled_rows(*arrays) for arrays in batches]
-    return tuple(torch.cat(arrays) for arrays in zip(*batches, strict=True))
+    arrays = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    checks.warn_of_probs(arrays[0], "if they are, collect the outputs of the layer before")
+    return arrays
 
 
 def _outputs(

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, Features, IntArray, logits_from_probs
+from calibrant._core.checks import (
+    BoolArray,
+    Features,
+    IntArray,
+    logits_from_probs,
+    warnings_at_caller,
+)
 from calibrant._core.class_names import class_order, is_frame
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, feature_rows
@@ -29,6 +35,7 @@ T = TypeVar("T")
 TABLE = "the table"  # in place of a path
 
 
+@warnings_at_caller()
 def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = "calibrated") -> T:
     """Return a table with calibrated probabilities as further columns.
 
@@ -55,7 +62,8 @@ def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = 
     --------
     >>> import pandas as pd
     >>> from calibrant.calibrators import TemperatureScaling
-    >>> fitted = TemperatureScaling().fit(4 * np.eye(2)[[0, 1, 1, 0] * 9], [0, 1, 1, 1] * 9)
+    >>> predicted, labels = [0, 1, 1, 0, 0, 1, 1, 0] * 9, [0, 1, 1, 1, 0, 0, 1, 0] * 9
+    >>> fitted = TemperatureScaling().fit(4 * np.eye(2)[predicted], labels)
     >>> frame = pd.DataFrame({"id": ["a", "b"], "logit_no": [4.0, None], "logit_yes": [0.0, 1.0]})
     >>> calibrate_table(frame, fitted).round(3)
       id  logit_no  logit_yes  calibrated_no  calibrated_yes

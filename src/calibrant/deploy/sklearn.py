@@ -321,7 +321,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         odds = scoring.log_odds(scoring.logits_of(estimator, X, self.classes_, tags=tags))
         if self.calibrator_.needs_features:
             features = X
-        logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
+        with checks.known_rows():  # they are the estimator's, whatever they look like
+            logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
         if tags:
             return np.asarray(logsigmoid(logits).numpy())
         both = torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits

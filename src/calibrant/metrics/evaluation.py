@@ -48,6 +48,9 @@ class Evaluation(Mapping[str, Estimate]):
     """Of whether the model is miscalibrated at all; None in a stream without pairs."""
     by: dict[str, Evaluation] = field(default_factory=dict)
     """The same by subgroup, worst first; empty without ``by=``."""
+    chance: float = math.nan
+    """Accuracy of predictions that have nothing to do with the labels; NaN where it was not
+    summed."""
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[METRICS[name].name]
@@ -115,7 +118,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def hint(self) -> str:
         """A mistake in the data that the figures look like, with its remedy; empty without one."""
-        return hint_of(self.metrics, self.bins, self.classes, self.estimand)
+        return hint_of(self.metrics, self.bins, self.classes, self.estimand, self.chance)
 
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
@@ -212,6 +215,7 @@ class Evaluation(Mapping[str, Estimate]):
             for name, e in self.metrics.items()
         }
         result["test"] = None if self.test is None else self.test._asdict()
+        result["hint"] = self.hint() or None
         if self.by:
             result["by"] = {name: part.to_dict() for name, part in self.by.items()}
         return result

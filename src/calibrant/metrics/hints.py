@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from scipy.special import betainc
 
 from calibrant._core.binning import Bins
 from calibrant._core.chunks import Estimand
@@ -13,46 +15,104 @@ if TYPE_CHECKING:
     from calibrant.metrics.intervals import Estimate
 
 ENOUGH = 100  # examples, below which chance may look like anything
-ORDER = "check that labels are in the order of the logits, and that both number classes alike"
+UNLIKELY = 0.01  # p-value of a test
+HELD_OUT = (
+    "use held-out examples if the model was trained on these, and the true labels if these are its "
+    "own predictions"
+)
+ORDER = (
+    "check that labels are in the order of the rows, count from 0, and number the classes in the "
+    "order of the columns"
+)
 
 
-def hint_of(metrics: Mapping[str, Estimate], bins: Bins, classes: int, estimand: Estimand) -> str:
-    """Return the mistake that the figures look like, with its remedy; empty for the usual ones.
+class Ranks(NamedTuple):
+    """How P(y = 1) and the labels of two classes go together."""
 
-    Labels in another order make accuracy that of guessing, whatever the confidence; a training set
-    makes everything right and sure.
+    positive: float  # share of class 1
+    area: float  # under the ROC curve
+    spread: float  # standard deviation of P(y = 1)
+
+
+class Figures(NamedTuple):
+    """What tells a mistake in the data of exclusive classes."""
+
+    n: float  # examples; weighted ones are worth fewer
+    accuracy: float
+    confidence: float  # mean probability of the predicted class
+    chance: float  # accuracy of predictions that have nothing to do with the labels
+    ranks: Ranks | None = None  # of two classes
+
+
+def mistake_in(figures: Figures) -> str:
+    """Return the mistake that the figures show, with its remedy; empty for sound ones.
+
+    A training set makes everything right. Labels in another order make accuracy that of guessing:
+    not better than chance, and not halfway from chance to what the confidences claim.
     """
-    n = int(bins.count.sum())
-    if estimand == "multilabel" or "accuracy" not in metrics or n < ENOUGH:
+    n, accuracy, confidence, chance, ranks = figures
+    if n < ENOUGH:
         return ""
-    accuracy, confidence = metrics["accuracy"].value, _mean_confidence(bins, estimand)
-    at = f"at a mean confidence of {100 * confidence:.1f} %"
-    if accuracy >= 0.998 and confidence >= 0.99:
-        right = f"{100 * accuracy:.2f} % of the predictions are right, {at}"
-        return f"{right}: if the model was trained on these examples, measure held-out ones"
-    if estimand == "binary":
-        return _hint_of_ranks(metrics, bins)
-    guessing = 1 / classes
-    noise = 3 * math.sqrt(guessing * (1 - guessing) / n)
-    if accuracy <= guessing + noise and confidence >= accuracy + 0.2:
-        return f"accuracy is no better than guessing among {classes} classes, {at}: {ORDER}"
+    if accuracy >= 1 - 1e-9:
+        return _all_right(figures)
+    if ranks is not None:
+        return _mistake_in_ranks(n, ranks)
+    claimed = (chance + confidence) / 2
+    if _at_least(accuracy, n, chance) > UNLIKELY > 1 - _at_least(accuracy + 1 / n, n, claimed):
+        guessing = f"that of guessing ({100 * chance:.1f} %), at a mean confidence"
+        least = f"accuracy ({100 * accuracy:.1f} %) is no better than {guessing}"
+        return f"{least} of {100 * confidence:.1f} %: {ORDER}"
     return ""
 
 
-def _hint_of_ranks(metrics: Mapping[str, Estimate], bins: Bins) -> str:
-    """Return the mistake that P(y = 1) does not tell two classes apart, or the wrong way round."""
-    positive = float(bins.observed.sum() / bins.weight.sum())
-    if "roc_auc" not in metrics or not 0 < positive < 1:
+def hint_of(
+    metrics: Mapping[str, Estimate], bins: Bins, classes: int, estimand: Estimand, chance: float
+) -> str:
+    """Return the mistake that an evaluation looks like, with its remedy; empty without one.
+
+    ``chance`` is NaN where it was not summed.
+    """
+    if estimand == "multilabel" or "accuracy" not in metrics:
         return ""
-    n, area = float(bins.count.sum()), metrics["roc_auc"].value
+    n = bins.total**2 / float(bins.squares.sum())
+    accuracy, ranks = metrics["accuracy"].value, None
+    if estimand == "binary":
+        positive = float(bins.observed.sum()) / bins.total
+        area = metrics["roc_auc"].value if "roc_auc" in metrics else math.nan
+        ranks = Ranks(positive, area, _spread(bins))
+    guessing = 1 / classes if math.isnan(chance) else max(chance, 1 / classes)
+    figures = Figures(n, accuracy, _mean_confidence(bins, estimand), guessing, ranks)
+    if n >= ENOUGH and accuracy >= 0.998 and figures.confidence >= 0.99:
+        return _all_right(figures)
+    return mistake_in(figures)
+
+
+def _all_right(figures: Figures) -> str:
+    every = figures.accuracy >= 1 - 1e-9
+    which = "all" if every else f"{100 * figures.accuracy:.2f} % of the"
+    at = f"at a mean confidence of {100 * figures.confidence:.1f} %"
+    return f"{which} predictions are right, {at}: {HELD_OUT}"
+
+
+def _mistake_in_ranks(n: float, ranks: Ranks) -> str:
+    """Return the mistake that P(y = 1) does not tell two classes apart, or the wrong way round."""
+    positive, area, spread = ranks
+    if math.isnan(area) or not 0 < positive < 1:
+        return ""
     # of the area where ranks are drawn at random
     deviation = math.sqrt((n + 1) / (12 * n * n * positive * (1 - positive)))
     shown = f"ROC AUC {100 * area:.1f} %"
     if area < min(0.3, 0.5 - 5 * deviation):
         return f"P(y = 1) is higher where y = 0 ({shown}): check that class 1 is the second column"
-    if abs(area - 0.5) <= 2.5 * deviation <= 0.1 and _spread(bins) >= 0.15:
+    if abs(area - 0.5) <= 2.5 * deviation <= 0.1 and spread >= 0.15:
         return f"P(y = 1) varies, but does not tell the classes apart ({shown}): {ORDER}"
     return ""
+
+
+def _at_least(share: float, n: float, probability: float) -> float:
+    """Return the probability of at least a share of n binomial events."""
+    right = share * n
+    return 1.0 if right <= 0 else float(betainc(right, max(n - right, 0) + 1, probability))
 
 
 def _spread(bins: Bins) -> float:

@@ -220,11 +220,11 @@ def _biased(figures: ClassFigures) -> bool:
 def suspicious_data(subject: Subject) -> Result | None:
     """CAL010."""
     hint = subject.evaluation.hint()
-    alike = [text for text in subject.warnings if "look like probabilities" in text]
-    if not (hint or alike):
-        return None
+    looks = ("look like probabilities", "are copies of other rows")
+    alike = [text for text in subject.warnings if any(look in text for look in looks)]
+    alike += [] if subject.remedy is None else subject.remedy.doubts
     said = [f"{text[0].upper()}{text[1:]}." for text in (hint, *alike) if text]
-    return Result("bad", " ".join(said))
+    return Result("bad", " ".join(said)) if said else None
 
 
 def floored(subject: Subject) -> Result | None:

@@ -158,7 +158,8 @@ CHECKS: dict[str, Check] = {
             "CAL010",
             "The data look wrong",
             "The figures look like those of a mistake in the data, not like those of a model: "
-            "labels in another order, a training set, probabilities in place of logits.",
+            "labels in another order, a training set, probabilities in place of logits, copies of "
+            "rows.",
             "Check how the file was written before anything else here is believed.",
             checks.suspicious_data,
         ),

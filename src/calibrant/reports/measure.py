@@ -110,6 +110,7 @@ def measure(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         split.warn_if_probs()
+        split.warn_of_copies()
         columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
         task = partial(_walked, total.like())
         for shard in split.walk(task, *columns, rows=rows, executor=executor, progress=progress):

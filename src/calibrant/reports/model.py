@@ -100,6 +100,8 @@ class Remedy:
     """Guaranteed error rates after calibration."""
     fit_split: str = ""
     """Name of the split that methods were fitted on; empty for plain arrays."""
+    doubts: list[str] = field(default_factory=list)
+    """Mistakes in the examples of the fit, where these are not the ones measured."""
 
     @property
     def before(self) -> Evaluation | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
 from calibrant.data.dataset import Dataset, Split
@@ -46,8 +47,8 @@ def try_methods(
     progress: Progress | None = None,
 ) -> Remedy:
     """Compare methods on a dataset, and apply the chosen one to the examples measured."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the walk before has kept them
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         comparison = compare(
             dataset,
             methods=methods,
@@ -62,7 +63,11 @@ def try_methods(
             progress=progress,
         )
         splits, _ = fit_and_test(dataset, fit_split, split, seed)
-        return _remedy(comparison, *splits, estimand, executor)
+        remedy = _remedy(comparison, *splits, estimand, executor)
+    if splits[0].name == splits[1].name:  # the walk before has told
+        return remedy
+    told = [str(one.message) for one in caught]
+    return replace(remedy, doubts=[one for one in told if one.startswith(comparison.fitted_on)])
 
 
 def _remedy(

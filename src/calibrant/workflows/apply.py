@@ -84,6 +84,7 @@ def apply(
     splits = scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
+        split.warn_if_probs()
     make = calibrated_by(calibrator, dataset.class_names)
     write_splits(dataset, splits, Path(out), make, progress)
 

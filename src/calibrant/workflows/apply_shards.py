@@ -77,6 +77,7 @@ def apply_shards(
     shapes = {}
     for split in scored_splits(dataset):
         check_fits(module, split)
+        split.warn_if_probs()
         shapes[split.name] = split.shape
     shards = [_with_shapes(one, shapes) for one in _scored_files(dataset, shapes)]
     folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(module)

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, Values, spread, warnings_at_caller
+from calibrant._core.checks import IGNORED, Values, spread, warn, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
+from calibrant.calibrators import watch as watching
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
@@ -31,7 +32,13 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import Meter
-from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
+from calibrant.workflows.fit import (
+    fit_table,
+    fit_whole,
+    fits_from_table,
+    looked_at,
+    row_folds,
+)
 from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import halves, in_memory, is_many
 
@@ -113,7 +120,7 @@ def compare(
         multilabel=estimand == "multilabel",
     )
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
-    with warnings_at_caller():
+    with warnings_at_caller():  # closed before methods are fitted, whose warnings are notes
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
@@ -124,22 +131,29 @@ def compare(
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         bench = _Bench(*splits, stream, time_limit, executor)
         n_test, classes = bench.prepare(list(calibrators.values()))
+        facts = _Facts(splits[0], list(calibrators.values()), executor)
+        if facts.mistake:
+            warn(f"{names[0]}: {facts.mistake}")
     report = progress or (lambda done, total: None)
     rows: list[Row] = []
     report(0, len(calibrators))
-    for name, calibrator in calibrators.items():
-        rows.append(bench.row(name, calibrator))
-        report(len(rows), len(calibrators))
-    fitted = {row.method: row.calibrator for row in rows if row.calibrator is not None}
-    chosen = choose(
-        fitted,
-        splits[0],
-        bench.records,
-        keep_argmax=keep_argmax,
-        time_limit=time_limit,
-        seed=seed,
-        executor=executor,
-    )
+    with watching.told(facts.mistake):
+        for name, calibrator in calibrators.items():
+            rows.append(bench.row(name, calibrator))
+            report(len(rows), len(calibrators))
+        fitted = {row.method: row.calibrator for row in rows if row.calibrator is not None}
+        chosen = choose(
+            fitted,
+            splits[0],
+            bench.records,
+            keep_argmax=keep_argmax,
+            time_limit=time_limit,
+            seed=seed,
+            executor=executor,
+        )
+    if chosen.method is not None:
+        more = facts.left_undone_by(fitted[chosen.method])
+        chosen = chosen._replace(remarks=[*chosen.remarks, *more])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen)
@@ -173,6 +187,7 @@ def fit_and_test(
     one, other = dataset.split(there[0]), dataset.split(there[-1])
     first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
     one.warn_if_probs()
+    one.warn_of_copies()
     if one.name == other.name:
         names = f"a random half of the {first}, seed {seed}", "the other half"
         if is_many(one) and dataset.groups is None:
@@ -182,6 +197,7 @@ def fit_and_test(
         half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
         return (one.with_column("labels", half), one.with_column("labels", rest)), names
     other.warn_if_probs()
+    other.warn_of_copies()
     if one.classes != other.classes:
         raise ValueError(
             f"{dataset.path}: the {first} must have as many classes as the {second}, got "
@@ -224,6 +240,23 @@ def _chosen(
     if not names:
         raise ValueError(f"methods must name at least one of {comma_separated(known)}")
     return {name: made(name) for name in map(known.name, names)}
+
+
+class _Facts:
+    """Tells, once for all methods, what the examples of the fits show."""
+
+    def __init__(self, split: Split, calibrators: Sequence[Calibrator], executor: Executor | None):
+        self.some = looked_at(split, executor, *calibrators)
+        self.mistake = watching.mistake_of(self.some[0])
+
+    def left_undone_by(self, calibrator: Calibrator) -> list[str]:
+        """Return what a fitted method leaves undone, in a sentence if there is something."""
+        if self.mistake:
+            return []
+        examples, arrays = self.some
+        features = calibrator.input_features(arrays)
+        inputs = None if features is None else calibrator.encoded(features)
+        return [*filter(None, [watching.off_shares(calibrator, examples, inputs)])]
 
 
 @dataclass

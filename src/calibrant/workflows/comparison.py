@@ -227,6 +227,7 @@ class Comparison:
             **{name: getattr(self, name) for name in names},
             "choice": self.choice(),
             "advice": self.advice(),
+            "remarks": list(self.chosen.remarks),
             "rows": rows,
         }
 

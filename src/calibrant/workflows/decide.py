@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, warnings_at_caller
+from calibrant._core.checks import (
+    IGNORED,
+    IntArray,
+    as_labels,
+    check_some,
+    known_rows,
+    warnings_at_caller,
+)
 from calibrant._core.chunks import Progress
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
@@ -208,7 +215,7 @@ def decide(
         for split in splits:
             check_fits(as_calibrator(calibrator), split)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
-    with located(dataset.path):
+    with located(dataset.path), known_rows():
         guarantee: Threshold | ConformalSets
         if coverage is None:
             guarantee = threshold(**examples, max_error=max_error, level=level)  # type: ignore[arg-type]
@@ -233,7 +240,9 @@ def _calibrated_examples(split: Split, calibrator: Calibrator | MaCCal | None) -
         return {split.domain: split.read(split.domain)[kept], "labels": labels[kept]}
     calibrator = as_calibrator(calibrator)
     features = whole_inputs(calibrator, split, kept)
-    return {"logits": calibrator.transform(split.logits[kept], features), "labels": labels[kept]}
+    with known_rows():
+        after = calibrator.transform(split.logits[kept], features)
+    return {"logits": after, "labels": labels[kept]}
 
 
 def apply_rule(
@@ -264,6 +273,7 @@ def apply_rule(
     splits = scored_splits(ordered)
     for split in splits:
         _check_split(rule, split)
+        split.warn_if_probs()
     tallies: dict[str, Tally] = {}
     if out is None:
         for split, report in with_progress(splits, progress):

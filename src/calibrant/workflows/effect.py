@@ -196,6 +196,7 @@ def effect(
     dataset = as_dataset(data, sample_weight=sample_weight, multilabel=calibrator.multilabel)
     examples = dataset.in_order(calibrator.class_names_).split(split, TEST_SPLITS)
     examples.warn_if_probs()
+    examples.warn_of_copies()
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )

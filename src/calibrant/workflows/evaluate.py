@@ -6,10 +6,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from calibrant._core.checks import Values, check_order, warnings_at_caller
+from calibrant._core.checks import (
+    Values,
+    as_labels,
+    as_scores,
+    check_order,
+    warnings_at_caller,
+)
 from calibrant._core.chunks import EstimandChoice, Progress
-from calibrant._core.class_names import is_frame
+from calibrant._core.class_names import is_frame, numbered
+from calibrant._core.copies import warn_of_copies
 from calibrant._core.sampling import Sample
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
 from calibrant.data.shards import Chunk
@@ -110,6 +118,10 @@ def evaluate(
         if data is not None and labels is not None:
             check_order(data, labels)
         total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
+        if estimand != "multilabel" and labels is not None:
+            scores: Any = data if probs is None else probs
+            targets = as_labels(numbered(labels, scores))
+            warn_of_copies(as_scores(scores), targets, probs=probs is not None)
         return total.compute()
     multilabel = estimand == "multilabel"
     dataset = as_dataset(
@@ -121,6 +133,7 @@ def evaluate(
         check_one_label(chosen)
         chosen = replace(chosen, dataset=replace(dataset, by=None))
     chosen.warn_if_probs()
+    chosen.warn_of_copies()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
     if pairs and chosen.label_count > total.most_pairs:
         total.pool()  # so that workers do as well

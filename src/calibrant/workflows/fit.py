@@ -13,15 +13,29 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from torch import nn
 
-from calibrant._core.checks import IGNORED, IntArray, Values, spread, warnings_at_caller
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.checks import (
+    IGNORED,
+    IntArray,
+    Values,
+    known_rows,
+    spread,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import (
+    EstimandChoice,
+    Examples,
+    Progress,
+    examples as check_examples,
+)
 from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
+from calibrant.calibrators import watch
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
+from calibrant.data.formats import Array
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.display.html import notebook
@@ -34,6 +48,7 @@ from calibrant.workflows.large import (
     in_memory,
     is_large,
     is_many,
+    sampled_arrays,
     warn_of_sample,
 )
 
@@ -117,7 +132,8 @@ class Fit:
     def describe(self) -> Iterator[str]:
         """Yield lines about what was learned."""
         if reasons := getattr(self.calibrator, "reasons_", ""):
-            yield reasons
+            said = self.calibrator.left_out()  # of which the fit has warned
+            yield "\n".join(line for line in reasons.splitlines() if line not in said)
         counted = "labels" if self.calibrator.multilabel else "examples"
         yield f"{self.effect.before.n:,} {counted}; {method_in_use(self.calibrator).describe()}"
         low, high = self.effect.temperatures or (1.0, 1.0)
@@ -202,11 +218,12 @@ def _fitted(
         )
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_if_probs()
+    examples.warn_of_copies()
     floored = examples.floored(executor)
     if fits_from_table(calibrator, floored):
         some = bounded(floored)
         records = records_of(some, executor, progress)
-        fit_table(calibrator, floored, records)
+        _fit_watched(calibrator, floored, records, executor)
         if some is not floored:
             warn_of_sample(calibrator, len(records), floored)
     elif is_large(floored):
@@ -242,6 +259,35 @@ def _dataset(
     )
 
 
+def _fit_watched(
+    calibrator: Calibrator, split: Split, records: Records, executor: Executor | None
+) -> None:
+    """Fit on records of a split, which warns as a fit on its arrays does.
+
+    Unless it is too large to be read again for that.
+    """
+    with warnings_at_caller():
+        if split.rows * math.prod(split.shape) > WHOLE:
+            fit_table(calibrator, split, records)
+        else:
+            with watch.watched(calibrator, looked_at(split, executor)[0]):
+                fit_table(calibrator, split, records)
+
+
+def looked_at(
+    split: Split, executor: Executor | None, *calibrators: Calibrator
+) -> tuple[Examples, dict[str, Array]]:
+    """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
+    weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
+    columns = [name for name in input_names(*calibrators) if name in split.keys]
+    most = watch.MOST_LOGITS
+    arrays = sampled_arrays(split, [*columns, *weight], most, executor=executor)
+    estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
+    with located(split.path):
+        scores = arrays["logits"], arrays["labels"], arrays.get("sample_weight")
+        return check_examples(*scores, estimand), arrays
+
+
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
     """Return True if the table of a split suffices: no groups, features or logits are used."""
     features = calibrator.uses_features and split.has_features
@@ -263,9 +309,7 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     if split.groups is not None:
         beside["groups"] = spread(split.groups, targets.shape, "groups")
     logits = split.logits
-    with located(split.path), warnings.catch_warnings():
-        # the split has warned of that itself, with the name of the file
-        warnings.filterwarnings("ignore", "logits look like probabilities")
+    with located(split.path), known_rows():  # the split has told, with the name of the file
         calibrator.fit(logits, targets, **beside)
     return _completed(calibrator, split)
 
@@ -342,6 +386,7 @@ def cross_fit(
     dataset = _dataset(data, calibrator, sample_weight, groups)
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
+    examples.warn_of_copies()
     name = examples.name
     if is_many(examples):
         check_inputs(calibrator, examples)
@@ -354,8 +399,11 @@ def cross_fit(
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
     from_table = fits_from_table(calibrator, floored)
     records = records_of(floored, executor, progress) if from_table else None
-    fit_without(calibrator, floored, fold, folds, records)  # leaves out nothing
-    with warnings.catch_warnings():
+    if records is None:
+        fit_whole(calibrator, floored)
+    else:
+        _fit_watched(calibrator, floored, records, executor)
+    with warnings.catch_warnings(), watch.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             fit_without(one, floored, fold, i, records)

@@ -93,20 +93,34 @@ def in_memory(
 
     It has features, if there are any, and further ``columns``.
     """
-    rows = max(1.0, _rows(split))
-    share = min(1.0, LARGE / (rows * max(1, math.prod(split.shape))), records.MOST / rows)
-    whole = split.sample or Sample(1.0, seed)
-    sampled = replace(split, sample=whole._replace(share=whole.share * share))
     roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
     features = ["features"] if split.has_features else []
-    names = list(dict.fromkeys(["logits", "labels", *features, *roles, *columns]))
-    parts = list(sampled.walk(_labelled, *names, executor=executor))
-    arrays: dict[str, Any] = {name: np.concatenate([p[name] for p in parts]) for name in names}
+    arrays = sampled_arrays(split, [*features, *roles, *columns], LARGE, seed, executor)
     if split.dataset.head is not None:
         arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
     beside = {role: arrays.pop(role) for role in roles}
     dataset = as_dataset(arrays, multilabel=split.dataset.multilabel, **beside)
     return replace(dataset.split(), floor=split.floor)
+
+
+def sampled_arrays(
+    split: Split,
+    columns: Sequence[str],
+    most: int,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> dict[str, Any]:
+    """Return logits, labels and other columns of a random sample of the labelled rows.
+
+    There are about ``most`` logits.
+    """
+    rows = max(1.0, _rows(split))
+    share = min(1.0, most / (rows * max(1, math.prod(split.shape))), records.MOST / rows)
+    whole = split.sample or Sample(1.0, seed)
+    sampled = replace(split, sample=whole._replace(share=whole.share * share))
+    names = list(dict.fromkeys(["logits", "labels", *columns]))
+    parts = list(sampled.walk(_labelled, *names, executor=executor))
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def _labelled(chunks: Iterator[Chunk]) -> dict[str, Array]:

@@ -16,6 +16,9 @@ from calibrant.data import open_dataset
 from tests.support.prediction_files import arrays_in
 from tests.support.training import CLASSES, noisy_images, short_recipe, standardised_by_hand
 
+# networks of a few steps
+pytestmark = pytest.mark.filterwarnings("ignore:.*keeps predictions")
+
 
 @pytest.fixture(scope="module")
 def images():

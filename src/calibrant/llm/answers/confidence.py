@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, as_pairs
+from calibrant._core.checks import (
+    FloatArray,
+    IntArray,
+    Values,
+    as_float64,
+    as_labels,
+    as_pairs,
+    known_rows,
+)
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
 from calibrant.metrics import intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
@@ -223,15 +231,16 @@ def evaluate_answers(
     0.0
     """
     claimed, outcome, _ = as_pairs(confidence, correct)
-    binary = evaluate(
-        log_odds(np.log(np.maximum(claimed, SMALLEST))),
-        outcome.astype(np.int64),
-        estimand="binary",
-        bins=bins,
-        metrics=("ece", "debiased_ece", "nll", "auroc"),
-        level=level,
-        seed=seed,
-    )
+    with known_rows():  # answers may state the same few confidences
+        binary = evaluate(
+            log_odds(np.log(np.maximum(claimed, SMALLEST))),
+            outcome.astype(np.int64),
+            estimand="binary",
+            bins=bins,
+            metrics=("ece", "debiased_ece", "nll", "auroc"),
+            level=level,
+            seed=seed,
+        )
     squares = (claimed - outcome) ** 2
     right, area = float(outcome.mean()), ranking.aurc_with_error(claimed, outcome, None)
     own = {"accuracy": right, "brier": float(squares.mean()), "aurc": area.value}

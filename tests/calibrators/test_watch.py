@@ -168,6 +168,7 @@ def test_labels_of_one_class_are_told_once(method):
 
 def test_large_data_are_sampled_evenly(monkeypatch):
     monkeypatch.setattr(watch, "MOST", 100)
+    monkeypatch.setattr(watch, "ENOUGH", 50)
     logits, labels = drawn(np.random.default_rng(0), 1000, 4, 0.3)
     order = np.argsort(labels, kind="stable")
     some, rows = watch._looked_at(examples(logits[order], labels[order]))
@@ -175,6 +176,11 @@ def test_large_data_are_sampled_evenly(monkeypatch):
     found = figures_of(some)
     assert found.n == pytest.approx(100)
     assert found.accuracy == pytest.approx((logits.argmax(-1) == labels).mean(), abs=0.15)
+
+
+def test_many_classes_leave_enough_examples():
+    logits, labels = drawn(np.random.default_rng(0), 201, 3000, 0.3, scale=8.0)
+    assert "no better than that of guessing" in mistake_of(examples(logits, np.roll(labels, 1)))
 
 
 def test_who_has_told_is_not_told_again():

@@ -18,7 +18,7 @@ from calibrant._core.checks import (
     warn,
 )
 
-MOST_ROWS, MOST_NUMBERS = 100_000, 1 << 21
+MOST_ROWS, MOST_NUMBERS = 100_000, 1 << 19
 """Rows, and numbers in them, that are looked at."""
 SHARE = 0.1  # of copies among the rows, below which they hardly matter
 FEWEST = 10  # distinct rows, below which they may well be as frequent as one another

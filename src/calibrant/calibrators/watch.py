@@ -12,13 +12,13 @@ import torch
 from scipy.special import ndtri
 
 from calibrant._core import checks
-from calibrant._core.checks import FEW, IGNORED, FloatArray, IntArray, Logits, warn
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
 from calibrant.calibrators.data_checks import one_label
-from calibrant.metrics.hints import Figures, Ranks, mistake_in
+from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
-MOST, MOST_LOGITS = 10_000, 1 << 21
+MOST, MOST_LOGITS = 10_000, 1 << 18
 """Number of examples, and of logits, that are looked at for mistakes."""
 OFF, HALF_OR_TWICE, SIGNIFICANT = 0.1, 0.02, 1e-3
 """By how much the share of a class must be off: in any case, where it is half or twice the right
@@ -76,12 +76,16 @@ def told(mistake: str = "") -> Iterator[None]:
         _TOLD.reset(token)
 
 
+def most_rows(classes: int) -> int:
+    """Return how many examples are looked at: of many classes few, but enough to tell."""
+    return max(2 * ENOUGH, min(MOST, MOST_LOGITS // classes))
+
+
 def _looked_at(examples: Examples) -> tuple[Examples, IntArray]:
     """Return at most so many labelled examples, evenly spread, and the numbers of their rows."""
     rows = np.flatnonzero(examples.labels != IGNORED)
     checks.check_some(len(rows))
-    most = max(FEW, min(MOST, MOST_LOGITS // examples.classes))
-    rows = rows[:: max(1, -(-len(rows) // most))]
+    rows = rows[:: max(1, -(-len(rows) // most_rows(examples.classes)))]
     weight = None if examples.weight is None else examples.weight[rows]
     logits = picked(examples.logits, rows, flat=examples.one_logit)
     return Examples(logits, examples.labels[rows], weight, examples.estimand), rows

@@ -280,7 +280,7 @@ def looked_at(
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
-    most = watch.MOST_LOGITS
+    most = watch.most_rows(split.classes) * split.classes
     arrays = sampled_arrays(split, [*columns, *weight], most, executor=executor)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):

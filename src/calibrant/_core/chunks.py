@@ -21,6 +21,7 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
+from calibrant._core.torch_models import records_graph
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) in a long task
@@ -204,7 +205,7 @@ def in_blocks(
                 result[rows] = call(logits[rows], None if features is None else features[rows])
 
     workers = torch.get_num_threads() if on_cpu and len(logits) >= 4 * step else 1
-    cuts = np.linspace(0, len(logits), workers + 1).astype(int)
+    cuts = np.linspace(0, len(logits), workers + 1).astype(int).tolist()
     on_threads(task, cuts[:-1], cuts[1:])
     return result
 
@@ -214,8 +215,7 @@ def worth_blocks(*inputs: Tensor | None) -> bool:
     some = [values for values in inputs if values is not None]
     logits = some[0]
     large = logits.numel() >= 4 * BLOCK and logits.is_contiguous()
-    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if graph or not large or type(logits) is not Tensor or logits.device.type != "cpu":
+    if records_graph() or not large or type(logits) is not Tensor or logits.device.type != "cpu":
         return False
     return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
 

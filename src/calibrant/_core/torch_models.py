@@ -77,8 +77,13 @@ def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _numpy_is_faster(logits: Tensor) -> bool:
     """Return True for plain tensors on the CPU, but not while a graph is recorded."""
-    plain = type(logits) is Tensor and logits.device.type == "cpu"
-    return plain and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return type(logits) is Tensor and logits.device.type == "cpu" and not records_graph()
+
+
+def records_graph() -> bool:
+    """Return True while torch records what is computed: to compile, to export or to trace it."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return torch.compiler.is_compiling() or tracing
 
 
 def logits_of(output: Any) -> Tensor:

@@ -309,7 +309,7 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
     squares, products = (x.numpy() / scale / scale for x in (sums.squares, sums.products))
     total = weight.sum(1, keepdims=True)
     # a first bin from which everything was moved is off by rounding
-    held = weight > SMALLEST * np.maximum(total, 1.0)
+    held = (weight > SMALLEST * np.maximum(total, 1.0)) & (squares > 0)
     weight, squares = np.where(held, weight, 1.0), np.where(held, squares, 1.0)
     size = np.maximum(weight**2 / squares, 1.0)
     confidence = np.where(held, np.clip(claimed / weight, 0, 1), 0.0)

@@ -336,7 +336,7 @@ def test_arrays_and_mappings_as_datasets():
     named = as_dataset({"val_logits": logits, "val_labels": labels, "val_age": labels}, by="age")
     assert (named.by, named.splits) == ("age", ["val"])
     assert as_dataset(probs=np.full((2, 2), 0.5)).split().domain == "probs"
-    with pytest.raises(TypeError, match="labels go with logits"):
+    with pytest.raises(TypeError, match="labels go with logits, and a file"):
         as_dataset(named, labels)
 
 

@@ -83,9 +83,10 @@ def places(module) -> set[torch.device]:
 
 
 def assert_near(result, wanted, device):
-    """Compare probabilities; on another device a step may lie between other rounding errors."""
+    """Compare probabilities; those of a GPU are rounded otherwise, before a step or after it."""
     assert result.device == device
-    assert float((result.cpu() - wanted).abs().double().mean()) < 1e-4
+    tolerance = 1e-3 if device.type == "cuda" else 1e-4
+    assert float((result.cpu() - wanted).abs().double().mean()) < tolerance
 
 
 def probs_of(name, values):

@@ -116,7 +116,7 @@ def test_a_compiled_calibrator_is_one_graph_and_the_same(name, cuda):
         found, wanted = compiled(there).softmax(-1), calibrator(there).softmax(-1)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             torch.testing.assert_close(calibrator(there).softmax(-1), wanted, rtol=0, atol=0)
-    assert float((found - wanted).abs().mean()) < 1e-5
+    assert float((found - wanted).abs().mean()) < 1e-4
 
 
 def test_a_large_fit(cuda):

@@ -35,11 +35,7 @@ class PretendedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, device: torch.device) -> PretendedTensor:
-        if device == WITHOUT_FLOAT64 and inner.dtype == torch.float64:
-            raise TypeError(
-                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
-                "support float64. Please use float32 instead."
-            )
+        check_width(device, inner.dtype)
         with torch.inference_mode(False):  # whose tensors cannot be views
             made: Any = Tensor._make_wrapper_subclass(
                 cls,
@@ -101,6 +97,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     moved = func in MOVES
     if not moved:
         check_places(func, args, tensors)
+    for tensor in tensors:
+        check_width(tensor.device, kwargs.get("dtype"))
     device = kwargs.get("device")
     if device is None or func is aten.copy_.default:
         places = [x.device for x in tensors if isinstance(x, PretendedTensor)]
@@ -112,6 +110,15 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0] if func is aten.copy_.default else result
     wrapped = tree_map(lambda x: PretendedTensor(x, device) if isinstance(x, Tensor) else x, result)
     return return_and_correct_aliasing(func, args, kwargs, wrapped)
+
+
+def check_width(device: Any, dtype: Any) -> None:
+    """Raise as Apple's GPUs do, also for a copy that would be converted on its way to the CPU."""
+    if device == WITHOUT_FLOAT64 and dtype == torch.float64:
+        raise TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
+            "float64. Please use float32 instead."
+        )
 
 
 def inner_of(value: Any) -> Any:

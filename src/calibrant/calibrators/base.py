@@ -63,13 +63,6 @@ BOUNDS = (0.05, 20.0)
 C = TypeVar("C", bound="Calibrator")
 
 
-def brought(features: Tensor | None, logits: Tensor) -> Tensor | None:
-    """Return features on the device of the logits."""
-    if features is None or features.device == logits.device:  # a graph has no move then
-        return features
-    return features.to(logits.device)
-
-
 def feature_rows(features: Any, rows: Any = None) -> Any:
     """Return rows of features, which may be a mapping of arrays; all of them for None."""
     if rows is None or features is None:
@@ -333,7 +326,7 @@ class Calibrator(WithOptions, Described, Drawable):
         """
         logits = examples.logits
         home = logits.device if isinstance(logits, Tensor) else self.device
-        if isinstance(logits, Tensor) and not has_float64(home):
+        if isinstance(logits, Tensor) and not has_float64(home):  # in which all fits compute
             examples = examples._replace(logits=logits.cpu())
         self.to(examples.device)
         try:
@@ -365,7 +358,8 @@ class Calibrator(WithOptions, Described, Drawable):
                 return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
-        features = brought(features, logits)
+        if features is not None and features.device != logits.device:
+            features = features.to(logits.device)
         if worth_blocks(logits, features, *self.parameters()):
             return in_blocks(self._whole, *self._flat(logits, features)).reshape(logits.shape)
         return self._whole(logits, features)

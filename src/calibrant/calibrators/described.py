@@ -88,8 +88,7 @@ class Described(nn.Module):
         own = dict(self.named_buffers(recurse=False))
         for name in SHOWN:
             value = own.get(name)
-            alone = name == "temperature_" and value is not None and value.numel() == 1
-            if value is None or (alone and not self._uses_temperature()):
+            if value is None or (name == "temperature_" and not self._uses_temperature()):
                 continue
             if value.numel() <= FEW:
                 yield f"{name.rstrip('_')}={_numbers(value)}"

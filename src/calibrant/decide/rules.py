@@ -143,7 +143,7 @@ class DecisionRule(nn.Module):
 
         ``predicted`` ``(...)`` is the most probable class and ``confidence`` its probability; for a
         threshold ``accepted`` ``(...)`` tells whether to accept it, for sets ``set``
-        ``(..., classes)`` which classes to keep. They are arrays, or tensors where a tensor is.
+        ``(..., classes)`` which classes to keep: arrays, or tensors on the device of a tensor.
         """
         check_one_input(logits, probs)
         values, places = in_order(logits if probs is None else probs, self.class_names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +49,7 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
     >>> torch.allclose(probs, fitted.predict_proba(last(inputs)), atol=1e-6)
     True
     """
-    calibrator = fitted_calibrator(calibrator)
+    calibrator = copy.deepcopy(fitted_calibrator(calibrator)).cpu()
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
     classes = int(calibrator.classes_)

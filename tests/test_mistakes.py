@@ -151,7 +151,7 @@ labels of the next class
     warns: count from 0, and number the classes in the order of the columns
 probabilities as logits
     cal.TemperatureScaling().fit(probs, labels)
-    warns: logits look like probabilities: .* if they are, fit on their logarithm
+    warns: logits look like probabilities: .* if they are, calibrant.fit\(\{"probs": ..., "labels": ...\}\) takes them
 a file of probabilities as logits
     cal.fit("as_probs.npz", "beta")
     warns: logits of as_probs.npz look like probabilities: .* if they are, save them as probs
@@ -167,9 +167,12 @@ no object
 a misspelt method
     cal.fit("data.npz", "smrat")
     raises: unknown method 'smrat': did you mean smart\?
+an option as text
+    cal.Auto(keep_argmax="False")
+    raises: keep_argmax must be True or False, or None, got 'False'
 a misspelt option
     cal.fit("data.npz", "ts", options={"objectve": "brier"})
-    raises: ts has no option 'objectve': its options are objective \(default 'nll'\)
+    raises: ts has no option 'objectve': did you mean objective\? its options are objective
 a choice that is none
     cal.TemperatureScaling(objective="mse")
     raises: objective must be one of nll, brier, ece, soft_ece, got 'mse'
@@ -211,7 +214,7 @@ a tensor of probabilities as logits
     warns: logits look like probabilities: .* if they are, pass their logarithm
 a call with an array
     ts(logits)
-    raises: calling a calibrator takes a tensor, got ndarray: predict_proba and transform take
+    raises: a calibrator is called with tensors, got a ndarray: predict_proba\(logits\) and transform
 NaN
     ts.predict_proba(with_nan)
     raises: row 7 has NaN: find the layer or the example that overflowed
@@ -225,19 +228,19 @@ the training set, cross-fitted
     cal.cross_fit("trained.npz", "ts", level=None)
     warns: all predictions are right, .* use held-out examples
 a misspelt method in a comparison
-    cal.compare("data.npz", ["none", "tss"])
+    cal.compare("data.npz", methods=["none", "tss"])
     raises: unknown method 'tss': did you mean ts\?
 shuffled labels in a comparison
-    cal.compare("shuffled.npz", ["none", "ts", "beta"], level=None)
+    cal.compare("shuffled.npz", methods=["none", "ts", "beta"], level=None)
     warns: a random half of the plain arrays, seed 0: accuracy .* no better than that of guessing
 class weights in a comparison
-    cal.compare("weighted.npz", ["none", "ts", "beta"], level=None)
+    cal.compare("weighted.npz", methods=["none", "ts", "beta"], level=None)
     tells: keeps predictions, so that .* use a method that corrects these
 copied rows in a comparison
-    cal.compare("copied.npz", ["none", "ts"], level=None)
+    cal.compare("copied.npz", methods=["none", "ts"], level=None)
     warns: 540 of the first 600 rows are copies of other rows
 a comparison with no method
-    cal.compare("data.npz", [])
+    cal.compare("data.npz", methods=[])
     raises: methods must name at least one of
 a file of another model
     cal.effect(ts, "narrow.npz")
@@ -385,7 +388,7 @@ labels of one class for MaC-Cal
     raises: labels must have at least two classes, got only 0
 MaC-Cal with a share in percent
     cal.MaCCal(keep=90)
-    raises: keep must be from least_keep \(0.1\) to 1, got 90
+    raises: keep must be a number, above 0 and at most 1, got 90
 
 # data frames and files
 
@@ -395,6 +398,12 @@ probabilities as logits in a table
 a frame without columns of scores
     cal.evaluate(pd.DataFrame({"a": labels, "b": labels}))
     raises: has no column of logits or probabilities, only a, b: name the columns of logits
+an id among the classes
+    cal.ece(pd.DataFrame(logits).assign(id=range(len(labels))), labels)
+    raises: columns that are no scores, id: select the columns of classes
+columns of other classes
+    cal.fit("pets.csv", "ts").predict_proba(pd.DataFrame({"logit_cat": [0.5], "logit_cow": [1.0]}))
+    raises: other classes than those of the fit: dog missing, cow new
 a frame with an index in another order
     cal.evaluate(pd.DataFrame(logits), pd.Series(labels).sort_values(), level=None)
     raises: labels have the index of the logits in another order: pass labels.loc\[logits.index\]
@@ -403,7 +412,7 @@ a label that no column has
     raises: names.csv.* 'bird'.* choose from cat, dog
 no lines below the header
     cal.evaluate("header.csv")
-    raises: nothing to measure: the arrays are empty
+    raises: nothing to measure: there are no examples \(empty arrays, or a file with only a header\)
 no file
     cal.evaluate("nowhere.npz")
     raises: nowhere.npz does not exist; expected a prediction file, folder or glob
@@ -591,6 +600,8 @@ def names(tmp_path_factory):
         calibrant.save(found["ts"], "ts")
         Path("names.csv").write_text("logit_cat,logit_dog,label\n1.0,0.5,cat\n0.1,2.0,bird\n")
         Path("header.csv").write_text("logit_cat,logit_dog,label\n")
+        pets = ["2.0,0.5,cat", "0.5,2.0,dog"] * 30 + ["2.0,0.5,dog", "0.5,2.0,cat"] * 10
+        Path("pets.csv").write_text("\n".join(["logit_cat,logit_dog,label", *pets]))
         yield found
 
 

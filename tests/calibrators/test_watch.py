@@ -33,7 +33,7 @@ def doors(logits, labels, **options):
         "auto": lambda: cal.fit(data, cal.Auto(candidates=("none", "ts"))),
         "cross_fit, whole": lambda: cal.cross_fit(data, "beta", level=None),
         "cross_fit, the table": lambda: cal.cross_fit(data, "ts", level=None),
-        "compare": lambda: cal.compare(data, ["none", "ts", "beta"], level=None),
+        "compare": lambda: cal.compare(data, methods=["none", "ts", "beta"], level=None),
     }
 
 

@@ -98,7 +98,7 @@ def test_they_are_told_once_wherever_labels_come_in(tiled, tmp_path):
         "fit a file": lambda: cal.fit(tmp_path / "p.npz", "vector"),
         "fit from the table": lambda: cal.fit(data, "ts"),
         "cross_fit": lambda: cal.cross_fit(data, "ts", level=None),
-        "compare": lambda: cal.compare(data, ["none", "ts"], level=None),
+        "compare": lambda: cal.compare(data, methods=["none", "ts"], level=None),
     }
     for name, call in calls.items():
         with warnings.catch_warnings(record=True) as caught:

@@ -11,6 +11,7 @@ import calibrant as cal
 from calibrant.calibrators.affine import VectorScaling
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.watch import told
 from calibrant.data import open_dataset
 from calibrant.deploy import calibrate_table
 from tests.support.models import CLASSES, WIDTH, shifted
@@ -53,7 +54,7 @@ def applied(fitted, probs, tmp_path_factory):
 
 def test_zeros_count_as_in_the_fit():
     probs = np.array([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [0.0, 0.0, 1.0]] * 20)
-    with pytest.warns(UserWarning, match="they count as 0.05"):
+    with told(), pytest.warns(UserWarning, match="they count as 0.05"):
         fitted = cal.fit({"probs": probs, "labels": np.arange(60) % 3}, "ts")
     root = np.maximum(probs, 0.05) ** (1 / float(fitted.temperature_))
     found = calibrate_table({"probs": probs}, fitted)["calibrated"]

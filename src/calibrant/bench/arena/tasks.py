@@ -250,7 +250,7 @@ def _open_hdf5(path: str | os.PathLike[str]) -> h5py.File:
 
 
 def _examples_of(split: Split, features: bool) -> Examples:
-    stored = split.read("logits")
+    stored = split.read(split.domain)
     logits = logits_of(stored) if split.domain == "probs" else _two_columns(stored)
     return _labelled(logits, split.labels, split.features if features else None)
 

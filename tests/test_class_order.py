@@ -28,6 +28,7 @@ from calibrant.workflows.fit import cross_fit, fit
 from calibrant.workflows.retrain import retrain
 from tests.support.prediction_files import arrays_in
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* keeps predictions")
 NAMES = ["cat", "dog", "owl"]
 ORDER = [2, 0, 1]
 OTHERS = {

@@ -151,7 +151,7 @@ labels of the next class
     warns: count from 0, and number the classes in the order of the columns
 probabilities as logits
     cal.TemperatureScaling().fit(probs, labels)
-    warns: logits look like probabilities: .* if they are, calibrant.fit\(\{"probs": ..., "labels": ...\}\) takes them
+    warns: logits look like probabilities: .* if they are, calibrant.fit\(\{"probs": ..., "labels"
 a file of probabilities as logits
     cal.fit("as_probs.npz", "beta")
     warns: logits of as_probs.npz look like probabilities: .* if they are, save them as probs
@@ -214,7 +214,7 @@ a tensor of probabilities as logits
     warns: logits look like probabilities: .* if they are, pass their logarithm
 a call with an array
     ts(logits)
-    raises: a calibrator is called with tensors, got a ndarray: predict_proba\(logits\) and transform
+    raises: a calibrator is called with tensors, got a ndarray: predict_proba\(logits\)
 NaN
     ts.predict_proba(with_nan)
     raises: row 7 has NaN: find the layer or the example that overflowed

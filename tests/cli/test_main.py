@@ -214,7 +214,7 @@ def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, a
     calibrant.save(fitted, "saved")
     for start in ("wrote", "replaced"):
         _, _, err = run("export", "saved", "-o", "out.onnx")
-        assert err.startswith(f"{start} out.onnx; its probabilities differ")
+        assert err.startswith(f"{start} out.onnx; where tried, its probabilities differ")
 
 
 def test_a_missing_split_of_a_reference_lists_the_others(run, split_file):

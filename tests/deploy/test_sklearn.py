@@ -684,6 +684,7 @@ def test_a_tree_is_calibrated_alike_here_and_in_a_file(two, method):
     np.testing.assert_allclose(here.predict_proba(X[rest])[:, 1], expected, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:TemperatureScaling keeps predictions")
 def test_floor_ignores_weight_zero():
     probs = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 0.4, 0.6], [0.999, 0.001, 0.0]] * 20)
     labels = np.where(np.arange(80) < 8, 2, np.tile([0, 1, 2, 0], 20))

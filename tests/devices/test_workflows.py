@@ -27,10 +27,12 @@ def ece(evaluation):
 
 
 def watched(data, calibrator):
-    watch = cal.Monitor(calibrator, window=200).update(data["logits"], data["labels"])
+    updated = cal.Monitor(calibrator, window=200).update(data["logits"], data["labels"])
+    watch = cal.Monitor(calibrator)
     watch.predicted(range(10), data["logits"][:10])
     watch.labelled(range(10), data["labels"][:10])
-    return [window["accuracy"] for window in watch.report().windows]
+    windows = [*updated.report().windows, *watch.report().windows]
+    return [window["accuracy"] for window in windows]
 
 
 def written(data, tmp_path):

@@ -214,8 +214,9 @@ def worth_blocks(*inputs: Tensor | None) -> bool:
     """Return True for large inputs on the CPU that need no gradient and are in no graph."""
     some = [values for values in inputs if values is not None]
     logits = some[0]
-    large = logits.numel() >= 4 * BLOCK and logits.is_contiguous()
-    if records_graph() or not large or type(logits) is not Tensor or logits.device.type != "cpu":
+    if records_graph() or type(logits) is not Tensor or logits.device.type != "cpu":
+        return False
+    if logits.numel() < 4 * BLOCK or not logits.is_contiguous():
         return False
     return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
 

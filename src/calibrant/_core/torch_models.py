@@ -54,7 +54,7 @@ def full_precision() -> Iterator[None]:
 def top_class(logits: Tensor) -> Tensor:
     """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
     if _numpy_is_faster(logits):
-        return torch.from_numpy(logits.detach().numpy().argmax(-1))[..., None]
+        return torch.as_tensor(logits.detach().numpy().argmax(-1))[..., None]
     return logits.argmax(-1, keepdim=True)
 
 

@@ -119,7 +119,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     >>> round(float(fitted.estimator_.predict_proba(digits[900:]).max(-1).mean()), 2)
     0.99
     >>> round(float(fitted.predict_proba(digits[900:]).max(-1).mean()), 2)
-    0.85
+    0.86
     """
 
     estimators_: list[Any]

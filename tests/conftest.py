@@ -48,6 +48,14 @@ def warm_processes():
     server._forkserver._stop()
 
 
+@pytest.fixture(autouse=True)
+def closed_figures():
+    """Close the figures of a test: pyplot keeps them, and warns of many."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
 @pytest.fixture
 def threads():
     """Set the number of torch threads for one test."""

@@ -54,16 +54,15 @@ def full_precision() -> Iterator[None]:
 def top_class(logits: Tensor) -> Tensor:
     """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
     if _numpy_is_faster(logits):
-        return torch.as_tensor(logits.detach().numpy().argmax(-1))[..., None]
+        return torch.from_numpy(np.asarray(logits.detach().numpy().argmax(-1)))[..., None]
     return logits.argmax(-1, keepdim=True)
 
 
 def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two largest logits of each row, ``(..., 1)`` each."""
     # topk looks for any number, which takes several times as long
-    first = top_class(logits)
-    others = logits.scatter(-1, first, -torch.inf)
-    return logits.gather(-1, first), others.amax(-1, keepdim=True)
+    others = logits.scatter(-1, top_class(logits), -torch.inf)
+    return logits.amax(-1, keepdim=True), others.amax(-1, keepdim=True)
 
 
 def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,12 @@ def warm_processes():
 
 
 @pytest.fixture(autouse=True)
+def same_draws():
+    """Draw the weights of networks alike in every order of the tests."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def closed_figures():
     """Close the figures of a test: pyplot keeps them, and warns of many."""
     yield

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -77,6 +78,33 @@ def test_a_report_names_them(run, table):
     assert subject["slices"]["columns"] == ["age", "site"]
     page = run("report", table, "--methods", "", "--by", "auto", "-o", "-")[1]
     assert "by age, site, P(1)" in page
+
+
+def test_groups_that_are_off_with_the_model_are_never_passed_over(run, tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    logits = 1.5 * rng.normal(size=(4000, 5))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    np.savez("p.npz", logits=2 * logits, labels=labels, colour=rng.choice(list("DEFG"), 4000))
+    said = "over-confident by"
+    for arguments in (("slices", "p.npz"), ("slices", "p.npz", "--by", "colour")):
+        out = run(*arguments)[1]
+        assert said in out
+        assert "as the model is as a whole" in out
+    found = run("evaluate", "p.npz", "--by", "auto")[1]
+    assert re.search(r"Search in half of the examples: [\d,]+ of [\d,]+ subgroups are", found)
+    assert "search" in json.loads(run("evaluate", "p.npz", "--by", "auto", "--json")[1])
+    options = ("--methods", "", "--by", "colour")
+    page = run("report", "p.npz", *options, "-o", "-")[1]
+    assert "All subgroups are off, as the model is as a whole" in page
+    assert "All 4 subgroups are over-confident by" in page
+    assert "| all examples | 4,000 |" in page
+    for text in (page, found):
+        assert "No subgroup is shown to be miscalibrated" not in text
+    assert run("report", "p.npz", *options, "-o", "r.json")[0] == 0
+    with open("r.json") as file:
+        stored = json.load(file)["subjects"][0]["slices"]
+    assert "as the model is as a whole" in stored["verdict"]
+    assert stored["off"][0]["count"] == stored["off"][0]["searched"] == 4
 
 
 def test_a_column_named_like_a_prediction_is_metadata_of_a_report(run, tmp_path, monkeypatch, rng):

@@ -8,7 +8,10 @@ import pandas as pd
 import pytest
 
 import calibrant as cal
-from calibrant.slices import find_slices
+from calibrant.data.dataset import as_dataset
+from calibrant.slices import find_slices, measure_groups
+from calibrant.slices.examples import Reading, Work
+from calibrant.slices.find import Settings, search
 
 
 def planted(rng, n=6000, factor=0.5):
@@ -39,6 +42,59 @@ def test_a_planted_subgroup_is_found_and_named(rng):
     assert worst.n / 12_000 == pytest.approx(worst.share)
     assert "too high by" in result.verdict()
     assert "patient" in str(result)
+
+
+def as_colours(rng, factor):
+    """Five classes and seven colours, which have nothing to do with them."""
+    logits = 1.5 * rng.normal(size=(7000, 5))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    colour = rng.choice(list("DEFGHIJ"), 7000)
+    return {"logits": factor * logits, "labels": labels, "colour": colour}
+
+
+def test_a_model_that_is_off_as_a_whole_is_said_to_be(rng):
+    data = as_colours(rng, 2.0)
+    reading = Reading({"colour": "colour"}, 5, predictions=False)
+    result = search(as_dataset(data).split(None), reading, Settings(), Work()).result()
+    assert (len(result), result.searched, result.off_as_a_whole) == (0, 7, ["top_label"])
+    right = data["logits"].argmax(1) == data["labels"]
+    p = np.exp(data["logits"]) / np.exp(data["logits"]).sum(1, keepdims=True)
+    gaps = [(p.max(1) - right)[data["colour"] == each].mean() for each in "DEFGHIJ"]
+    by = f"by {100 * min(gaps):.1f} to {100 * max(gaps):.1f} points"
+    assert result.verdict() == (
+        f"All 7 subgroups are over-confident {by}, as the model is as a whole. "
+        "No subgroup is shown to be off by more than that explains."
+    )
+    assert "cal-warn" in result._repr_html_()
+    groups = measure_groups(data, by="colour")
+    assert groups.verdict().startswith("All 7 groups are over-confident")
+    (off,) = result.to_dict()["off"]
+    assert (off["searched"], off["count"]) == (7, 7)
+    assert (off["smallest"], off["largest"]) == pytest.approx((min(gaps), max(gaps)))
+
+
+def test_a_model_that_is_not_sure_enough_as_a_whole(rng):
+    result = find_slices(as_colours(rng, 0.4))
+    assert "subgroups are under-confident by" in result.verdict()
+    assert "as the model is as a whole" in result.verdict()
+
+
+def test_the_sentence_is_kept_for_calibrated_models(rng):
+    assert find_slices(as_colours(rng, 1.0)).verdict() == (
+        "No subgroup is shown to be miscalibrated."
+    )
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_the_scale_of_weights_does_not_matter(rng, scale):
+    metadata, probs, labels = planted(rng)
+    weight = rng.uniform(0.5, 2, probs.size)
+    results = [
+        find_slices(probs=probs, labels=labels, metadata=metadata, sample_weight=s * weight)
+        for s in (1.0, scale)
+    ]
+    first, second = ([one.name for one in result.slices] for result in results)
+    assert first == second != []
 
 
 def test_calibrated_predictions_have_none():

@@ -31,6 +31,8 @@ def test_overlaps_are_sums_over_members(examples, rng):
     np.testing.assert_allclose(result.score, (weight * (happened - claimed)) @ member)
     information = member.T * (weight * claimed * (1 - claimed)) @ member
     np.testing.assert_allclose(result.information, information)
+    covariance = member.T * (weight**2 * claimed * (1 - claimed)) @ member
+    np.testing.assert_allclose(result.covariance, covariance)
 
 
 def test_what_others_explain_is_left_out(examples, rng):
@@ -55,7 +57,7 @@ def test_partial_scores_are_those_of_a_regression(rng):
     member = (rng.uniform(size=(4000, 3)) < [0.5, 0.4, 0.3]).astype(float)
     member[:, 1] = np.maximum(member[:, 1], member[:, 0] * (rng.uniform(size=4000) < 0.8))
     residual = rng.normal(size=4000) + 0.3 * member[:, 0] + 0.2 * member[:, 2]
-    sums = Overlap(residual @ member, member.T @ member)
+    sums = Overlap(residual @ member, member.T @ member, member.T @ member)
     ours = [candidate(Condition(i, 0, 1)) for i in range(3)]
     first = int(np.argmax(np.abs(sums.score) / np.sqrt(np.diag(sums.information))))
     regression = LinearRegression(fit_intercept=False)
@@ -80,4 +82,12 @@ def test_the_simpler_of_two_alike_is_chosen(examples, rng):
     ours = [candidate(one, nearly), candidate(one)]
     sums = overlap(ours, Outcomes(claimed, happened, np.ones(20_000), sign), codes)
     assert [found.conditions for found in select(ours, sums, 3.5, 10)] == [(one,)]
-    assert select(ours, sums, 1e6, 10) == []
+
+
+def test_one_of_those_that_are_off_is_always_named(examples, rng):
+    """Their exact intervals exclude 0, even where the normal approximation does not reach."""
+    codes, claimed, sign = examples
+    happened = (rng.uniform(size=20_000) < claimed).astype(float)
+    ours = [candidate(Condition(0, 1, 2)), candidate(Condition(1, 2, 3))]
+    sums = overlap(ours, Outcomes(claimed, happened, np.ones(20_000), sign), codes)
+    assert len(select(ours, sums, 1e6, 10)) == 1

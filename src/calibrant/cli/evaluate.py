@@ -106,8 +106,6 @@ def evaluate(
             click.echo(evaluation.to_latex())
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
-            if options["by"] == "auto" and not evaluation.by:
-                click.echo("No subgroup is shown to be miscalibrated.")
     if max_ece is None or evaluation["ece"].value <= max_ece:
         return 0
     shared.say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")
@@ -122,7 +120,7 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     about = (evaluation.heading or "metric", "value", evaluation.interval_heading)
     console.print(shared.text_table(about, evaluation.table(), bold=[1]))
     console.print("What the figures mean: calibrant evaluate --help", style="dim")
-    for remark in filter(None, (evaluation.verdict(), evaluation.hint())):
+    for remark in filter(None, (evaluation.verdict(), evaluation.hint(), evaluation.search)):
         console.print(remark, soft_wrap=True)
     if not evaluation.by:
         return

@@ -13,7 +13,7 @@ from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable, printable_name
 from calibrant._core.tables import frame, latex_table
 from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
-from calibrant.display.results import Kind, heading, long_table, one_line, verdict
+from calibrant.display.results import Kind, heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
 from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
@@ -48,6 +48,9 @@ class Evaluation(Mapping[str, Estimate]):
     """Of whether the model is miscalibrated at all; None in a stream without pairs."""
     by: dict[str, Evaluation] = field(default_factory=dict)
     """The same by subgroup, worst first; empty without ``by=``."""
+    search: str = ""
+    """What the search for subgroups says that ``by="auto"`` makes in half of the examples; else
+    empty."""
     chance: float = math.nan
     """Accuracy of predictions that have nothing to do with the labels; NaN where it was not
     summed."""
@@ -154,7 +157,7 @@ class Evaluation(Mapping[str, Estimate]):
             metric = "ece" if "ece" in part else next(iter(part))
             shown = " ".join(part.table()[list(part).index(metric)])
             lines.append(f"group {printable_name(name)}, {part.n:,} examples: {shown}".rstrip())
-        said = [self.describe(), *lines, self.verdict(), self.hint()]
+        said = [self.describe(), *lines, self.verdict(), self.hint(), self.search]
         return printable("\n".join(filter(None, said)))
 
     def __repr__(self) -> str:
@@ -194,6 +197,7 @@ class Evaluation(Mapping[str, Estimate]):
                 heading(name, self.describe()),
                 verdict(self.verdict(), kind),
                 verdict(self.hint(), "warn"),
+                remarks([self.search]),
                 side_by_side(joined([metrics, *map(Html, self.charts())]), self.chart()),
                 long_table(head, rows) if rows else "",
             ]
@@ -216,6 +220,8 @@ class Evaluation(Mapping[str, Estimate]):
         }
         result["test"] = None if self.test is None else self.test._asdict()
         result["hint"] = self.hint() or None
+        if self.search:
+            result["search"] = self.search
         if self.by:
             result["by"] = {name: part.to_dict() for name, part in self.by.items()}
         return result

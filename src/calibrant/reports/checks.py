@@ -142,11 +142,18 @@ def subgroups_off(subject: Subject) -> Result | None:
         return None
     named = _listed(f"{name} (ECE {percent(tested[name]['ece'].value)})" for name in off)
     worst = max(tested[name]["ece"].low for name in off)
-    rest = f" Over all examples the ECE is {percent(subject.evaluation['ece'].value)}."
+    whole = subject.evaluation
+    rest = f" Over all examples the ECE is {percent(whole['ece'].value)}."
+    evidence = (
+        f"{len(off)} of {len(tested)} subgroups by {subject.by} are off beyond noise: {named}."
+    )
+    if len(off) < len(tested) or whole.test is None or whole.test.p_value >= SIGNIFICANT:
+        return Result(_severity(worst), f"{evidence}{rest}")
     return Result(
         _severity(worst),
-        f"{len(off)} of {len(tested)} subgroups by {subject.by} are off beyond noise: "
-        f"{named}.{rest}",
+        f"{evidence}{rest}",
+        fix="Calibrate the model (calibrant fit), then see which subgroups are still off.",
+        title="All subgroups are off, as the model is as a whole",
     )
 
 

@@ -123,7 +123,7 @@ def _where(subject: Subject) -> list[str]:
         lines += [f"Subgroups by {escaped(subject.by)}:", "", *table(content.groups_table(subject))]
     if subject.slices is not None:
         lines += [escaped(f"{subject.slices.describe()}. {subject.slices.verdict()}"), ""]
-        lines += table(content.slices_table(subject.slices)) if subject.slices.slices else []
+        lines += table(content.slices_table(subject.slices)) if subject.slices.is_off else []
     return _details("Where it is off", lines)
 
 

@@ -215,7 +215,7 @@ class Sections:
     def _slices(self, slices: Slices) -> Html:
         title = "Subgroups that were searched"
         words = [tag("p", f"{slices.describe()}. {slices.verdict()}")]
-        if not slices.slices:
+        if not slices.is_off:
             return self._block(title, *words)
         table = scrollable(content.slices_table(slices), "Gap: claimed less observed, in points")
         notes = [tag("p", line, class_="muted small") for line in slices.remarks()]

@@ -42,7 +42,7 @@ from calibrant.slices.examples import (
     nearest,
     with_columns,
 )
-from calibrant.slices.result import Slice, Slices
+from calibrant.slices.result import Off, Slice, Slices, count_off
 from calibrant.slices.search import Family, Tables, all_candidates, critical_value
 from calibrant.slices.selection import Candidate, Overlap
 
@@ -166,6 +166,7 @@ class Search:
     critical: float
     searched: int
     whole: list[Candidate]
+    off: list[Off]
     chosen: list[Candidate]
     left_out: list[str]
     notes: list[str]
@@ -173,8 +174,10 @@ class Search:
     def result(self) -> Slices:
         """Return the subgroups, worst first."""
         return Slices(
-            slices=sorted(map(self._slice, self.chosen), key=lambda one: -one.least),
+            slices=sorted(map(self._slice, self.named), key=lambda one: -one.least),
             whole=[self._slice(one) for one in self.whole],
+            off=self.off,
+            off_as_a_whole=[one.estimand for one in self.chosen if not one.conditions],
             n=self.whole[0].n,
             classes=self.reading.classes,
             searched=self.searched,
@@ -187,11 +190,16 @@ class Search:
             notes=self.notes,
         )
 
+    @property
+    def named(self) -> list[Candidate]:
+        """Those chosen, without all examples."""
+        return [one for one in self.chosen if one.conditions]
+
     def members(self, chunk: Chunk) -> dict[str, BoolArray]:
         """Return the labelled rows of a chunk that are in each subgroup, by its name."""
         _, codes, kept = self.reading.encoded(chunk)
         masks: dict[str, BoolArray] = {}
-        for one in self.chosen:
+        for one in self.named:
             mask = np.zeros(len(kept), bool)
             mask[kept] = selection.members(one.conditions, codes)
             masks[conjunction_text(self.reading.columns, one.conditions)] = mask
@@ -232,13 +240,12 @@ def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Se
         level=settings.level,
         seed=settings.seed,
     )
-    whole, candidates, searched = _candidates(tables, family, min_size, critical)
+    whole, candidates, off, searched = _candidates(tables, family, min_size, critical)
     chosen = _selected(split, reading, [*whole, *candidates], critical, settings.most, work)
     notes = _cluster_notes(reading, sample)
-    found = [one for one in chosen if one.conditions]
     return Search(
         *(reading, settings, min_size, critical, searched),
-        *(whole, found, left_out, notes),
+        *(whole, off, chosen, left_out, notes),
     )
 
 
@@ -347,20 +354,22 @@ def _shard_tables(reading: Reading, empty: Callable[[], Tables], chunks: Iterato
 
 def _candidates(
     tables: Tables, family: Family, min_size: int, critical: float
-) -> tuple[list[Candidate], list[Candidate], int]:
-    """Return all examples for each estimand, the strongest subgroups, and the number of all."""
+) -> tuple[list[Candidate], list[Candidate], list[Off], int]:
+    """Return all examples for each estimand, the strongest subgroups, and the numbers of all."""
     whole: list[Candidate] = []
     found: list[Candidate] = []
-    searched = 0
+    gaps: dict[str, list[FloatArray]] = {estimand: [] for estimand in tables.estimands}
     for candidates in all_candidates(tables, family, min_size):
+        low, high = candidates.intervals(critical)
         if not candidates.columns:
-            low, high = candidates.intervals(critical)
             whole.append(selection.one_candidate(candidates, family, 0, low, high))
             continue
-        searched += len(candidates.place)
-        found += selection.strongest(candidates, family, critical)
-    order = sorted(found, key=lambda one: -one.strength)
-    return whole, order[: selection.MOST_CANDIDATES], searched
+        gaps[candidates.estimand].append(np.stack([candidates.gap, low, high]))
+        found += selection.strongest(candidates, family, low, high)
+    every = {estimand: np.concatenate(each, 1) for estimand, each in gaps.items() if each}
+    off = [one for estimand, each in every.items() for one in count_off(estimand, each)]
+    order = sorted(found, key=lambda one: -one.strength)[: selection.MOST_CANDIDATES]
+    return whole, order, off, sum(each.shape[1] for each in every.values())
 
 
 def _selected(

@@ -25,7 +25,7 @@ from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices.examples import Reading, Work, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
-from calibrant.slices.result import calibration_cells
+from calibrant.slices.result import calibration_cells, count_off, off_alike
 from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
 
 if TYPE_CHECKING:
@@ -116,14 +116,19 @@ class Groups:
         return f"{count:,} examples in {len(self.before)} groups of {self.column}; {of} is compared"
 
     def verdict(self) -> str:
-        """Return how many groups are miscalibrated."""
-        parts = []
+        """Return how many groups are miscalibrated, and whether the whole model is."""
+        parts, together = [], []
         for name, groups in self.sets.items():
-            wrong = [g for g in groups.values() if g.gap.excludes(0)]
-            largest = 100 * max(abs(group.gap.value) for group in groups.values())
+            gaps = np.array([group.gap for group in groups.values()]).T
+            off = count_off("binary" if self.classes == 2 else "top_label", gaps)
+            if any(each.count == each.searched > 1 for each in off):
+                alike = f"groups {name} calibration" if name else "groups"
+                together.append(f"{off_alike(off[0], alike, 'P(y = 1)')}.")
+            wrong, largest = sum(each.count for each in off), 100 * np.abs(gaps[0]).max()
             when = f", {name}" if name else ""
-            parts.append(f"{len(wrong)} of {len(groups)}{when} (largest gap {largest:.1f} points)")
-        return f"Groups that are miscalibrated on average: {'; '.join(parts)}."
+            parts.append(f"{wrong} of {len(groups)}{when} (largest gap {largest:.1f} points)")
+        counted = f"Groups that are miscalibrated on average: {'; '.join(parts)}."
+        return " ".join(together if len(together) == len(parts) else [*together, counted])
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, a row for each group and set, and their differences, as text."""
@@ -190,6 +195,7 @@ class Groups:
         return {
             **{"column": self.column, "classes": self.classes, "level": self.level},
             **sets,
+            "verdict": self.verdict(),
             "differences": differences,
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.tables import aligned, frame, latex_table
 from calibrant.data.metadata import Condition
@@ -71,6 +72,57 @@ class Slice(NamedTuple):
         )
 
 
+class Off(NamedTuple):
+    """Subgroups that were searched and are off beyond noise, all in one direction.
+
+    Attributes
+    ----------
+    estimand : str
+    searched, count : int
+        Number of subgroups of this estimand, and of those that are off.
+    smallest, largest : float
+        Their gaps; both are positive if the claims are too high, and both negative if too low.
+    """
+
+    estimand: str
+    searched: int
+    count: int
+    smallest: float
+    largest: float
+
+
+def count_off(estimand: str, gaps: FloatArray) -> list[Off]:
+    """Return the groups that are off in each direction; ``gaps`` are values, low and high ends."""
+    value, low, high = gaps
+    sets = [value[low > 0], value[high < 0]]
+    return [
+        Off(estimand, value.size, each.size, *sorted(map(float, (each.min(), each.max())), key=abs))
+        for each in sets
+        if each.size
+    ]
+
+
+def off_alike(off: Off, groups: str, probability: str) -> str:
+    """Return in words that groups are off in the direction in which the whole model is.
+
+    >>> off_alike(Off("top_label", 9, 7, 0.14, 0.19), "groups", "")
+    '7 of 9 groups are over-confident by 14.0 to 19.0 points, as the model is as a whole'
+    >>> off_alike(Off("binary", 3, 3, -0.01, -0.02), "groups", "P(y = 1)")
+    'P(y = 1) is too low by 1.0 to 2.0 points in all 3 groups, as it is over all examples'
+    """
+    which = (
+        f"all {off.count:,}" if off.count == off.searched else f"{off.count:,} of {off.searched:,}"
+    )
+    by = f"by {100 * abs(off.smallest):.1f} to {100 * abs(off.largest):.1f} points"
+    if off.estimand == "binary":
+        direction = "high" if off.smallest > 0 else "low"
+        where = f"in {which} {groups}, as it is over all examples"
+        return f"{probability} is too {direction} {by} {where}"
+    direction = "over" if off.smallest > 0 else "under"
+    which = f"{which[0].upper()}{which[1:]}"
+    return f"{which} {groups} are {direction}-confident {by}, as the model is as a whole"
+
+
 @dataclass(frozen=True, eq=False)
 class Slices:
     """Subgroups that are miscalibrated, worst first; printing it gives a table.
@@ -81,6 +133,10 @@ class Slices:
         By the gap that they have at least. Those that follow from others are left out.
     whole : list of Slice
         All examples, for each estimand.
+    off : list of Off
+        How many of the subgroups are off, those included that follow from others.
+    off_as_a_whole : list of str
+        Estimands that are off over all examples, beyond what single subgroups explain.
     searched : int
         Number of subgroups, and estimands, that were looked at.
     columns, left_out : list of str
@@ -95,6 +151,8 @@ class Slices:
 
     slices: list[Slice]
     whole: list[Slice]
+    off: list[Off]
+    off_as_a_whole: list[str]
     n: int
     classes: int
     searched: int
@@ -112,6 +170,11 @@ class Slices:
     def __getitem__(self, number: int) -> Slice:
         return self.slices[number]
 
+    @property
+    def is_off(self) -> bool:
+        """True if subgroups or all examples are miscalibrated."""
+        return bool(self.slices or self.off_as_a_whole)
+
     def describe(self) -> str:
         """Return what was searched."""
         return (
@@ -120,16 +183,29 @@ class Slices:
         )
 
     def verdict(self) -> str:
-        """Return the outcome of the search in a sentence."""
+        """Return the outcome of the search in words, the whole model first if that is off."""
+        general = [
+            self._as_a_whole(one) for one in self.whole if one.estimand in self.off_as_a_whole
+        ]
         if not self.slices:
-            return "No subgroup is shown to be miscalibrated."
-        count = len(self.slices)
-        found = "One subgroup is" if count == 1 else f"{count} subgroups are"
-        worst = self.slices[0]
-        return (
-            f"{found} miscalibrated; the worst, {worst.name} ({worst.n:,} examples), "
-            f"{worst.finding()}."
-        )
+            if general and self.off:
+                general.append("No subgroup is shown to be off by more than that explains.")
+            return " ".join(general) or "No subgroup is shown to be miscalibrated."
+        worst, count = self.slices[0], len(self.slices)
+        named = f"the worst, {worst.name} ({worst.n:,} examples), {worst.finding()}."
+        if general:
+            found = "One subgroup is" if count == 1 else f"{count} subgroups are"
+            return " ".join([*general, f"{found} off by more than that explains; {named}"])
+        off = sum(each.count for each in self.off)
+        found = "One subgroup is" if off == 1 else f"{off:,} of {self.searched:,} subgroups are"
+        return f"{found} miscalibrated; {named}"
+
+    def _as_a_whole(self, one: Slice) -> str:
+        """Return how all examples are off, and how many subgroups are in the same direction."""
+        for off in self.off:
+            if off.estimand == one.estimand and off.smallest * one.gap.value > 0:
+                return f"{off_alike(off, 'subgroups', self.probability)}."
+        return f"The model as a whole {one.finding()}."
 
     def remarks(self) -> list[str]:
         """Return what the intervals mean, and what was left out."""
@@ -182,7 +258,7 @@ class Slices:
         headings, *rows = self.table()
         parts = [
             heading("Subgroups", self.describe()),
-            verdict(self.verdict(), "warn" if self.slices else "good"),
+            verdict(self.verdict(), "warn" if self.is_off else "good"),
             long_table(headings, rows),
             remarks(self.remarks()),
         ]
@@ -200,6 +276,9 @@ class Slices:
             "critical": self.critical,
             "min_size": self.min_size,
             "notes": self.notes,
+            "verdict": self.verdict(),
+            "off": [one._asdict() for one in self.off],
+            "off_as_a_whole": self.off_as_a_whole,
             "whole": [_plain(one) for one in self.whole],
             "slices": [_plain(one) for one in self.slices],
         }

@@ -8,6 +8,8 @@ are chosen one by one, by the score test of a logistic model that has those alre
           z_s = \frac{U_s - I_{sA} I_{AA}^{-1} U_A}{\sqrt{I_{ss} - I_{sA} I_{AA}^{-1} I_{As}}}
 
 with :math:`a_{is}` 1 for members, or -1 where the answer is right if y = 0, and A the chosen ones.
+The deviation in the denominator is that of unit weights; in general it follows from the covariance
+of the scores, which has :math:`w_i^2`, so that the scale of the weights does not matter.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class Candidate(NamedTuple):
     strength: float  # standard deviations by which the gap is off
 
 
-def strongest(candidates: Candidates, family: Family, critical: float) -> list[Candidate]:
+def strongest(
+    candidates: Candidates, family: Family, low: FloatArray, high: FloatArray
+) -> list[Candidate]:
     """Return the strongest subgroups of a combination that are miscalibrated."""
-    low, high = candidates.intervals(critical)
     strength = np.abs(candidates.gap) / candidates.deviation
     shown = np.flatnonzero((low > 0) | (high < 0))
     best = shown[np.argsort(-strength[shown], kind="stable")[:PER_COMBINATION]]
@@ -84,19 +87,20 @@ def members(conditions: Sequence[Condition], codes: IntArray) -> BoolArray:
 
 
 class Overlap(NamedTuple):
-    """Scores ``(candidates,)`` and their information ``(candidates, candidates)``."""
+    """Scores ``(candidates,)``, their information and covariance ``(candidates, candidates)``."""
 
     score: FloatArray
     information: FloatArray
+    covariance: FloatArray
 
     @classmethod
     def empty(cls, size: int) -> Overlap:
         """Sums over no examples."""
-        return cls(np.zeros(size), np.zeros((size, size)))
+        return cls(np.zeros(size), np.zeros((size, size)), np.zeros((size, size)))
 
     def plus(self, other: Overlap) -> Overlap:
         """Return the sums over both sets of examples."""
-        return Overlap(self.score + other.score, self.information + other.information)
+        return Overlap(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
 
 def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
@@ -113,15 +117,19 @@ def _overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArra
     flipped = [c.estimand == "top_label" for c in candidates]
     inside[:, flipped] *= outcomes.sign[:, None]
     residual = outcomes.weight * (outcomes.happened - outcomes.claimed)
-    variance = outcomes.weight * outcomes.variance
-    return Overlap(residual @ inside, inside.T @ (variance[:, None] * inside))
+    information = outcomes.weight * outcomes.variance
+    matrices = (information, outcomes.weight * information)
+    return Overlap(residual @ inside, *(inside.T @ (each[:, None] * inside) for each in matrices))
 
 
 def select(
     candidates: Sequence[Candidate], sums: Overlap, critical: float, most: int
 ) -> list[Candidate]:
-    """Return the subgroups that the ones chosen before do not explain, at most ``most``."""
-    score, information = sums
+    """Return the subgroups that the ones chosen before do not explain, at most ``most``.
+
+    Each of the candidates is off by its own interval, so that at least one is returned.
+    """
+    score, information, covariance = sums
     own = np.sign(score)
     simple = SIMPLER ** np.array([len(candidate.conditions) for candidate in candidates])
     chosen: list[int] = []
@@ -129,11 +137,16 @@ def select(
         part = information[:, chosen]
         solved = np.linalg.lstsq(part[chosen], np.c_[score[chosen], part.T], rcond=None)[0]
         left = score - part @ solved[:, 0]
-        variance = np.diag(information) - np.einsum("ij,ji->i", part, solved[:, 1:])
-        new = variance > NEW * np.diag(information)
+        added = np.diag(information) - np.einsum("ij,ji->i", part, solved[:, 1:])
+        new = added > NEW * np.diag(information)
+        others = np.zeros_like(information)
+        others[:, chosen] = solved[:, 1:].T
+        rest = np.eye(len(score)) - others
+        variance = np.einsum("ij,jk,ik->i", rest, covariance, rest, optimize=True)
         strength = np.where(new, left * own / np.sqrt(np.where(new, variance, 1)), 0)
         strength[chosen] = 0
-        strength[strength <= critical] = 0
+        if chosen:
+            strength[strength <= critical] = 0
         best = int((strength * simple).argmax())
         if not strength[best]:
             break

@@ -140,12 +140,13 @@ def evaluate(
     task = partial(_measured, total.like())
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)
-    if searched:
-        _add_found(total, chosen, seed, Work(executor, progress))
-    return total.compute()
+    if not searched:
+        return total.compute()
+    said = _add_found(total, chosen, seed, Work(executor, progress))
+    return replace(total.compute(), search=said)
 
 
-def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
+def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> str:
     """Find subgroups in one half of the examples, and measure them in the other."""
     halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
     reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
@@ -155,6 +156,7 @@ def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
     for sums in work.walk(halves[1], task, columns):
         for name, part in sums.items():
             total.by.setdefault(name, total.like()).merge(part)
+    return f"Search in half of the examples: {found.result().verdict()}"
 
 
 def _measured_subgroups(

@@ -442,7 +442,16 @@ shuffled labels for JSON
     tells: "hint": "accuracy .* is no better than that of guessing .*: check that labels
 a limit in percent
     calibrant evaluate data.npz --max-ece 3
-    exits with 2: --max-ece must be a fraction \(0.03 is 3 %\), got 3
+    exits with 2: error: the limit of ece must be a fraction \(0.03 is 3 %\), got 3
+a limit of a misspelt metric
+    calibrant evaluate data.npz --max ecee=0.05
+    exits with 2: error: unknown metric 'ecee': did you mean ece\?
+a largest accuracy
+    calibrant evaluate data.npz --max accuracy=0.9
+    exits with 2: error: accuracy is better if it is larger: give the smallest value .*--min
+a limit without a number
+    calibrant evaluate data.npz --max ece
+    exits with 2: --max wants METRIC=LIMIT, such as --max ece=0.05, got ece
 percentages in a file
     calibrant evaluate percent.npz
     exits with 2: error: percent.npz.* divide percentages by 100

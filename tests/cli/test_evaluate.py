@@ -83,7 +83,7 @@ def test_talk_stays_out_of_the_json(tmp_path):
     assert json.loads(done.stdout)["metrics"]["ece"]["value"] == pytest.approx(1 / 3)
     warning, limit = done.stderr.splitlines()
     assert warning.startswith("warning: 1 labels have a probability of 0, ")
-    assert limit == "ECE 0.3333 exceeds the limit of 0.01"
+    assert limit == "ECE 0.3333 exceeds the limit of 0.01 by 0.3233"
 
 
 def test_names_are_printed_as_they_are(run, tmp_path, monkeypatch, arrays):
@@ -124,7 +124,9 @@ def test_max_ece_is_a_fraction_that_may_be_reached(run, path):
     code, out, err = run(*limit, "0.01")
     assert code == 1
     assert "ECE" in out  # the table is printed all the same
-    assert err == f"ECE {ece['value']:.4f} exceeds the limit of 0.01\n"
+    by = ece["value"] - 0.01
+    assert err == f"ECE {ece['value']:.4f} exceeds the limit of 0.01 by {by:.4f}\n"
+    assert run(*limit[:-1], "--max", "ece=0.01")[::2] == (1, err)
 
 
 def test_only_the_point_value_counts_for_the_limit(run, path):
@@ -132,6 +134,29 @@ def test_only_the_point_value_counts_for_the_limit(run, path):
     middle = (ece["value"] + ece["high"]) / 2
     assert ece["value"] < middle < ece["high"]
     assert run("evaluate", path, "--metrics", "ece", "--max-ece", middle)[0] == 0
+    code, _, err = run("evaluate", path, "--metrics", "ece", "--max", f"ece.high={middle}")
+    assert code == 1
+    assert err.startswith("the upper end of ECE")
+
+
+def test_limits_of_several_metrics_hold_in_every_subgroup(run, path):
+    options = ("--by", "region", "--max", "nll=9", "--min", "accuracy=0.999", "--json")
+    code, out, err = run("evaluate", path, *options)
+    found = json.loads(out)
+    groups = [None, *found["by"]]
+    assert [(each["subgroup"], each["metric"]) for each in found["limits"]] == [
+        (group, metric) for group in groups for metric in ("nll", "accuracy")
+    ]
+    judged = [each for each in found["limits"] if each["judged"]]
+    beyond = [each for each in judged if each["exceeded"]]
+    assert {each["metric"] for each in beyond} == {"accuracy"}
+    assert len(beyond) > 1
+    assert code == 1
+    assert len(err.splitlines()) == sum(e["exceeded"] or not e["judged"] for e in found["limits"])
+    for each in beyond:
+        part = found if each["subgroup"] is None else found["by"][each["subgroup"]]
+        assert each["value"] == part["metrics"]["accuracy"]["value"] < each["limit"] == 0.999
+    assert "limits" not in json.loads(run("evaluate", path, "--json")[1])
 
 
 def test_groups_come_worst_first(run, path, arrays):
@@ -259,11 +284,17 @@ def failing(name):
         "not binary": (["p.npz", "--binary"], "error: p.npz: the binary estimand needs"),
         "no bins": (["p.npz", "--bins", "0"], "error: bins must be a positive whole number"),
         "bad level": (["p.npz", "--level", "90"], "Error: .*--level.*90"),
-        "percent limit": (["p.npz", "--max-ece", "3"], r"Error: --max-ece must be a fraction \(0"),
-        "limit of nan": (["p.npz", "--max-ece", "nan"], "Error: --max-ece must be .*got nan"),
+        "percent limit": (
+            ["p.npz", "--max-ece", "3"],
+            r"error: the limit of ece must be a fraction",
+        ),
+        "limit of nan": (
+            ["p.npz", "--max-ece", "nan"],
+            "error: the limit of ece must be .*got nan",
+        ),
         "limit unmeasured": (
             ["p.npz", "--max-ece", "0.1", "--metrics", "nll"],
-            "Error: --max-ece needs ece",
+            "Error: the limits need ece among the --metrics",
         ),
         "typo": (["p.npz", "--splt", "val"], "Error: No such option.*--split"),
         "no argument": ([], "Error: Missing argument 'PRED'"),
@@ -299,13 +330,14 @@ def test_help_has_examples_that_parse(run):
     code, out, _ = run("evaluate", "-h")
     assert code == 0
     examples = re.findall(r"^ +calibrant (evaluate .*?)(?: {2,}\(.*)?$", out, re.M)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         arguments = example.replace("'", "").split()
         code, _, err = run(*arguments)
         assert code == 2
         assert re.match(
-            r"error: (shards|predictions\.(npz|csv)) does not exist|error: no file in", err
+            r"error: (shards|p(redictions)?\.(npz|csv)) does not exist|error: no file in", err
         )
     assert "--max-ece" in out
+    assert "METRIC.high" in out
     assert "2 could not run" in out

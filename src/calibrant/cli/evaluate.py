@@ -9,6 +9,8 @@ import click
 from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from calibrant.metrics.evaluation import Evaluation
 
 
@@ -16,8 +18,21 @@ if TYPE_CHECKING:
 @click.argument("pred")
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
 @click.option(
-    "--max-ece", type=float, metavar="FRACTION", help="Exit with 1 if the ECE exceeds this limit."
+    "--max",
+    "most",
+    multiple=True,
+    metavar="METRIC=LIMIT",
+    help="Exit with 1 if a metric exceeds a limit, in a subgroup of --by too; METRIC.high is the "
+    "upper end of the interval.",
 )
+@click.option(
+    "--min",
+    "least",
+    multiple=True,
+    metavar="METRIC=LIMIT",
+    help="Likewise if accuracy or AUROC is below a limit; METRIC.low is the lower end.",
+)
+@click.option("--max-ece", metavar="FRACTION", help="Short for --max ece=FRACTION.")
 @shared.AS_JSON
 @shared.AS_LATEX
 @click.option(
@@ -38,7 +53,9 @@ if TYPE_CHECKING:
 def evaluate(
     pred: str,
     split: str | None,
-    max_ece: float | None,
+    most: tuple[str, ...],
+    least: tuple[str, ...],
+    max_ece: str | None,
     form: str | None,
     estimand: str | None,
     metrics: str | None,
@@ -63,6 +80,7 @@ def evaluate(
       calibrant evaluate 'shards/*.safetensors' --by country
       calibrant evaluate shards --workers 8 --skip-bad
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
+      calibrant evaluate p.npz --by country --max ece.high=0.05 --max nll=0.4 --min accuracy=0.9
 
     \b
     Figures, with 0 the best unless higher is better:
@@ -74,16 +92,19 @@ def evaluate(
       AURC                  error among the surest answers, on average over how many are kept
 
     \b
-    Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
+    Exit status: 0 done, 1 a limit is exceeded, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
     from calibrant.data.dataset import TEST_SPLITS
+    from calibrant.metrics.limits import limits_of
+    from calibrant.metrics.registry import METRICS
     from calibrant.workflows import evaluate as workflow
 
-    if max_ece is not None and not 0 <= max_ece <= 1:
-        raise click.UsageError(f"--max-ece must be a fraction (0.03 is 3 %), got {max_ece:g}")
     names = shared.names_in(metrics)
-    if max_ece is not None and names and "ece" not in names:
-        raise click.UsageError("--max-ece needs ece among the --metrics")
+    short = () if max_ece is None else (f"ece={max_ece}",)
+    limits = _limits("--max", (*most, *short)), _limits("--min", least)
+    needed = {limit.metric for limit in limits_of(*limits)}
+    if names and (missing := needed - set(map(METRICS.name, names))):
+        raise click.UsageError(f"the limits need {', '.join(sorted(missing))} among the --metrics")
     with engine.working(workers, dask) as work:
         data = engine.opened(pred, skip_bad, estimand, work)
         name = data.split(split, TEST_SPLITS).name
@@ -97,19 +118,38 @@ def evaluate(
             progress=work.progress,
             **options,
         )
+    checked = evaluation.check_limits(*limits)
     with shared.until_closed():
         if form == "json":
             named = {"class_names": data.class_names} if data.class_names else {}
             about = {**evaluation.to_dict(), **named, "skipped": dict(data.skipped)}
+            about |= {"limits": [each._asdict() for each in checked]} if checked else {}
             shared.write_json({"split": name or None, **about})
         elif form == "latex":
             click.echo(evaluation.to_latex())
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
-    if max_ece is None or evaluation["ece"].value <= max_ece:
-        return 0
-    shared.say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")
-    return 1
+    for each in checked:
+        if each.exceeded or not each.judged:
+            shared.say(str(each))
+    return int(any(each.exceeded for each in checked))
+
+
+def _limits(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """Return the limits in texts such as ``ece=0.05``."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, bound = text.partition("=")
+        try:
+            number = float(bound)
+        except ValueError:
+            raise click.UsageError(
+                f"{option} wants METRIC=LIMIT, such as {option} ece=0.05, got {text}"
+            ) from None
+        if name in limits:
+            raise click.UsageError(f"{option} has two limits of {name}: name one")
+        limits[name] = number
+    return limits
 
 
 def print_evaluation(evaluation: Evaluation, title: str) -> None:

@@ -16,6 +16,7 @@ from calibrant.display.html import Html, html_table, joined, notebook, side_by_s
 from calibrant.display.results import Kind, heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
+from calibrant.metrics.limits import CheckedLimit, compared, limits_of
 from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability, reliability_of
@@ -48,12 +49,12 @@ class Evaluation(Mapping[str, Estimate]):
     """Of whether the model is miscalibrated at all; None in a stream without pairs."""
     by: dict[str, Evaluation] = field(default_factory=dict)
     """The same by subgroup, worst first; empty without ``by=``."""
-    search: str = ""
-    """What the search for subgroups says that ``by="auto"`` makes in half of the examples; else
-    empty."""
     chance: float = math.nan
     """Accuracy of predictions that have nothing to do with the labels; NaN where it was not
     summed."""
+    search: str = ""
+    """What the search for subgroups says that ``by="auto"`` makes in half of the examples; else
+    empty."""
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[METRICS[name].name]
@@ -122,6 +123,40 @@ class Evaluation(Mapping[str, Estimate]):
     def hint(self) -> str:
         """A mistake in the data that the figures look like, with its remedy; empty without one."""
         return hint_of(self.metrics, self.bins, self.classes, self.estimand, self.chance)
+
+    def check_limits(
+        self,
+        most: Mapping[str, float] | None = None,
+        least: Mapping[str, float] | None = None,
+    ) -> list[CheckedLimit]:
+        """Compare figures with limits, those of all examples first and then of each subgroup.
+
+        Parameters
+        ----------
+        most : dict of str to float
+            The largest value of a metric, as in ``{"ece": 0.05}``. ``"ece.high"`` is the upper end
+            of its interval: then a model with too few examples to tell exceeds the limit.
+        least : dict of str to float
+            The smallest value of metrics of which more is better, such as ``{"accuracy": 0.9}``;
+            ``"accuracy.low"`` is the lower end.
+
+        Examples
+        --------
+        >>> from calibrant.metrics.accumulator import Accumulator
+        >>> stream = Accumulator(level=None, metrics=["ece", "accuracy"])
+        >>> result = stream.update([[2.0, 0.0], [1.0, 0.0]], [0, 1]).compute()
+        >>> for each in result.check_limits({"ece": 0.05}, {"accuracy": 0.4}):
+        ...     print(each.exceeded, each)
+        True ECE 0.4250 exceeds the limit of 0.05 by 0.3750
+        False accuracy 0.5000 keeps the limit of 0.4
+        """
+        limits = limits_of(most, least)
+        sets: list[tuple[str | None, Evaluation]] = [(None, self), *self.by.items()]
+        return [
+            checked
+            for name, part in sets
+            for checked in compared(limits, part.metrics, part.n, name, self.level)
+        ]
 
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""

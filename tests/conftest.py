@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from calibrant import cli
 from calibrant._core import chunks as _walk
+from tests.support.json_page import check_output
 
 IMPORTED = [
     *("distributed", "calibrant.cli", "calibrant.llm", "calibrant.monitor", "calibrant.reports"),
@@ -93,13 +94,19 @@ def operators_read_once():
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run the command in this process; returns exit code, stdout and stderr."""
+    """Run the command in this process; returns exit code, stdout and stderr.
+
+    JSON is compared with the page that describes it.
+    """
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["calibrant", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
-        return stopped.value.code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        if "--json" in arguments and out:
+            check_output([*map(str, arguments)], out)
+        return stopped.value.code, out, err
 
     return call

@@ -72,7 +72,7 @@ def test_a_map_is_fitted_saved_and_applied(run, judged, tmp_path):
     wanted = cal.load(mapped).predict(shares)
     np.testing.assert_allclose([float(row["calibrated"]) for row in rows], wanted)
     code, out, _ = run("llm", "judge", "fit", judged, "--scale", "1,10", "-o", mapped, "--json")
-    assert {*json.loads(out)} == {"before", "after"}
+    assert {*json.loads(out)} == {"format", "before", "after"}
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     found = json.loads(out)
     with pytest.warns(UserWarning, match="trained on tokens of this table"):
         claims = token_predictions(open_table(table), fitted)
+    (found,) = found["sources"]
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
     assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
 
@@ -238,7 +239,9 @@ def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer,
     options = ("--shots", "0", "--level", "0", "--json")
     code, out, err = run(*start, *options, "--confidence", "p_true")
     assert code == 0, err
-    found, plain = json.loads(out), json.loads(run(*start, *options)[1])
+    ((found,), (plain,)) = (
+        json.loads(text)["sources"] for text in (out, run(*start, *options)[1])
+    )
     questions = read_questions(source)
     answers = ask(model, tokenizer, [short_prompt(question) for question in questions])
     pairs = list(zip(questions, answers, strict=True))
@@ -285,10 +288,11 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
     start = ("--model", saved / "model", "--shots", "1", "--level", "0")
     code, out, err = run("llm", "evaluate", *sources, *start, "--json")
     assert code == 0, err
-    both = json.loads(out)
+    both = json.loads(out)["sources"]
     assert [one["source"] for one in both] == list(map(str, sources))
     for source, one in zip(sources, both, strict=True):
-        assert json.loads(run("llm", "evaluate", source, *start, "--json")[1]) == one
+        alone = json.loads(run("llm", "evaluate", source, *start, "--json")[1])
+        assert alone["sources"] == [one]
     shown = run("llm", "evaluate", *sources, *start)[1]
     assert shown.index(f"{sources[0]}: 7 answers") < shown.index(f"{lettered}: 3 answers")
     questions = read_mmlu(lettered)
@@ -320,7 +324,7 @@ def test_options_in_other_orders(run, saved, lettered):
     start = ("llm", "evaluate", lettered, "--model", saved / "model", "--permutations", "cyclic")
     code, out, err = run(*start, "--level", "0", "--json")
     assert code == 0, err
-    found = json.loads(out)
+    (found,) = json.loads(out)["sources"]
     assert {"before", "permuted"} <= {*found}
     assert [*found["option_bias"]] == ["before", "permuted"]
     assert found["option_bias"]["before"]["right"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])

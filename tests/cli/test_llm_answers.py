@@ -62,7 +62,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
 
     out, err = command("answers", "fit", graded, "-o", mapped, "--json")
     assert f"to use it: calibrant llm ask MODEL QUESTION --answers {mapped}" in err
-    assert {*json.loads(out)} == {"before", "after"}
+    assert {*json.loads(out)} == {"format", "before", "after"}
     probs = [[confidence] for confidence in answers.confidence]
     wanted = AnswerCalibrator().fit(probs, answers.correct)
     fitted = cal.load(mapped)
@@ -134,7 +134,7 @@ def test_truthfulqa_is_multiple_choice_and_all_sets_are_saved(command, folder, t
     rows = read_rows(tmp_path / "all.jsonl").rows
     assert [row["source"] for row in rows] == ["texts"] * 3 + ["geometric"] * 22
     right = np.mean([row["correct"] for row in rows[:3]])
-    assert json.loads(out)[0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
+    assert json.loads(out)["sources"][0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
     assert {row["answer"] for row in rows[:3]} <= {"one", "two", "yes", "no", "four red"}
 
 

@@ -33,7 +33,7 @@ def test_the_worst_subgroup_stands_first(run, table):
     assert "miscalibrated; the worst, age <" in out
     found = json.loads(run("slices", table, "--json")[1])
     expected = cal.find_slices(table).to_dict()
-    assert found == json.loads(json.dumps({**expected, "skipped": {}}))
+    assert found == json.loads(json.dumps({"format": 1, **expected, "skipped": {}}))
     assert "site = B" in found["slices"][0]["name"]
     assert run("slices", table, "--latex")[1].startswith(r"\begin{tabular}")
 

@@ -250,7 +250,7 @@ def evaluate(
         return
     content = [_as_json(*result) for result in results]
     with until_closed():
-        shared.write_json(content if len(content) > 1 else content[0])
+        shared.write_json({"sources": content})
 
 
 def _read_questions(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import time
@@ -13,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from calibrant._core.json_form import json_text
 from calibrant._core.messages import printable, printable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -265,18 +264,6 @@ def say(text: str) -> None:
         _discard(sys.stderr)
 
 
-def write_json(content: Any) -> None:
-    """Write JSON that every reader takes: undefined figures are null, and all text is Unicode."""
-    click.echo(json.dumps(_plain(content), indent=2, allow_nan=False))
-
-
-def _plain(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {_plain(key): _plain(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_plain(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    if isinstance(content, str):
-        return content.encode("utf-8", "backslashreplace").decode("utf-8")
-    return content
+def write_json(content: Mapping[str, Any]) -> None:
+    """Write JSON to stdout; the page docs/json.md describes all of it."""
+    click.echo(json_text(content))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 
+from calibrant._core.json_form import json_text
 from calibrant.display.html import Html, joined, tag
 from calibrant.monitor import MonitorReport
 from calibrant.reports.content import Snippet, Table
 from calibrant.reports.files import write_form
 from calibrant.reports.markdown import MARKS, escaped, fenced, table
 from calibrant.reports.model import Severity
-from calibrant.reports.results import plain
 from calibrant.reports.shell import chart, document, scrollable, section, snippet, unbroken
 
 QUESTION = "Has the model drifted?"
@@ -47,7 +46,7 @@ def save_monitor_report(report: MonitorReport, path: str | os.PathLike[str]) -> 
 
 
 def _json(report: MonitorReport) -> str:
-    return json.dumps(plain(report.to_dict()), indent=2, allow_nan=False)
+    return json_text(report.to_dict())
 
 
 def monitor_page(report: MonitorReport) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
+from calibrant._core import json_form
 from calibrant.reports.findings import Finding, findings_of
 from calibrant.reports.model import SEVERITIES, ClassFigures, Part, Remedy, Subject
 from calibrant.reports.unchecked import Unchecked, unchecked_of
 from calibrant.reports.verdict import Verdict, verdict_of
-
-FORMAT = 1
-"""Version of the JSON form."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
         return {
-            "format": FORMAT,
             "title": self.title,
             "verdict": vars(self.verdict),
             "subjects": [self._subject_dict(subject) for subject in self.subjects],
@@ -98,11 +93,11 @@ class Results:
 
     def to_json(self) -> str:
         """Return the JSON form as text."""
-        return json.dumps(plain(self.to_dict()), indent=2, allow_nan=False)
+        return json_form.json_text(self.to_dict())
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: evaluations as ``evaluate --json`` has them, no NaN."""
+    """Return a value for JSON: evaluations as ``evaluate --json`` has them."""
     if isinstance(value, Remedy):
         return {
             "comparison": plain(value.comparison.to_dict()),
@@ -120,11 +115,7 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return plain(vars(value))
     if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, str):  # halves of characters, as in file names that are not UTF-8
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    return value
+    return json_form.plain(value)

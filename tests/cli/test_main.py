@@ -59,7 +59,7 @@ def test_reader_that_leaves_early(path, command, code):
     done = in_shell(*command, stdout=write)
     os.close(write)
     assert done.returncode == code
-    assert re.fullmatch(r"ECE .* exceeds the limit of 0\.01\n" if code else "", done.stderr)
+    assert re.fullmatch(r"ECE .* exceeds the limit of 0\.01 by .*\n" if code else "", done.stderr)
 
 
 def stopped_with(monkeypatch, *arguments, **streams):

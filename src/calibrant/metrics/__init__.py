@@ -32,6 +32,7 @@ from calibrant.metrics.intervals import (
     CalibrationTest as CalibrationTest,
     calibration_test as calibration_test,
 )
+from calibrant.metrics.limits import CheckedLimit as CheckedLimit
 from calibrant.metrics.ranking import (
     RiskCoverage as RiskCoverage,
     aurc as aurc,

@@ -47,7 +47,7 @@ MORE = {
         *("sampling.choose_labels", "sampling.LabelSample", "watch.Shift"),
     ),
     "slices": (
-        "result.Slice",
+        *("result.Off", "result.Slice"),
         "result.Slices",
         "groups.measure_groups",
         "groups.Groups",

@@ -239,9 +239,7 @@ def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer,
     options = ("--shots", "0", "--level", "0", "--json")
     code, out, err = run(*start, *options, "--confidence", "p_true")
     assert code == 0, err
-    ((found,), (plain,)) = (
-        json.loads(text)["sources"] for text in (out, run(*start, *options)[1])
-    )
+    ((found,), (plain,)) = (json.loads(text)["sources"] for text in (out, run(*start, *options)[1]))
     questions = read_questions(source)
     answers = ask(model, tokenizer, [short_prompt(question) for question in questions])
     pairs = list(zip(questions, answers, strict=True))

@@ -134,7 +134,9 @@ def test_truthfulqa_is_multiple_choice_and_all_sets_are_saved(command, folder, t
     rows = read_rows(tmp_path / "all.jsonl").rows
     assert [row["source"] for row in rows] == ["texts"] * 3 + ["geometric"] * 22
     right = np.mean([row["correct"] for row in rows[:3]])
-    assert json.loads(out)["sources"][0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
+    assert json.loads(out)["sources"][0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(
+        right
+    )
     assert {row["answer"] for row in rows[:3]} <= {"one", "two", "yes", "no", "four red"}
 
 

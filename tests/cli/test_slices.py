@@ -104,7 +104,7 @@ def test_groups_that_are_off_with_the_model_are_never_passed_over(run, tmp_path,
     with open("r.json") as file:
         stored = json.load(file)["subjects"][0]["slices"]
     assert "as the model is as a whole" in stored["verdict"]
-    assert stored["off"][0]["count"] == stored["off"][0]["searched"] == 4
+    assert stored["off"][0]["number"] == stored["off"][0]["searched"] == 4
 
 
 def test_a_column_named_like_a_prediction_is_metadata_of_a_report(run, tmp_path, monkeypatch, rng):

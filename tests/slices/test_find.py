@@ -69,7 +69,7 @@ def test_a_model_that_is_off_as_a_whole_is_said_to_be(rng):
     groups = measure_groups(data, by="colour")
     assert groups.verdict().startswith("All 7 groups are over-confident")
     (off,) = result.to_dict()["off"]
-    assert (off["searched"], off["count"]) == (7, 7)
+    assert (off["searched"], off["number"]) == (7, 7)
     assert (off["smallest"], off["largest"]) == pytest.approx((min(gaps), max(gaps)))
 
 

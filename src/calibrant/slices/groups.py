@@ -121,10 +121,10 @@ class Groups:
         for name, groups in self.sets.items():
             gaps = np.array([group.gap for group in groups.values()]).T
             off = count_off("binary" if self.classes == 2 else "top_label", gaps)
-            if any(each.count == each.searched > 1 for each in off):
+            if any(each.number == each.searched > 1 for each in off):
                 alike = f"groups {name} calibration" if name else "groups"
                 together.append(f"{off_alike(off[0], alike, 'P(y = 1)')}.")
-            wrong, largest = sum(each.count for each in off), 100 * np.abs(gaps[0]).max()
+            wrong, largest = sum(each.number for each in off), 100 * np.abs(gaps[0]).max()
             when = f", {name}" if name else ""
             parts.append(f"{wrong} of {len(groups)}{when} (largest gap {largest:.1f} points)")
         counted = f"Groups that are miscalibrated on average: {'; '.join(parts)}."

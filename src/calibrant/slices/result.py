@@ -78,7 +78,7 @@ class Off(NamedTuple):
     Attributes
     ----------
     estimand : str
-    searched, count : int
+    searched, number : int
         Number of subgroups of this estimand, and of those that are off.
     smallest, largest : float
         Their gaps; both are positive if the claims are too high, and both negative if too low.
@@ -86,7 +86,7 @@ class Off(NamedTuple):
 
     estimand: str
     searched: int
-    count: int
+    number: int
     smallest: float
     largest: float
 
@@ -111,7 +111,9 @@ def off_alike(off: Off, groups: str, probability: str) -> str:
     'P(y = 1) is too low by 1.0 to 2.0 points in all 3 groups, as it is over all examples'
     """
     which = (
-        f"all {off.count:,}" if off.count == off.searched else f"{off.count:,} of {off.searched:,}"
+        f"all {off.number:,}"
+        if off.number == off.searched
+        else f"{off.number:,} of {off.searched:,}"
     )
     by = f"by {100 * abs(off.smallest):.1f} to {100 * abs(off.largest):.1f} points"
     if off.estimand == "binary":
@@ -196,7 +198,7 @@ class Slices:
         if general:
             found = "One subgroup is" if count == 1 else f"{count} subgroups are"
             return " ".join([*general, f"{found} off by more than that explains; {named}"])
-        off = sum(each.count for each in self.off)
+        off = sum(each.number for each in self.off)
         found = "One subgroup is" if off == 1 else f"{off:,} of {self.searched:,} subgroups are"
         return f"{found} miscalibrated; {named}"
 

@@ -150,11 +150,13 @@ class Outcome(NamedTuple):
 
 
 def ways(data: World, seed: int) -> dict[str, Outcome]:
-    split, names = open_examples(None, data.labels, data.claimed, data.metadata, None, None, None)
+    split, names = open_examples(
+        None, data.labels, data.claimed, data.metadata, None, None, None, None
+    )
     reading = Reading(names, split.classes)
     found = search(split, reading, Settings(seed=seed, level=LEVEL), Work())
     codes = codes_of(found.reading, data)
-    named = [subgroup(data, codes, one) for one in found.chosen]
+    named = [subgroup(data, codes, one) for one in found.named]
     tables = sum_tables(split, found.reading, found.settings.depth, Work())
     held, alone = every_interval(found, tables, data, codes)
     return {
@@ -219,7 +221,7 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
         *(x[half] for x in data[1:]),
     )
     split, names = open_examples(
-        None, first.labels, first.claimed, first.metadata, None, None, None
+        None, first.labels, first.claimed, first.metadata, None, None, None, None
     )
     found = search(split, Reading(names, split.classes), Settings(seed=seed), Work())
     family = Family.of(found.reading.columns)
@@ -228,7 +230,7 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
         one
         for candidates in all_candidates(tables, family, found.min_size)
         if candidates.columns
-        for one in strongest(candidates, family, 0.0)
+        for one in strongest(candidates, family, *candidates.intervals(0.0))
     ]
     best.sort(key=lambda one: -one.strength)
     codes, tested = codes_of(found.reading, data), []

@@ -18,7 +18,7 @@ import click
 from calibrant import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
-BASIC = {
+BASIC: dict[str, Any] = {
     "integer": int,
     "number": (int, float),
     "text": str,

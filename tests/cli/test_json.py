@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ COMMANDS = {
 def small_files(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for split in ("val", "test"):
         logits = 2 * rng.normal(size=(600, 2))
         labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(1)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import calibrant as cal
+from calibrant import use
 from calibrant.slices import find_slices
 
 
@@ -95,8 +96,8 @@ def test_files_shards_and_processes_agree(rng, tmp_path):
     assert find_slices(frame).to_dict() == whole
     for i, rows in enumerate(np.array_split(np.arange(3000), 3)):
         np.savez(tmp_path / f"{i}.npz", **{name: v[rows] for name, v in columns.items()})
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        shards = find_slices(tmp_path, executor=pool).to_dict()
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool, use(executor=pool):
+        shards = find_slices(tmp_path).to_dict()
     for one, other in zip(whole["slices"], shards["slices"], strict=True):
         assert one["name"] == other["name"]
         assert one["gap"] == pytest.approx(other["gap"], abs=1e-12)

@@ -84,8 +84,8 @@ def evaluate(
     names = shared.names_in(metrics)
     if max_ece is not None and names and "ece" not in names:
         raise click.UsageError("--max-ece needs ece among the --metrics")
-    with engine.working(workers, dask) as work:
-        data = engine.opened(pred, skip_bad, estimand, work)
+    with engine.working(workers, dask):
+        data = engine.opened(pred, skip_bad, estimand)
         name = data.split(split, TEST_SPLITS).name
         evaluation = workflow.evaluate(
             data,
@@ -93,8 +93,6 @@ def evaluate(
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
             level=level,
-            executor=work.executor,
-            progress=work.progress,
             **options,
         )
     with shared.until_closed():

@@ -25,7 +25,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -38,7 +37,8 @@ import numpy as np
 import torch
 
 import calibrant as cal
-from calibrant.data import WorkerPool
+from calibrant import use
+from calibrant._core.engines import WorkerPool
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
 from calibrant.data.record_files import tabulated
@@ -113,8 +113,8 @@ def records_made(chunks: Iterator[Chunk]) -> int:
     return 0 if made is None else len(made)
 
 
-def walked(split: Split, task: Callable[[Iterator[Chunk]], int], executor: Executor | None) -> None:
-    assert sum(split.walk(task, "logits", "labels", executor=executor)) == split.rows
+def walked(split: Split, task: Callable[[Iterator[Chunk]], int]) -> None:
+    assert sum(split.walk(task, "logits", "labels")) == split.rows
 
 
 def one_pass(split: Split) -> float:
@@ -140,7 +140,8 @@ def speeds(rows: int, workers: list[int], repeats: int) -> Iterator[dict[str, An
     data = dataset(rows, CLASSES, shard=min(SHARD, max(1, rows // 40)))
     split, pools = data.split(), {count: WorkerPool(count) for count in workers}
     for count, pool in pools.items():
-        cal.evaluate(dataset(200 * count, CLASSES, shard=100), level=None, executor=pool)
+        with use(executor=pool):
+            cal.evaluate(dataset(200 * count, CLASSES, shard=100), level=None)
     one_pass(dataset(20_000, CLASSES).split())
     units: list[float] = []
     evaluating: dict[int, list[float]] = {count: [] for count in workers}
@@ -148,9 +149,9 @@ def speeds(rows: int, workers: list[int], repeats: int) -> Iterator[dict[str, An
     for _ in range(repeats):
         units.append(one_pass(split))
         for count, pool in pools.items():
-            making[count].append(timed(partial(walked, split, only_made, pool)))
-            evaluate = partial(cal.evaluate, data, level=None, executor=pool)
-            evaluating[count].append(timed(evaluate))
+            with use(executor=pool):
+                making[count].append(timed(partial(walked, split, only_made)))
+                evaluating[count].append(timed(partial(cal.evaluate, data, level=None)))
     for pool in pools.values():
         pool.shutdown()
     for count in workers:
@@ -165,13 +166,13 @@ def speeds(rows: int, workers: list[int], repeats: int) -> Iterator[dict[str, An
 def records_speed(rows: int, classes: int, repeats: int) -> dict[str, Any]:
     """Return a row about the table of log-partition values, on one worker."""
     split = dataset(rows, classes, shard=max(1, rows // 8)).split()
-    with WorkerPool(1) as pool:
-        walked(dataset(8, classes).split(), records_made, pool)
+    with WorkerPool(1):
+        walked(dataset(8, classes).split(), records_made)
         turns = [
             (
                 one_pass(split),
-                timed(lambda: walked(split, only_made, pool)),
-                timed(lambda: walked(split, records_made, pool)),
+                timed(lambda: walked(split, only_made)),
+                timed(lambda: walked(split, records_made)),
             )
             for _ in range(repeats)
         ]
@@ -210,10 +211,12 @@ def _peaks(rows: int, workers: int) -> tuple[float, float]:
 def print_peaks(rows: int, workers: int) -> None:
     """Print by how much this process grows, and the peak of a worker, in megabytes."""
     with WorkerPool(workers) as pool:
-        cal.evaluate(dataset(200, CLASSES, shard=100), level=None, executor=pool)
+        with use(executor=pool):
+            cal.evaluate(dataset(200, CLASSES, shard=100), level=None)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         before = resident("VmRSS")
-        cal.evaluate(dataset(rows, CLASSES), level=None, executor=pool)
+        with use(executor=pool):
+            cal.evaluate(dataset(rows, CLASSES), level=None)
         grown = resident("VmHWM") - before
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(json.dumps([grown / 1024, worker / 1024]))

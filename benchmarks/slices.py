@@ -17,6 +17,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 import numpy as np
 
 import calibrant as cal
+from calibrant import use
 
 SHARD = 50_000
 SIZES = (100_000, 300_000, 1_000_000)
@@ -47,7 +48,8 @@ def measured(folder: str, size: int) -> str:
     cal.evaluate(folder, level=None)
     middle = time.perf_counter()
     memory = [held()]
-    found = cal.find_slices(folder, progress=lambda *_: memory.append(held()))
+    with use(progress=lambda *_: memory.append(held())):
+        found = cal.find_slices(folder)
     search, usual = time.perf_counter() - middle, middle - start
     growth, worst = (max(memory) - memory[0]) / 1e6, found[0].name if len(found) else "-"
     return (

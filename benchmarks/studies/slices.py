@@ -31,7 +31,7 @@ from scipy.stats import binomtest
 
 from calibrant.plots import save_figure
 from calibrant.slices import find_slices
-from calibrant.slices.examples import Outcomes, Reading, Work, encode
+from calibrant.slices.examples import Outcomes, Reading, encode
 from calibrant.slices.find import Search, Settings, open_examples, search, sum_tables
 from calibrant.slices.search import Family, Tables, all_candidates
 from calibrant.slices.selection import Candidate, members, strongest
@@ -154,10 +154,10 @@ def ways(data: World, seed: int) -> dict[str, Outcome]:
         None, data.labels, data.claimed, data.metadata, None, None, None, None
     )
     reading = Reading(names, split.classes)
-    found = search(split, reading, Settings(seed=seed, level=LEVEL), Work())
+    found = search(split, reading, Settings(seed=seed, level=LEVEL))
     codes = codes_of(found.reading, data)
     named = [subgroup(data, codes, one) for one in found.named]
-    tables = sum_tables(split, found.reading, found.settings.depth, Work())
+    tables = sum_tables(split, found.reading, found.settings.depth)
     held, alone = every_interval(found, tables, data, codes)
     return {
         "search": outcome(data, named, held),
@@ -223,9 +223,9 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
     split, names = open_examples(
         None, first.labels, first.claimed, first.metadata, None, None, None, None
     )
-    found = search(split, Reading(names, split.classes), Settings(seed=seed), Work())
+    found = search(split, Reading(names, split.classes), Settings(seed=seed))
     family = Family.of(found.reading.columns)
-    tables = sum_tables(split, found.reading, found.settings.depth, Work())
+    tables = sum_tables(split, found.reading, found.settings.depth)
     best = [
         one
         for candidates in all_candidates(tables, family, found.min_size)

@@ -4,6 +4,7 @@ This is a list and not run: ``calibrant/__init__.py`` reads it and imports each 
 so that optional libraries are needed only for names that use them. Type checkers import it.
 """
 
+from calibrant._core.engines import use as use
 from calibrant._core.torch_models import layer_inputs as layer_inputs
 from calibrant.artifacts import load as load, save as save
 from calibrant.calibrators import (
@@ -25,7 +26,7 @@ from calibrant.deploy.collect import collect as collect
 from calibrant.deploy.export import export_onnx as export_onnx
 from calibrant.deploy.sklearn import CalibratedClassifier as CalibratedClassifier
 from calibrant.estimate import estimate_performance as estimate_performance
-from calibrant.losses import LOSSES as LOSSES, AdaFocal as AdaFocal, FeDLaS as FeDLaS
+from calibrant.losses import LOSSES as LOSSES, FeDLaS as FeDLaS
 from calibrant.metrics import (
     METRICS as METRICS,
     Accumulator as Accumulator,

@@ -15,7 +15,7 @@ from scipy.special import expit, log_softmax, logit, softmax
 from torch import nn
 
 import calibrant as cal
-from calibrant import artifacts as io
+from calibrant import artifacts as io, use
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import time_limit
@@ -1046,12 +1046,14 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     np.testing.assert_allclose(softmax(out["test_logits"], -1), expected, atol=1e-6)
     np.savez(tmp_path / "q.npz", **(arrays | {"test_features": np.zeros((200, 7))}))
     steps: list[tuple[int, int]] = []
-    with pytest.raises(ValueError, match=r"q\.npz: features must be \(..., 6\), as in fit"):
+    with (
+        pytest.raises(ValueError, match=r"q\.npz: features must be \(..., 6\), as in fit"),
+        use(progress=lambda *step: steps.append(step)),
+    ):
         apply(
             module,
             tmp_path / "q.npz",
             tmp_path / "out2.npz",
-            progress=lambda *step: steps.append(step),
         )
     assert not steps  # before any work
     assert not (tmp_path / "out2.npz").exists()

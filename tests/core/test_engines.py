@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from calibrant._core import engines
-from calibrant._core.engines import WorkerPool, mapped, open_engine
+from calibrant._core.engines import WorkerPool, current_work, mapped, silently, steps, use
 from tests.support.shard_tasks import square, square_or_die, square_unless
 
 
@@ -79,24 +79,41 @@ def test_failures_are_explained(raised, error, message):
 
 
 def test_engines():
-    with open_engine() as engine:
-        assert engine == (None, "", None)
-    with open_engine(0) as engine:
-        assert isinstance(engine.executor, WorkerPool)
-        assert engine.executor.workers == engines.available_cores()
-    with open_engine(1) as engine:
-        assert engine.description == "1 worker"
+    with use() as work:
+        assert work == current_work() == (None, None, "", "")
+    with use(workers=0) as work:
+        assert isinstance(work.executor, WorkerPool)
+        assert work.executor.workers == engines.available_cores()
+    with use(workers=1) as work:
+        assert work.description == "1 worker"
+    with use(executor=Here()) as work:
+        assert isinstance(work.executor, Here)
+
+
+def test_progress_is_that_of_the_outermost_steps():
+    told: list[tuple[int, int]] = []
+    with use(executor=Here(), progress=lambda *step: told.append(step)) as work:
+        with use(progress=None):
+            assert current_work() == work  # what is left out stays
+        with steps(2) as step:
+            assert current_work() == work._replace(progress=None)
+            step()
+        with pytest.raises(KeyError), silently():
+            raise KeyError
+        assert current_work() == work
+    assert told == [(0, 2), (1, 2)]
+    assert current_work() == (None, None, "", "")
 
 
 def test_refusals(monkeypatch):
     with pytest.raises(ValueError, match=r"workers must be at least 1, got -1"):
         WorkerPool(-1)
-    with pytest.raises(ValueError, match="name one of them"), open_engine(2, "tcp://here"):
+    with pytest.raises(ValueError, match="name one of them"), use(workers=2, dask="tcp://here"):
         pass
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(ImportError, match=r"pip install 'calibrant\[dask\]'"),
-        open_engine(dask="tcp://here"),
+        use(dask="tcp://here"),
     ):
         pass
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from calibrant import use
 from calibrant.data import as_dataset, columns, open_dataset, sample_path, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
@@ -372,11 +373,12 @@ def test_walk_yields_a_result_per_shard_with_or_without_threads(tmp_path):
         tiny(tmp_path / f"{i}.npz", **predictions(rows=rows))
     split = open_dataset(tmp_path).split()
     steps: list[tuple[int, int]] = []
-    found = list(split.walk(lengths, "logits", rows=3, progress=lambda *step: steps.append(step)))
+    with use(progress=lambda *step: steps.append(step)):
+        found = list(split.walk(lengths, "logits", rows=3))
     assert found == [[3, 2], [1], [3, 3, 1]]
     assert steps == [(done, 13) for done in (3, 5, 6, 9, 12, 13)]
-    with ThreadPoolExecutor(2) as pool:
-        assert list(split.walk(lengths, "logits", rows=3, executor=pool)) == found
+    with ThreadPoolExecutor(2) as pool, use(executor=pool):
+        assert list(split.walk(lengths, "logits", rows=3)) == found
 
 
 def test_threads_read_headers_one_at_a_time(tmp_path):

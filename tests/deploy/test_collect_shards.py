@@ -15,7 +15,9 @@ from safetensors.torch import save_model
 from torch import nn
 
 import calibrant as cal
-from calibrant.data import WorkerPool, open_dataset
+from calibrant import use
+from calibrant._core.engines import WorkerPool
+from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
 from calibrant.deploy.models import ModelName, load_classifier
 from calibrant.workflows.receipts import RECEIPTS
@@ -66,9 +68,8 @@ def stamps(folder):
 
 def test_shards_hold_what_one_forward_pass_gives(tmp_path, shards):
     steps, out = [], tmp_path / "out"
-    result = collect_shards(
-        LINEAR, shards, out, batch_size=5, progress=lambda *step: steps.append(step)
-    )
+    with use(progress=lambda *step: steps.append(step)):
+        result = collect_shards(LINEAR, shards, out, batch_size=5)
     assert result.describe() == "wrote 4 shards"
     assert steps == [(n, 40) for n in (5, 7, 12, 17, 21, 26, 31, 36, 40)]  # batches of five at most
     assert_complete(out, expected())
@@ -197,27 +198,35 @@ def test_processes_of_a_pool_load_the_same_model(tmp_path, shards):
     KILLED.unlink(missing_ok=True)
     with WorkerPool(2) as pool:
         killed = "tests.support.classifiers:KilledOnce"
-        result = collect_shards(killed, shards, tmp_path / "once", executor=pool)
+        with use(executor=pool):
+            result = collect_shards(killed, shards, tmp_path / "once")
         KILLED.unlink()
         assert result.describe() == "wrote 4 shards"
         assert_complete(tmp_path / "once", ARRAYS["inputs"][:, :3])
-        result = collect_shards(LINEAR, shards, tmp_path / "out", executor=pool)
+        with use(executor=pool):
+            result = collect_shards(LINEAR, shards, tmp_path / "out")
         assert result.describe() == "wrote 4 shards"
         assert_complete(tmp_path / "out", expected())
         noisy = "tests.support.classifiers:noisy"
-        with pytest.raises(OSError, match=r"noisy has other weights in another process"):
-            collect_shards(noisy, shards, tmp_path / "noisy", executor=pool)
+        with (
+            pytest.raises(OSError, match=r"noisy has other weights in another process"),
+            use(executor=pool),
+        ):
+            collect_shards(noisy, shards, tmp_path / "noisy")
 
 
 def test_threads_of_an_executor(tmp_path, shards):
     steps: list[tuple[int, int]] = []
     with ThreadPoolExecutor(2) as pool:
-        options: Any = {"executor": pool, "progress": lambda *step: steps.append(step)}
-        collect_shards(LINEAR, shards, tmp_path / "out", **options)
+        with use(executor=pool, progress=lambda *step: steps.append(step)):
+            collect_shards(LINEAR, shards, tmp_path / "out")
         assert steps == [(0, 40), (7, 40), (21, 40), (40, 40)]
         assert_complete(tmp_path / "out", expected())
-        with pytest.raises(ValueError, match="with an executor the model must be a name"):
-            collect_shards(nn.Linear(8, 3), shards, tmp_path / "other", executor=pool)
+        with (
+            pytest.raises(ValueError, match="with an executor the model must be a name"),
+            use(executor=pool),
+        ):
+            collect_shards(nn.Linear(8, 3), shards, tmp_path / "other")
 
 
 def test_threads_share_one_model():

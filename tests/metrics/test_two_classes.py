@@ -10,7 +10,7 @@ import torch
 from scipy.special import expit
 
 import calibrant as cal
-from calibrant import plots
+from calibrant import plots, use
 from calibrant.llm import evaluate_answers
 from tests.support.simulate import drawn
 
@@ -295,7 +295,8 @@ def test_shards_of_one_logit_and_of_two_add_up(tmp_path):
     expected = cal.evaluate(z, labels, **options)
     with ThreadPoolExecutor(2) as pool:
         for executor in (None, pool):
-            same_figures(cal.evaluate(tmp_path, executor=executor, **options), expected)
+            with use(executor=executor):
+                same_figures(cal.evaluate(tmp_path, **options), expected)
     stream = cal.Accumulator(pairs=True, **options)
     same_figures(
         stream.update(z[:200], labels[:200]).update(pair[200:], labels[200:]).compute(), expected

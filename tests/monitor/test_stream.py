@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import calibrant as cal
+from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import dataset, save_predictions
 from calibrant.monitor import Monitor
@@ -357,9 +358,10 @@ def test_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
     splits = {"test_logits": logits[last], "test_labels": labels[last]}
     save_predictions(tmp_path / "b.npz", splits)
     done = []
-    watch = Monitor().update_file(tmp_path / "a.npz", progress=lambda *at: done.append(at))
-    with ThreadPoolExecutor(1) as pool:
-        watch.update_file(tmp_path / "b.npz", split="test", name="b", executor=pool)
+    with use(progress=lambda *at: done.append(at)):
+        watch = Monitor().update_file(tmp_path / "a.npz")
+    with ThreadPoolExecutor(1) as pool, use(executor=pool):
+        watch.update_file(tmp_path / "b.npz", split="test", name="b")
     wanted = Monitor()
     for k, part in enumerate((first, last), 1):
         wanted.update(logits[part], labels[part], window=k)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
+from calibrant import use
 from calibrant.data import save_predictions
 from calibrant.reports import content
 from tests.reports.conftest import drawn
@@ -164,12 +165,12 @@ def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, fa
 
 def test_progress_ends_at_its_total():
     steps = []
-    cal.report(
-        {"a": drawn(60), "b": drawn(60, seed=1)},
-        methods=["none", "ts"],
-        level=None,
-        progress=lambda done, total: steps.append((done, total)),
-    )
+    with use(progress=lambda done, total: steps.append((done, total))):
+        cal.report(
+            {"a": drawn(60), "b": drawn(60, seed=1)},
+            methods=["none", "ts"],
+            level=None,
+        )
     assert steps[-1] == (6, 6)
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 

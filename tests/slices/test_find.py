@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 import calibrant as cal
+from calibrant import use
 from calibrant.data.dataset import as_dataset
 from calibrant.slices import find_slices, measure_groups
-from calibrant.slices.examples import Reading, Work
+from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, search
 
 
@@ -55,7 +56,7 @@ def as_colours(rng, factor):
 def test_a_model_that_is_off_as_a_whole_is_said_to_be(rng):
     data = as_colours(rng, 2.0)
     reading = Reading({"colour": "colour"}, 5, predictions=False)
-    result = search(as_dataset(data).split(None), reading, Settings(), Work()).result()
+    result = search(as_dataset(data).split(None), reading, Settings()).result()
     assert (len(result), result.searched, result.off_as_a_whole) == (0, 7, ["top_label"])
     right = data["logits"].argmax(1) == data["labels"]
     p = np.exp(data["logits"]) / np.exp(data["logits"]).sum(1, keepdims=True)
@@ -151,8 +152,8 @@ def test_files_shards_and_processes_agree(rng, tmp_path):
     assert find_slices(frame).to_dict() == whole
     for i, rows in enumerate(np.array_split(np.arange(3000), 3)):
         np.savez(tmp_path / f"{i}.npz", **{name: v[rows] for name, v in columns.items()})
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        shards = find_slices(tmp_path, executor=pool).to_dict()
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool, use(executor=pool):
+        shards = find_slices(tmp_path).to_dict()
     for one, other in zip(whole["slices"], shards["slices"], strict=True):
         assert one["name"] == other["name"]
         assert one["gap"] == pytest.approx(other["gap"], abs=1e-12)

@@ -164,8 +164,8 @@ def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(monkeypatch, fil
     dataset, asked = cal.open_dataset(file(**arrays)), []
     monkeypatch.setattr(tasks, "fit_and_measure", lambda *_, options, **__: asked.append(options))
     for chosen in (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=None)):
-        tasks._fit(dataset, chosen, lambda done, total: None)
-    tasks._fit(dataset, replace(Choices(), estimand="multilabel"), lambda done, total: None)
+        tasks._fit(dataset, chosen)
+    tasks._fit(dataset, replace(Choices(), estimand="multilabel"))
     assert asked == [{"keep_argmax": False}, None, {"keep_argmax": None}, None]
 
 

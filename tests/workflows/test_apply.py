@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 import calibrant
+from calibrant import use
 from calibrant._core.atomic_files import STALE
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
@@ -83,7 +84,8 @@ def test_every_split_is_calibrated_and_the_rest_kept(tmp_path, halved, rng):
     arrays["test_logits"] = test["logits"].astype(np.float64)
     path, out = as_npz(tmp_path, arrays), tmp_path / "out.npz"
     steps: list[tuple[int, int]] = []
-    apply(halved, path, out, progress=lambda *step: steps.append(step))
+    with use(progress=lambda *step: steps.append(step)):
+        apply(halved, path, out)
     found = stored(out)
     assert list(found) == list(arrays)
     for key, values in found.items():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.data.readers import WRITERS
@@ -60,9 +61,8 @@ def assert_complete(folder, factor=0.5):
 
 def test_shards_keep_their_names_and_hold_what_apply_writes(tmp_path, shards, halved):
     steps = []
-    result = apply_shards(
-        halved, shards, tmp_path / "out", progress=lambda *step: steps.append(step)
-    )
+    with use(progress=lambda *step: steps.append(step)):
+        result = apply_shards(halved, shards, tmp_path / "out")
     assert result.describe() == "wrote 4 shards"
     assert steps == [(0, 60), (7, 60), (30, 60), (60, 60)]
     assert_complete(tmp_path / "out")
@@ -75,8 +75,8 @@ def test_a_second_run_keeps_everything(tmp_path, shards, halved):
     out = tmp_path / "out"
     apply_shards(halved, shards, out)
     before = stamps(out)
-    with ThreadPoolExecutor(2) as pool:
-        result = apply_shards(halved, shards, out, executor=pool)
+    with ThreadPoolExecutor(2) as pool, use(executor=pool):
+        result = apply_shards(halved, shards, out)
     assert result.describe() == "wrote 0 shards, kept 4 of an earlier run"
     assert stamps(out) == before
 
@@ -149,8 +149,8 @@ class Repeating(ThreadPoolExecutor):
 def test_two_writers_of_one_shard_leave_one_whole_file(tmp_path, shards, halved):
     """A retry may run beside a task that was taken for lost."""
     out = tmp_path / "out"
-    with Repeating(4) as pool:
-        assert apply_shards(halved, shards, out, executor=pool).describe() == "wrote 4 shards"
+    with Repeating(4) as pool, use(executor=pool):
+        assert apply_shards(halved, shards, out).describe() == "wrote 4 shards"
     assert_complete(out)
     apply_shards(halved, shards, out)  # the last receipt may be of the file of another writer
     assert apply_shards(halved, shards, out).describe().startswith("wrote 0 shards")

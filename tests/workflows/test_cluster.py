@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import calibrant
-from calibrant._core.engines import open_engine
+from calibrant import use
+from calibrant._core.cluster import ClusterExecutor
+from calibrant._core.engines import dask_client
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
@@ -68,9 +70,14 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def executor(cluster):
-    with open_engine(dask=cluster.scheduler_address) as engine:
-        assert engine.description == f"2 dask workers of {cluster.scheduler_address}"
-        yield engine.executor
+    with dask_client(cluster.scheduler_address) as client:
+        yield ClusterExecutor(client)
+
+
+def test_the_workers_are_described(cluster):
+    with use(dask=cluster.scheduler_address) as work:
+        assert work.description == f"2 dask workers of {cluster.scheduler_address}"
+        assert isinstance(work.executor, ClusterExecutor)
 
 
 @pytest.fixture
@@ -89,15 +96,18 @@ def wait_for_workers(executor):
 
 def test_figures_equal_those_of_one_array(shards, executor):
     options: dict[str, Any] = {"sample_weight": "importance", "level": None}
-    found = calibrant.evaluate(shards, executor=executor, **options)
+    with use(executor=executor):
+        found = calibrant.evaluate(shards, **options)
     expected = calibrant.evaluate(ARRAYS, **options)
     assert found.n == expected.n
     assert found.bins.count.tolist() == expected.bins.count.tolist()
     for name in expected:
         assert found[name].value == pytest.approx(expected[name].value, rel=1e-9)
-    fitted = fit(shards, "ts", executor=executor)
+    with use(executor=executor):
+        fitted = fit(shards, "ts")
     np.testing.assert_allclose(fitted.temperature_, fit(ARRAYS, "ts").temperature_, rtol=1e-6)
-    rows = compare(shards, methods=["none", "ts"], level=None, executor=executor).rows
+    with use(executor=executor):
+        rows = compare(shards, methods=["none", "ts"], level=None).rows
     others = compare(ARRAYS, methods=["none", "ts"], level=None).rows
     for one, other in zip(rows, others, strict=True):
         assert one.evaluation is not None
@@ -111,14 +121,14 @@ def test_a_bootstrap_does_not_depend_on_workers(shards, executor, monkeypatch):
     metrics = ["auroc", "aurc"]
     expected = calibrant.evaluate(ARRAYS, metrics=metrics)
     for pool in (None, executor):
-        assert dict(calibrant.evaluate(shards, metrics=metrics, executor=pool)) == dict(expected)
+        with use(executor=pool):
+            assert dict(calibrant.evaluate(shards, metrics=metrics)) == dict(expected)
 
 
 def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
     split = open_dataset(shards).split()
-    results = list(
-        split.walk(partial(rows_after_a_kill, tmp_path), "logits", "labels", executor=executor)
-    )
+    with use(executor=executor):
+        results = list(split.walk(partial(rows_after_a_kill, tmp_path), "logits", "labels"))
     assert (tmp_path / "killed").exists()
     sums = [int(shard["labels"].sum()) for shard in cut(ARRAYS, 20, 50, 90, 130, 170)]
     assert results == [(n, total) for n, total in zip([20, 30, 40, 40, 40, 30], sums, strict=True)]
@@ -132,7 +142,8 @@ def test_models_run_on_the_workers(tmp_path, executor):
     for i in range(4):
         np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
     arguments = "tests.support.classifiers:linear", tmp_path / "in"
-    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
+    with use(executor=executor):
+        collect_shards(*arguments, tmp_path / "cluster")
     collect_shards(*arguments, tmp_path / "here")
     found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
     np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
@@ -146,7 +157,8 @@ def test_workers_are_killed_from_outside(shards, executor, cluster):
     thread = threading.Thread(target=kill)
     thread.start()
     split = open_dataset(shards).split()
-    assert list(split.walk(slow_rows, "labels", executor=executor)) == [20, 30, 40, 40, 40, 30]
+    with use(executor=executor):
+        assert list(split.walk(slow_rows, "labels")) == [20, 30, 40, 40, 40, 30]
     thread.join()
     wait_for_workers(executor)
 
@@ -160,17 +172,19 @@ def test_bad_shards(shards, executor):
     (shards / "9.npz").write_bytes(flipped)
     double = {**cut(ARRAYS, 20)[0], "logits": ARRAYS["logits"][:20].astype("float64")}
     np.savez(shards / "10.npz", **double)
-    data = open_good_shards(shards, executor=executor)
+    with use(executor=executor):
+        data = open_good_shards(shards)
     assert sorted(Path(path).stem for path in data.skipped) == ["7", "8", "9"]
-    found = calibrant.evaluate(data, level=None, executor=executor)
+    with use(executor=executor):
+        found = calibrant.evaluate(data, level=None)
     rows = np.r_[:200, :20]
     expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
     assert found.n == expected.n
     assert found["nll"].value == pytest.approx(expected["nll"].value, rel=1e-9)
     (shards / "8.npz").unlink()
     (shards / "7.npz").unlink()
-    with pytest.raises(ValueError, match=r"9\.npz is damaged"):
-        calibrant.evaluate(shards, executor=executor)
+    with pytest.raises(ValueError, match=r"9\.npz is damaged"), use(executor=executor):
+        calibrant.evaluate(shards)
 
 
 def halved():
@@ -188,7 +202,8 @@ def assert_calibrated(folder):
 
 
 def test_calibrated_shards(tmp_path, shards, executor):
-    result = apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+    with use(executor=executor):
+        result = apply_shards(halved(), shards, tmp_path / "out")
     assert result.describe() == "wrote 7 shards"
     assert_calibrated(tmp_path / "out")
     again = apply_shards(halved(), shards, tmp_path / "out")  # receipts of workers are known here
@@ -200,11 +215,15 @@ def test_a_full_disk_at_a_worker(tmp_path, shards, executor, cluster):
     client = executor.client
     before = client.run(limit_files, 1500)
     try:
-        with pytest.raises(OSError, match=r"npz was not written .*run the same again"):
-            apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+        with (
+            pytest.raises(OSError, match=r"npz was not written .*run the same again"),
+            use(executor=executor),
+        ):
+            apply_shards(halved(), shards, tmp_path / "out")
     finally:
         client.run(limit_files, next(iter(before.values())))
-    result = apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+    with use(executor=executor):
+        result = apply_shards(halved(), shards, tmp_path / "out")
     assert "0.npz" in {Path(path).name for path in result.kept}  # which is empty
     assert len(result.kept) + len(result.written) == 7
     assert result.written  # though workers may have gone on with others meanwhile
@@ -231,10 +250,10 @@ def test_on_the_command_line(shards, cluster, run):
 
 
 def test_a_shard_that_kills_every_worker_is_named(shards, cluster):
-    with open_engine(dask=cluster.scheduler_address) as engine:
+    with use(dask=cluster.scheduler_address):
         one = open_dataset(shards / "3.npz").split()
         with pytest.raises(ChildProcessError, match=r"while they worked on .*3\.npz"):
-            list(one.walk(killed_always, "labels", executor=engine.executor))
+            list(one.walk(killed_always, "labels"))
 
 
 def test_no_scheduler(shards, run, monkeypatch):
@@ -249,18 +268,18 @@ def test_workers_and_scheduler_that_go_away(tmp_path, shards):
     split = open_dataset(shards).split()
     with scheduler_process(tmp_path) as started:
         short = dask.config.set({"calibrant.no-workers-timeout": "1s"})
-        with short, open_engine(dask=started.address) as engine:
-            results = split.walk(slow_rows, "labels", executor=engine.executor)
+        with short, use(dask=started.address):
+            results = split.walk(slow_rows, "labels")
             assert next(results) == 20
             started.worker.kill()
             with pytest.raises(ConnectionError, match="has had no workers for 1 s: start some"):
                 list(results)
         quick = dask.config.set({"distributed.comm.timeouts.connect": "2s"})
-        with quick, open_engine(dask=started.address) as engine:
+        with quick, use(dask=started.address):
             kill = threading.Timer(1, started.scheduler.kill)
             kill.start()
             with pytest.raises(ConnectionError, match="the scheduler was lost"):
-                list(split.walk(slow_rows, "labels", executor=engine.executor))
+                list(split.walk(slow_rows, "labels"))
             kill.join()
     result = apply_shards(halved(), shards, tmp_path / "out")
     assert result.describe() == "wrote 7 shards"

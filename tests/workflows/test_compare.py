@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import calibrant
+from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
 from calibrant.calibrators.registry import CALIBRATORS
@@ -196,10 +197,10 @@ def test_a_warning_of_several_methods_is_told_once(both):
 def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
     made = []
 
-    def slow(split, executor):
+    def slow(split):
         made.append(split)
         time.sleep(0.3)
-        return records_of(split, executor)
+        return records_of(split)
 
     monkeypatch.setattr("calibrant.workflows.compare.records_of", slow)
     calibrators = {name: TemperatureScaling() for name in ("a", "b")}
@@ -215,7 +216,8 @@ def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
 
 def test_progress_counts_methods(both):
     steps: list[tuple[int, int]] = []
-    compare(both[0], methods=["none", "ts"], level=None, progress=lambda *step: steps.append(step))
+    with use(progress=lambda *step: steps.append(step)):
+        compare(both[0], methods=["none", "ts"], level=None)
     assert steps == [(0, 2), (1, 2), (2, 2)]
 
 

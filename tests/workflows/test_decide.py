@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from scipy.special import softmax
 
 import calibrant
+from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide import DecisionRule, Threshold, conformal, threshold
 from calibrant.workflows.decide import apply_rule, decide
@@ -98,7 +99,8 @@ def test_decisions_of_every_row_are_written(arrays, halved, tmp_path, suffix, re
     arrays = {**arrays, "val_features": np.ones((900, 2)), "epoch": np.array(7)}
     del arrays["test_labels"]
     out, steps = tmp_path / f"out{suffix}", []
-    found = apply_rule(rule, as_npz(tmp_path, arrays), out, progress=lambda *s: steps.append(s))
+    with use(progress=lambda *s: steps.append(s)):
+        found = apply_rule(rule, as_npz(tmp_path, arrays), out)
     written = load_file(out) if suffix == ".safetensors" else arrays_in(out)
     gone = {"val_logits", "test_logits", "val_features"}
     gone |= {"class_names"} if suffix == ".safetensors" else set()

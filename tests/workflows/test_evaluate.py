@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant import use
 from calibrant._core.sampling import Sample
 from calibrant.data import dataset, save_predictions
 from tests.support.predictions import (
@@ -232,44 +233,53 @@ def test_process_pool(tmp_path, process_pool):
     path = as_npz_folder(tmp_path, arrays)
     columns: dict[str, Any] = {"sample_weight": "importance", "by": "region"}
     options: dict[str, Any] = {"metrics": ["ece", "auroc"], "level": None}
-    found = calibrant.evaluate(path, **columns, **options, executor=process_pool)
+    with use(executor=process_pool):
+        found = calibrant.evaluate(path, **columns, **options)
     data = calibrant.open_dataset(path)
     faulty = {key: np.copy(values) for key, values in arrays.items()}
     faulty["logits"][-1, 0] = np.nan
     faulty["labels"][-1] = 1
     np.savez(path / "part3.npz", **cut(faulty, 250)[-1])
-    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
-        calibrant.evaluate(path, executor=process_pool)
-    with pytest.raises(ValueError, match=r"part3\.npz was .*; run again when it is complete"):
-        calibrant.evaluate(data, executor=process_pool)  # opened before
+    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"), use(executor=process_pool):
+        calibrant.evaluate(path)
+    with (
+        pytest.raises(ValueError, match=r"part3\.npz was .*; run again when it is complete"),
+        use(executor=process_pool),
+    ):
+        calibrant.evaluate(data)  # opened before
     assert_same(found, calibrant.evaluate(arrays, **columns, **options))
 
 
 def test_thread_pool(tmp_path):
     arrays = predictions()
     options: dict[str, Any] = {"sample_weight": "importance", "metrics": ["ece", "ada_ece"]}
-    with ThreadPoolExecutor(2) as pool:
-        found = calibrant.evaluate(as_npz_glob(tmp_path, arrays), **options, executor=pool)
+    with ThreadPoolExecutor(2) as pool, use(executor=pool):
+        found = calibrant.evaluate(as_npz_glob(tmp_path, arrays), **options)
     assert_same(found, calibrant.evaluate(arrays, **options))
 
 
 def test_zeros_are_counted_over_an_executor(tmp_path):
     path = as_npz_folder(tmp_path, {"probs": np.eye(3)[np.arange(300) % 3], "labels": [0] * 300})
-    with ThreadPoolExecutor(2) as pool, pytest.warns(UserWarning, match="^200 labels"):
-        calibrant.evaluate(path, metrics=["nll"], level=None, executor=pool)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.warns(UserWarning, match="^200 labels"),
+        use(executor=pool),
+    ):
+        calibrant.evaluate(path, metrics=["nll"], level=None)
 
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(("write", "threads"), [(as_npz, False), (as_npz_folder, True)])
 def test_progress_grows_to_the_total(tmp_path, write, threads):
     path, steps = write(tmp_path, predictions()), []
-    with ThreadPoolExecutor(2) as pool:
+    with (
+        ThreadPoolExecutor(2) as pool,
+        use(executor=pool if threads else None, progress=lambda *step: steps.append(step)),
+    ):
         calibrant.evaluate(
             path,
             metrics=["ece"],
             level=None,
-            executor=pool if threads else None,
-            progress=lambda done, total: steps.append((done, total)),
         )
     done = [step[0] for step in steps]
     assert {step[1] for step in steps} == {600}
@@ -294,7 +304,8 @@ def note(done, total):
     with open("/proc/self/status") as status:
         held.append(next(int(line.split()[1]) for line in status if line.startswith("RssAnon")))
 for name in ("small", "large"):
-    calibrant.evaluate(f"{folder}/{name}_logits.npy", level=None, progress=note)
+    with calibrant.use(progress=note):
+        calibrant.evaluate(f"{folder}/{name}_logits.npy", level=None)
 print(1024 * (max(held) - held[0]))
 """
 

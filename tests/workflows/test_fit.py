@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import calibrant
+from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
@@ -310,12 +311,13 @@ def test_process_pool(tmp_path, process_pool):
     expected = TemperatureScaling().fit(
         arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
     )
-    found: Any = fit(path, "ts", sample_weight="importance", executor=process_pool)
+    with use(executor=process_pool):
+        found: Any = fit(path, "ts", sample_weight="importance")
     arrays["logits"][-1] = np.nan
     arrays["labels"][-1] = 1
     np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
-    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
-        fit(path, "ts", executor=process_pool)
+    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"), use(executor=process_pool):
+        fit(path, "ts")
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
 
@@ -323,12 +325,13 @@ def test_process_pool(tmp_path, process_pool):
 def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(dataset, "CHUNK", 6 * 40)
     steps: list[tuple[int, int]] = []
-    with ThreadPoolExecutor(2) as pool:
+    with (
+        ThreadPoolExecutor(2) as pool,
+        use(executor=pool if threads else None, progress=lambda *step: steps.append(step)),
+    ):
         fit(
             as_npz_glob(tmp_path, predictions()),
             "ts",
-            executor=pool if threads else None,
-            progress=lambda done, total: steps.append((done, total)),
         )
     done = [step[0] for step in steps]
     assert {step[1] for step in steps} == {600}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant import use
 from calibrant._core import logpartition
 from calibrant._core.sampling import Sample, uniform
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -258,7 +259,8 @@ def test_affine_maps_by_sums_over_shards(shards, method, options, threads, monke
     monkeypatch.setattr(large, "LARGE", 900 * 3 // 2)
     with ThreadPoolExecutor(2) as pool:
         executor = pool if threads else None
-        found: Any = fit(shards, method, options=options, executor=executor, **WEIGHTS)
+        with use(executor=executor):
+            found: Any = fit(shards, method, options=options, **WEIGHTS)
     probs = [c.predict_proba(ARRAYS["logits"]) for c in (found, expected)]
     np.testing.assert_allclose(probs[0], probs[1], atol=2e-5)  # the tolerance of the search
     sample = large.in_memory(open_dataset(shards).split())

@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import calibrant
+from calibrant import use
 from calibrant._core import engines
 from calibrant.data import Dataset
 from calibrant.data.columns import array_column
@@ -75,15 +77,15 @@ def of_one_array():
 @settings(max_examples=12)
 def test_any_sharding(executor, of_one_array, data):
     whole, calibrator, changed = of_one_array
-    options: dict[str, Any] = {"executor": executor, **COLUMNS}
-    found = calibrant.evaluate(data, by="region", level=None, **options)
+    with use(executor=executor):
+        found = calibrant.evaluate(data, by="region", level=None, **COLUMNS)
+        fitted = fit(data, "ts", **COLUMNS)
+        after = effect(calibrator, data, level=None, **COLUMNS)
     assert_equal(found, whole)
     assert found.by.keys() == whole.by.keys()
     for name, part in whole.by.items():
         assert_equal(found.by[name], part)
-    fitted = fit(data, "ts", **options)
     np.testing.assert_allclose(fitted.temperature_, calibrator.temperature_, rtol=1e-6)
-    after = effect(calibrator, data, level=None, **options)
     assert_equal(after.before, changed.before)
     assert_equal(after.after, changed.after)
     assert after.argmax_changed == changed.argmax_changed
@@ -93,7 +95,8 @@ def test_any_sharding(executor, of_one_array, data):
 def test_comparison_and_folds_in_shards(executor):
     data = sharded(cut(ARRAYS, 0, 10, 30))
     options: dict[str, Any] = {"level": None, "seed": 3, **COLUMNS}
-    found = compare(data, methods=["none", "ts"], executor=executor, **options)
+    with use(executor=executor):
+        found = compare(data, methods=["none", "ts"], **options)
     expected = compare(ARRAYS, methods=["none", "ts"], **options)
     assert (found.n_fit, found.n_test) == (expected.n_fit, expected.n_test)
     for one, other in zip(found.rows, expected.rows, strict=True):
@@ -105,7 +108,8 @@ def test_comparison_and_folds_in_shards(executor):
                 estimate.value, rel=1e-6, nan_ok=True
             )
     assert found.advice() == expected.advice()
-    folds = cross_fit(data, "ts", executor=executor, **options)
+    with use(executor=executor):
+        folds = cross_fit(data, "ts", **options)
     np.testing.assert_allclose(
         folds.effect.after["nll"].value,
         cross_fit(ARRAYS, "ts", **options).effect.after["nll"].value,
@@ -113,14 +117,16 @@ def test_comparison_and_folds_in_shards(executor):
     vector = fit(ARRAYS, "vector", **COLUMNS)
     changed = [effect(vector, d, level=None, **COLUMNS).argmax_changed for d in (data, ARRAYS)]
     assert changed[0] == changed[1] > 0
-    measured = fit_and_measure(data, "ts", executor=executor, **COLUMNS)
+    with use(executor=executor):
+        measured = fit_and_measure(data, "ts", **COLUMNS)
     assert_equal(measured.effect.after, fit_and_measure(ARRAYS, "ts", **COLUMNS).effect.after)
 
 
 def test_reports_in_shards(executor):
     data = sharded(cut(ARRAYS, 0, 10, 30))
     options: dict[str, Any] = {"methods": ["none", "ts"], "level": None, **COLUMNS}
-    (found,) = report(data, executor=executor, **options).subjects
+    with use(executor=executor):
+        (found,) = report(data, **options).subjects
     (expected,) = report(ARRAYS, **options).subjects
     assert_equal(found.evaluation, expected.evaluation)
     assert found.ignored == expected.ignored
@@ -158,11 +164,13 @@ def write_bad_shards(folder):
 
 def test_bad_shards_are_listed_and_left_out(tmp_path, executor):
     names = write_bad_shards(tmp_path)
-    data = open_good_shards(tmp_path, executor=executor)
+    with use(executor=executor):
+        data = open_good_shards(tmp_path)
     assert set(data.skipped) == {str(tmp_path / f"{name}.npz") for name in names}
     assert all(name in message for name, message in data.skipped.items())
     rows = np.r_[:90, :10]
-    found = calibrant.evaluate(data, level=None, executor=executor)
+    with use(executor=executor):
+        found = calibrant.evaluate(data, level=None)
     expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
     assert_equal(found, expected)
     lines = list(describe_skipped(data))
@@ -277,11 +285,16 @@ def cluster(monkeypatch):
     """A thread takes the place of a cluster."""
 
     @contextmanager
-    def engine(workers, dask):
+    def client(address):
         with ThreadPoolExecutor(1) as pool:
-            yield engines.Engine(pool, f"the cluster at {dask}", "http://10.0.0.1:8787/status")
+            page = "http://10.0.0.1:8787/status"
+            workers = {"workers": ["one"]}
+            yield SimpleNamespace(
+                pool=pool, dashboard_link=page, scheduler_info=lambda n_workers: workers
+            )
 
-    monkeypatch.setattr(engines, "open_engine", engine)
+    monkeypatch.setattr(engines, "dask_client", client)
+    monkeypatch.setattr(engines, "ClusterExecutor", lambda client: client.pool)
 
 
 @needs_pyarrow
@@ -307,7 +320,7 @@ def test_json_names_the_skipped_shards_and_the_summary_leaves_them_out(
     assert set(skipped) == {os.path.join("in", f"{name}.npz") for name in names}
     assert "NaN" in skipped[os.path.join("in", "nan.npz")]
     unit = "1 methods" if verb[0] == "compare" else "100 examples"
-    assert re.search(rf"^{unit} in [\d.]+ s on the cluster", err, re.M), err
+    assert re.search(rf"^{unit} in [\d.]+ s on 1 dask worker of here", err, re.M), err
 
 
 def test_the_dashboard_is_named(tmp_path, run, cluster):
@@ -317,5 +330,5 @@ def test_the_dashboard_is_named(tmp_path, run, cluster):
     first, last = err.splitlines()
     assert first == "dashboard: http://10.0.0.1:8787/status"
     assert re.fullmatch(
-        r"90 examples in [\d.]+ s on the cluster at here: [\d,]+ examples per second", last
+        r"90 examples in [\d.]+ s on 1 dask worker of here: [\d,]+ examples per second", last
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
+from calibrant._core.engines import Progress as Progress
 from calibrant._core.torch_models import records_graph
 
 T = TypeVar("T")
-Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) in a long task
 
 # Probability that is compared with an event: the largest, and whether its class is the label; that
 # of class 1 of two; or of every cell of (..., tags) logits, each a binary problem of its own.

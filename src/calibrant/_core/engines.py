@@ -1,7 +1,7 @@
 """Executors for shards: the cores of this machine, or the workers of a dask cluster.
 
-Everything that walks over shards takes an :class:`concurrent.futures.Executor` and uses nothing but
-its ``map``, so that any other one serves as well.
+The verbs find the executor and the callback for progress here, so that they need not be passed
+through every function on the way. Of an executor nothing is used but its ``map``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from calibrant._core.cluster import ClusterExecutor
 from calibrant._core.messages import printable
 
 S = TypeVar("S")
 T = TypeVar("T")
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with (done, total) in a long task."""
 
 AHEAD = 2  # tasks that wait for each worker of a pool, so that none is idle
 ATTEMPTS = 3
@@ -30,41 +33,127 @@ CONNECT = 10.0  # seconds to wait for a scheduler
 DASK = "a dask cluster needs dask.distributed: pip install 'calibrant[dask]'"
 
 
-class Engine(NamedTuple):
-    """An executor, None for this process, with a description and the page that shows its work."""
+class Work(NamedTuple):
+    """How the verbs go over shards at present.
+
+    Attributes
+    ----------
+    executor : Executor or None
+        Each shard is a task of its own there; None stands for this process.
+    progress : callable or None
+        Called with (done, total), in examples unless a verb counts steps of its own.
+    description, dashboard : str
+        Of the engine, and the page that shows its work; empty where there is none.
+    """
 
     executor: Executor | None = None
+    progress: Progress | None = None
     description: str = ""
-    dashboard: str | None = None
+    dashboard: str = ""
+
+
+_work: ContextVar[Work] = ContextVar("work", default=Work())  # noqa: B039  # never changed
+
+
+def current_work() -> Work:
+    """Return the executor and the callback that :func:`use` has set."""
+    return _work.get()
 
 
 @contextmanager
-def open_engine(workers: int | None = None, dask: str | None = None) -> Iterator[Engine]:
-    """Yield the engine for a number of processes on this machine, or for a dask scheduler.
+def use(
+    *,
+    workers: int | None = None,
+    dask: str | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Work]:
+    """Go over shards in several processes, and report progress, inside a ``with`` block.
 
     Parameters
     ----------
     workers : int, optional
-        Processes; 0 stands for one on each core.
+        Processes of this machine; 0 stands for one on each core.
     dask : str, optional
-        Address of a scheduler, such as ``"tcp://10.0.0.1:8786"``.
+        Address of the scheduler of a dask cluster, such as ``"tcp://10.0.0.1:8786"``.
+    executor : concurrent.futures.Executor, optional
+        Any other executor, used through its ``map`` alone.
+    progress : callable, optional
+        Called with (examples done, examples in all) after each chunk or shard.
 
     Examples
     --------
-    >>> with open_engine() as engine:
-    ...     engine.executor is None
-    True
+    >>> from calibrant import evaluate
+    >>> from calibrant.data import sample_path
+    >>> seen = []
+    >>> with use(progress=lambda done, total: seen.append(f"{done} of {total}")):
+    ...     result = evaluate(sample_path(), level=None)
+    >>> seen
+    ['10000 of 10000']
     """
-    if workers is not None and dask is not None:
-        raise ValueError("workers and dask are two engines, got both: name one of them")
-    if dask is not None:
-        with _dask_engine(dask) as engine:
-            yield engine
-    elif workers is not None:
-        with WorkerPool(workers or available_cores()) as pool:
-            yield Engine(pool, f"{pool.workers} worker{'s' * (pool.workers != 1)}")
-    else:
-        yield Engine()
+    named = [
+        name
+        for name, value in (("workers", workers), ("dask", dask), ("executor", executor))
+        if value is not None
+    ]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} are different engines: name one of them")
+    work = current_work()
+    if progress is not None:
+        work = work._replace(progress=progress)
+    with ExitStack() as stack:
+        if executor is not None:
+            work = work._replace(executor=executor)
+        elif dask is not None:
+            client = stack.enter_context(dask_client(dask))
+            count = len(client.scheduler_info(n_workers=-1)["workers"])
+            workers_of = f"{count} dask worker{'s' * (count != 1)} of {dask}"
+            page = client.dashboard_link or ""
+            work = Work(ClusterExecutor(client), work.progress, workers_of, page)
+        elif workers is not None:
+            pool = stack.enter_context(WorkerPool(workers or available_cores()))
+            text = f"{pool.workers} worker{'s' * (pool.workers != 1)}"
+            work = Work(pool, work.progress, text)
+        stack.enter_context(_set(work))
+        yield work
+
+
+@contextmanager
+def _set(work: Work) -> Iterator[None]:
+    token = _work.set(work)
+    try:
+        yield
+    finally:
+        _work.reset(token)
+
+
+def silently() -> AbstractContextManager[None]:
+    """Report no progress inside a ``with`` block: what is done there is a detail."""
+    return _set(current_work()._replace(progress=None))
+
+
+def reporting(report: Callable[[int, int], object]) -> AbstractContextManager[None]:
+    """Report the progress of passes inside a ``with`` block by another callback."""
+    return _set(current_work()._replace(progress=report))
+
+
+@contextmanager
+def steps(total: int) -> Iterator[Callable[[], None]]:
+    """Yield what reports that one more of some steps is done; passes within a step are silent."""
+    progress, done = current_work().progress or _unheard, 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    progress(0, total)
+    with silently():
+        yield step
+
+
+def _unheard(done: int, total: int) -> None:
+    """Report to nobody."""
 
 
 def available_cores() -> int:
@@ -73,7 +162,8 @@ def available_cores() -> int:
 
 
 @contextmanager
-def _dask_engine(address: str) -> Iterator[Engine]:
+def dask_client(address: str) -> Iterator[Any]:
+    """Yield the client of a scheduler."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -86,9 +176,7 @@ def _dask_engine(address: str) -> Iterator[Engine]:
             "'dask scheduler' prints when it starts"
         ) from problem
     with client:
-        count = len(client.scheduler_info(n_workers=-1)["workers"])
-        workers = f"{count} dask worker{'s' * (count != 1)} of {address}"
-        yield Engine(ClusterExecutor(client), workers, client.dashboard_link)
+        yield client
 
 
 class WorkerPool(Executor):

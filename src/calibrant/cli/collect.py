@@ -64,8 +64,8 @@ def collect(
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
     columns = None if inputs is None else inputs.split(",")
-    with engine.working(workers, dask) as work:
-        shards = collect_shards(model, data, out, inputs=columns, **options, **work._asdict())
+    with engine.working(workers, dask):
+        shards = collect_shards(model, data, out, inputs=columns, **options)
     for line in lines_on_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)
     shared.say(f"{shards.describe()} in {out}; to measure them: calibrant evaluate {out}")

@@ -76,8 +76,8 @@ def compare(
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
-    with engine.working(workers, dask, "methods") as work:
-        data = engine.opened(pred, skip_bad, estimand, work, cache)
+    with engine.working(workers, dask, "methods"):
+        data = engine.opened(pred, skip_bad, estimand, cache)
         comparison = workflow.compare(
             data,
             methods=shared.names_in(methods),
@@ -86,8 +86,6 @@ def compare(
             columns=shared.names_in(columns),
             level=level,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
-            executor=work.executor,
-            progress=work.progress,
             **options,
         )
     with shared.until_closed():
@@ -119,9 +117,9 @@ def demo() -> None:
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
-        with shared.progress_bar("methods") as progress:
+        with engine.working(unit="methods"):
             methods = ["none", "ts", "smart", "auto"]
-            comparison = comparing.compare(data, methods=methods, progress=progress)
+            comparison = comparing.compare(data, methods=methods)
         _print_comparison(comparison, "Calibrated by three methods")
         console.print()
         console.print(STEPS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
     from calibrant.workflows.decide import AppliedRule, FittedRule
@@ -103,12 +103,12 @@ def decide(
         )
     written = [shared.how_written(name) for name in (target, out) if name]
     result: FittedRule | AppliedRule
-    with shared.progress_bar() as progress:
+    with engine.working():
         if saved is not None:
             rule = load(saved, DecisionRule)
             if rule.decides_nothing:
                 raise ValueError(f"{saved}: {rule.instruction()} Fit a rule on more examples")
-            result = workflow.apply_rule(rule, pred, out, progress=progress)
+            result = workflow.apply_rule(rule, pred, out)
         else:
             calibrator = load(folder) if folder else None
             asked = {"max_error": max_error, "coverage": coverage, **options}
@@ -117,7 +117,7 @@ def decide(
                 written = ["nothing is written"] if written else []
                 target = out = None
             if out:
-                workflow.apply_rule(result.rule, pred, out, progress=progress)
+                workflow.apply_rule(result.rule, pred, out)
     if target:
         save(result.rule, target)
     with shared.until_closed():

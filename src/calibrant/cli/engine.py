@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from calibrant.cli import shared
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from calibrant.data.dataset import Dataset
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,59 +54,57 @@ class Counted:
         self.show(done, total)
 
 
-class Work(NamedTuple):
-    """An executor, None for this process, and a callback for progress."""
-
-    executor: Executor | None
-    progress: Counted
-
-
 @contextmanager
-def working(workers: int | None, dask: str | None, unit: str = "examples") -> Iterator[Work]:
-    """Yield what a workflow needs; an engine is summed up on stderr at the end."""
-    from calibrant._core.engines import open_engine
+def working(
+    workers: int | None = None, dask: str | None = None, unit: str = "examples"
+) -> Iterator[None]:
+    """Show progress, and use an engine, which is summed up on stderr at the end."""
+    from calibrant._core.engines import reporting, use
 
     if workers is not None and dask is not None:
         raise click.UsageError("--workers and --dask are two engines: name one of them")
     start = time.perf_counter()
-    with open_engine(workers, dask) as engine:
-        if engine.dashboard:
-            shared.say(f"dashboard: {engine.dashboard}")
+    with use(workers=workers, dask=dask) as work:
+        if work.dashboard:
+            shared.say(f"dashboard: {work.dashboard}")
         with shared.progress_bar(unit) as show:
             progress = Counted(show)
-            yield Work(engine.executor, progress)
-    if engine.executor is not None:
+            with reporting(progress):
+                yield
+    if work.executor is not None:
         seconds = time.perf_counter() - start
         rate = f"{progress.most / seconds:,.0f} {unit} per second"
-        shared.say(f"{progress.most:,} {unit} in {seconds:.1f} s on {engine.description}: {rate}")
+        shared.say(f"{progress.most:,} {unit} in {seconds:.1f} s on {work.description}: {rate}")
 
 
 def opened(
-    path: str, skip_bad: bool, estimand: str | None, work: Work, cache: str | None = None
+    path: str, skip_bad: bool, estimand: str | None = None, cache: str | None = None
 ) -> Dataset:
     """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
+    from calibrant._core.engines import current_work, reporting
     from calibrant.data.dataset import open_dataset
     from calibrant.workflows.shards import describe_skipped, open_good_shards
 
     if not skip_bad:
         return open_dataset(path, cache=cache)
     chosen: Any = estimand or "auto"  # click's flag values
-    # its pass over all shards is shown, but bad ones do not count
-    examining: Any = {"executor": work.executor, "progress": work.progress.show}
-    data = open_good_shards(path, cache=cache, estimand=chosen, **examining)
+    progress = current_work().progress
+    assert isinstance(progress, Counted)
+    with reporting(progress.show):  # its pass over all shards is shown, but bad ones do not count
+        data = open_good_shards(path, cache=cache, estimand=chosen)
     for line in describe_skipped(data):
         shared.say(line)
     return data
 
 
-def opened_each(paths: Sequence[str], skip_bad: bool, work: Work) -> Iterator[Dataset]:
+def opened_each(paths: Sequence[str], skip_bad: bool) -> Iterator[Dataset]:
     """Open several prediction files; with ``skip_bad`` those without any good shard are named."""
     from calibrant.data.shards import NoGoodShard
 
     bad = 0
     for path in paths:
         try:
-            yield opened(path, skip_bad, None, work)
+            yield opened(path, skip_bad)
         except NoGoodShard as problem:
             bad += 1
             if bad == len(paths):

@@ -107,7 +107,7 @@ def estimate(
     if known is not None and ignore_labels:
         raise click.UsageError("name --labels or --ignore-labels, not both")
     calibrator = load(folder) if folder else None
-    with engine.working(workers, dask) as work:
+    with engine.working(workers, dask):
         if label_budget is not None and out is not None:
             sample = choose_labels(
                 pred,
@@ -116,7 +116,6 @@ def estimate(
                 split=split,
                 labels=known or not ignore_labels,
                 seed=seed,
-                **work._asdict(),
             )
             message = shared.how_written(out)
             sample.save(out)
@@ -130,7 +129,6 @@ def estimate(
             split=split,
             seed=seed,
             **options,
-            **work._asdict(),
         )
     with shared.until_closed():
         if form == "json":

@@ -105,8 +105,8 @@ def evaluate(
     needed = {limit.metric for limit in limits_of(*limits)}
     if names and (missing := needed - set(map(METRICS.name, names))):
         raise click.UsageError(f"the limits need {', '.join(sorted(missing))} among the --metrics")
-    with engine.working(workers, dask) as work:
-        data = engine.opened(pred, skip_bad, estimand, work)
+    with engine.working(workers, dask):
+        data = engine.opened(pred, skip_bad, estimand)
         name = data.split(split, TEST_SPLITS).name
         evaluation = workflow.evaluate(
             data,
@@ -114,8 +114,6 @@ def evaluate(
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
             level=level,
-            executor=work.executor,
-            progress=work.progress,
             **options,
         )
     checked = evaluation.check_limits(*limits)

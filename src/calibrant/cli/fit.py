@@ -109,16 +109,16 @@ def fit(
                 "--cross-fit, --split, --sample-weight, --groups and --multilabel, and options "
                 "for shards"
             )
-        with shared.progress_bar("epochs") as progress:
-            fitted = retrain_and_measure(pred, train=train, progress=progress, **common)
+        with engine.working(unit="epochs"):
+            fitted = retrain_and_measure(pred, train=train, **common)
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
         workflow = cross_fit if folds else fit_and_measure
-        with engine.working(workers, dask) as work:
-            data = engine.opened(pred, skip_bad, estimand, work, cache)
+        with engine.working(workers, dask):
+            data = engine.opened(pred, skip_bad, estimand, cache)
             skipped.update(data.skipped)
-            fitted = workflow(data, name, **work._asdict(), **common, **selected)
+            fitted = workflow(data, name, **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():
@@ -172,13 +172,13 @@ def apply(
     calibrator = load(folder)
     how = " --multilabel" if getattr(calibrator, "multilabel", False) else ""
     written = shared.how_written(out)
-    with engine.working(workers, dask) as work:
-        data = engine.opened(pred, skip_bad, "multilabel" if how else None, work)
+    with engine.working(workers, dask):
+        data = engine.opened(pred, skip_bad, "multilabel" if how else None)
         if into_folder:
-            shards = apply_shards(calibrator, data, out, **work._asdict())
+            shards = apply_shards(calibrator, data, out)
             written = f"{shards.describe()} in {out}"
         else:
-            workflow.apply(calibrator, data, out, progress=work.progress)
+            workflow.apply(calibrator, data, out)
     shared.say(f"{written}; to measure it: calibrant evaluate {out}{how}")
 
 

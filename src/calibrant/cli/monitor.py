@@ -126,9 +126,9 @@ def monitor(
     # From reading the state to writing it, so that no window of another run is lost.
     with (
         locked(Path(state).resolve()) if state is not None and files else nullcontext(),
-        engine.working(workers, dask) as work,
+        engine.working(workers, dask),
     ):
-        known = partial(_known, reference, reference_split, calibrator, skip_bad, work)
+        known = partial(_known, reference, reference_split, calibrator, skip_bad)
         if state is not None and os.path.exists(state):
             watch = _resumed(state, calibrator, settings, known)
         else:
@@ -137,9 +137,9 @@ def monitor(
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
             )
-        for data in engine.opened_each(_expanded(files), skip_bad, work):
+        for data in engine.opened_each(_expanded(files), skip_bad):
             for split in splits or (None,):
-                watch.update_file(data, split=split, ids=ids, estimator=estimator, **work._asdict())
+                watch.update_file(data, split=split, ids=ids, estimator=estimator)
         if state is not None and files:
             save(watch, state)
     report = watch.report()
@@ -164,7 +164,6 @@ def _known(
     split: str | None,
     calibrator: Calibrator | None,
     skip_bad: bool,
-    work: engine.Work,
     bins: int,
 ) -> Bins | None:
     """Return the reference in bins, or None without one."""
@@ -172,8 +171,8 @@ def _known(
 
     if reference is None:
         return None
-    data = engine.opened(reference, skip_bad, None, work)
-    return reference_bins(data, calibrator, split=split, bins=bins, **work._asdict())
+    data = engine.opened(reference, skip_bad)
+    return reference_bins(data, calibrator, split=split, bins=bins)
 
 
 def _show(report: MonitorReport, page: str | None, form: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 
 
 @click.command()
@@ -86,7 +86,7 @@ def plot(
     from calibrant.workflows.figure import draw_file
 
     written = shared.how_written(out)
-    with shared.progress_bar() as progress:
+    with engine.working():
         draw_file(
             *pred,
             out=out,
@@ -96,7 +96,6 @@ def plot(
             calibrator=load(folder) if folder else None,
             methods=shared.names_in(methods),
             estimand=estimand or "auto",
-            progress=progress,
             **options,
         )
     shared.say(written)

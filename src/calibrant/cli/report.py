@@ -74,17 +74,16 @@ def report(
 
     if out != "-":
         check_target(out)
-    with engine.working(workers, dask, "steps") as work:
+    with engine.working(workers, dask, "steps"):
         data: Any = preds
         if skip_bad:
-            data = [engine.opened(pred, True, estimand, work) for pred in preds]
+            data = [engine.opened(pred, True, estimand) for pred in preds]
         result = workflow(
             data[0] if len(preds) == 1 else data,
             split=splits if len(splits) > 1 else next(iter(splits), None),
             methods=None if methods is None else shared.names_in(methods) or (),
             keep_argmax=False if choices else None,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
-            **work._asdict(),
             **options,
         )
     if out == "-":

@@ -82,13 +82,13 @@ def slices(
         **{"sample_weight": sample_weight, "level": level},
     }
     result: Slices | Groups
-    with engine.working(workers, dask) as work:
-        data = engine.opened(pred, skip_bad, None, work)
+    with engine.working(workers, dask):
+        data = engine.opened(pred, skip_bad)
         if by is not None:
-            result = measure_groups(data, by=by, **given, **work._asdict())
+            result = measure_groups(data, by=by, **given)
         else:
             names = shared.names_in(columns)
-            result = find_slices(data, columns=names, **given, **options, **work._asdict())
+            result = find_slices(data, columns=names, **given, **options)
     with shared.until_closed():
         if form == "json":
             shared.write_json({**result.to_dict(), "skipped": dict(data.skipped)})

@@ -11,11 +11,10 @@ read a chunk at a time, so that the size of a file is not limited by memory:
 ...     path = os.path.join(folder, "predictions.npz")
 ...     save_predictions(path, {"val_logits": np.zeros((5, 3)), "val_labels": np.arange(5)})
 ...     val = open_dataset(path).split("val")
-...     list(val.walk(lambda chunks: [c.labels.tolist() for c in chunks], "labels", rows=2))
-[[[0, 1], [2, 3], [4]]]
+...     list(val.map(lambda chunk: chunk.labels.tolist(), "labels", rows=2))
+[[0, 1], [2, 3], [4]]
 """
 
-from calibrant._core.engines import WorkerPool, open_engine
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split, as_dataset, open_dataset
 from calibrant.data.files import sample_path, save_predictions
@@ -27,10 +26,8 @@ __all__ = [
     "Dataset",
     "Shard",
     "Split",
-    "WorkerPool",
     "as_dataset",
     "open_dataset",
-    "open_engine",
     "sample_path",
     "save_predictions",
 ]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Values
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import (
     Frame,
     class_order,
@@ -24,6 +22,7 @@ from calibrant._core.class_names import (
     numbers_in_order,
 )
 from calibrant._core.copies import first_rows, warn_of_copies
+from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -56,9 +55,20 @@ from calibrant.data.shards import (
 from calibrant.display.results import one_line
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
+    from typing_extensions import Self, TypeIs
 
 T = TypeVar("T")
+
+
+class Sums(Protocol):
+    """What a pass over chunks adds up, as :class:`calibrant.Accumulator` does."""
+
+    def like(self) -> Self: ...  # noqa: D102
+    def add(self, *args: Any, **columns: Any) -> object: ...  # noqa: D102
+    def merge(self, other: Self) -> object: ...  # noqa: D102
+
+
+S = TypeVar("S", bound=Sums)
 Stored: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
 Data: TypeAlias = "Stored | Frame"
 
@@ -170,7 +180,7 @@ class Split:
     def _from_probs(self) -> Callable[[Array], Array]:
         return partial(checks.logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
 
-    def floored(self, executor: Executor | None = None) -> Split:
+    def floored(self) -> Split:
         """Return the split as a fit takes it: with a floor, if it has probabilities.
 
         A warning tells of zeros among those of labelled examples.
@@ -178,8 +188,9 @@ class Split:
         if self.floor or self.domain == "logits":
             return self
         zeros = checks.Zeros()
-        for shard in self.walk(_zeros, "probs", "labels", "sample_weight", executor=executor):
-            zeros = zeros.plus(shard)
+        with silently():
+            for found in self.map(_zeros, "probs", "labels", "sample_weight"):
+                zeros = zeros.plus(found)
         floor = zeros.floor(2 if self.dataset.multilabel else self.classes)
         warn_of_zeros(zeros, floor)
         return replace(self, floor=floor)
@@ -233,19 +244,17 @@ class Split:
         task: Callable[[Iterator[Chunk]], T],
         *columns: str,
         rows: int | None = None,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
         skipped: dict[str, str] | None = None,
     ) -> Iterator[T]:
-        """Yield ``task(chunks)`` for every shard, in order.
+        """Yield ``task(chunks)`` for every shard, in order, with the executor of :func:`use`.
 
         ``task`` is called with an iterator over the chunks of a shard; its ValueErrors and
         TypeErrors get the file and the row in front. ``"logits"`` are converted from probs where
         those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
         dataset names no columns for them. By default ``rows`` make about four million numbers.
-        With an executor each shard is a task, which must be picklable for a process pool.
-        ``progress`` is called with (rows done, rows in all) after each chunk or shard. A shard that
-        cannot be read is an error, unless ``skipped`` is passed: it gets the message by the path.
+        With an executor each shard is a task, which must be picklable for a process pool. A shard
+        that cannot be read is an error, unless ``skipped`` is passed: it gets the message by the
+        path.
         """
         roles = {role: getattr(self.dataset, role) for role in ROLES}
         wanted = {name: roles.get(name, name) for name in columns}
@@ -255,7 +264,7 @@ class Split:
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
         work: Any = partial(run_shard, task, stored, convert, rows, self.sample)
         work = work if skipped is None else partial(run_or_refuse, work)
-        total, done = self.rows, 0
+        progress, total, done = current_work().progress, self.rows, 0
 
         def report(count: int) -> None:
             nonlocal done
@@ -263,13 +272,37 @@ class Split:
             if progress is not None:
                 progress(done, total)
 
-        results = run_all(work, self.shards, executor, report)
+        results = run_all(work, self.shards, report)
         for shard, result in zip(self.shards, results, strict=True):
             if isinstance(result, BadShard):
                 assert skipped is not None
                 skipped[shard.path] = result.message
             else:
                 yield result
+
+    def map(
+        self, task: Callable[[Chunk], T], *columns: str, rows: int | None = None
+    ) -> Iterator[T]:
+        """Yield ``task(chunk)`` for every chunk, in order; for the rest see :meth:`walk`."""
+        for results in self.walk(partial(_each, task), *columns, rows=rows):
+            yield from results
+
+    def reduce(
+        self,
+        sums: S,
+        *columns: str,
+        rows: int | None = None,
+        skipped: dict[str, str] | None = None,
+    ) -> S:
+        """Add every chunk to an accumulator, and return it; for the rest see :meth:`walk`.
+
+        ``sums`` has the methods of :class:`calibrant.Accumulator`: ``like()`` returns an empty one
+        for each shard, ``add(**columns)`` takes a chunk, and ``merge(other)`` adds the shards up.
+        """
+        task = partial(_summed, sums.like())
+        for shard in self.walk(task, *columns, rows=rows, skipped=skipped):
+            sums.merge(shard)
+        return sums
 
     def warn_if_probs(self) -> None:
         """Warn if the logits look like probabilities; tags may add up to anything."""
@@ -294,14 +327,24 @@ class Split:
             return
 
 
-def _zeros(chunks: Iterator[Chunk]) -> checks.Zeros:
-    """Return the zeros among the probabilities of a shard."""
-    zeros = checks.Zeros()
+def _each(task: Callable[[Chunk], T], chunks: Iterator[Chunk]) -> list[T]:
+    return list(map(task, chunks))  # no name holds a chunk while the next one is read
+
+
+def _summed(empty: S, chunks: Iterator[Chunk]) -> S:
+    sums = empty.like()
     for chunk in chunks:
-        probs, kept = chunk.columns["probs"], chunk.counted
-        if probs.shape[: kept.ndim] == kept.shape:  # the fit refuses other labels
-            zeros = zeros.plus(checks.Zeros.among(probs[kept]))
-    return zeros
+        sums.add(**chunk.columns)
+        del chunk  # before the next one is read
+    return sums
+
+
+def _zeros(chunk: Chunk) -> checks.Zeros:
+    """Return the zeros among the probabilities of labelled examples."""
+    probs, kept = chunk.columns["probs"], chunk.counted
+    if probs.shape[: kept.ndim] != kept.shape:  # the fit refuses other labels
+        return checks.Zeros()
+    return checks.Zeros.among(probs[kept])
 
 
 @dataclass(frozen=True)

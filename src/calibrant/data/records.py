@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
 from calibrant._core import checks
-from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records, concatenate
 from calibrant._core.sampling import Sample
 from calibrant.data.dataset import Split
@@ -19,14 +17,12 @@ MOST = 1 << 22
 COLUMNS = ("logits", "labels", "sample_weight")
 
 
-def records_of(
-    split: Split, executor: Executor | None = None, progress: Progress | None = None
-) -> Records:
+def records_of(split: Split) -> Records:
     """Return the table of all labelled rows of a split; logits are never held whole.
 
     If the dataset has a cache, the table of each shard is kept there, and read the next time.
     """
-    tables = [table for shard in _walked(split, executor, progress) for table in shard]
+    tables = [table for shard in _walked(split) for table in shard]
     checks.check_some(len(tables))
     return concatenate(tables)
 
@@ -39,17 +35,15 @@ def bounded(split: Split, seed: int = 0, most: int | None = None) -> Split:
     return replace(split, sample=Sample(most / split.rows, seed))
 
 
-def _walked(
-    split: Split, executor: Executor | None, progress: Progress | None
-) -> list[list[Records]]:
+def _walked(split: Split) -> list[list[Records]]:
     if split.dataset.cache is None:
-        return list(split.walk(tabulated, *COLUMNS, executor=executor, progress=progress))
+        return list(split.walk(tabulated, *COLUMNS))
     files = RecordFiles(split.dataset.cache)
     paths = [_path(files, split, shard) for shard in split.shards]
     found = {path: known for path in paths if (known := files.load(path)) is not None}
     missing = {p: s for p, s in zip(paths, split.shards, strict=True) if p not in found}
     rest = replace(split, shards=list(missing.values()))
-    walked = rest.walk(tabulated, *COLUMNS, executor=executor, progress=progress) if missing else ()
+    walked = rest.walk(tabulated, *COLUMNS) if missing else ()
     for path, shard in zip(missing, walked, strict=True):
         files.save(path, shard)  # at once, so that a killed run goes on from here
         found[path] = shard

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray, as_labels, as_weight, known_rows
-from calibrant._core.engines import mapped
+from calibrant._core.engines import current_work, mapped
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import Column
@@ -219,10 +218,9 @@ class Rows(Protocol):
 S = TypeVar("S", bound=Rows)
 
 
-def run_all(
-    work: Callable[[S, Report], T], items: Sequence[S], executor: Executor | None, report: Report
-) -> Iterator[T]:
-    """Yield the result of each item in order, from here or from an executor."""
+def run_all(work: Callable[[S, Report], T], items: Sequence[S], report: Report) -> Iterator[T]:
+    """Yield the result of each item in order, from here or from the executor in use."""
+    executor = current_work().executor
     if executor is None:
         yield from (work(item, report) for item in items)
         return

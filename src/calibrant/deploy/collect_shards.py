@@ -6,7 +6,6 @@ import json
 import os
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import check_whole
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import ClassNumbers, LabelError
+from calibrant._core.engines import current_work
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.torch_models import (
     evaluating,
@@ -66,8 +65,6 @@ def collect_shards(
     dtype: str = "auto",
     trust_remote_code: bool = False,
     skip_bad: bool = False,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> WrittenShards:
     """Run a classifier over shards of inputs, and write a file of logits for each.
 
@@ -82,7 +79,8 @@ def collect_shards(
     model : str, path or nn.Module
         A Hugging Face folder, or a name on the hub, of a classifier of texts or images;
         ``"package.module:factory"``, where the factory returns an ``nn.Module``; a ``.pt2`` file of
-        ``torch.export``; or a module, unless there is an executor.
+        ``torch.export``; or a module, unless :func:`calibrant.use` has set an executor,
+        each process of which loads the model once.
     data : path
         A file, a folder or a glob of shards: ``.npz``, ``.npy``, ``.safetensors``, ``.parquet`` or
         ``.arrow``, and for texts also ``.csv`` and ``.jsonl``.
@@ -112,10 +110,6 @@ def collect_shards(
     skip_bad : bool
         Leave out shards that cannot be read or that the model refuses: ``skipped`` of the result
         has their errors by path.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task, and each process loads the model once.
-    progress : callable, optional
-        Called with (examples done, examples in all).
 
     Examples
     --------
@@ -133,10 +127,11 @@ def collect_shards(
     """
     check_whole("batch_size", batch_size)
     rank, ranks = own_rank()
+    executor = current_work().executor
     with ExitStack() as stack:
         named: ModelName | Classifier
         if isinstance(model, nn.Module):
-            _check_module(model, executor, weights=weights, length=length, dtype=dtype)
+            _check_module(model, weights=weights, length=length, dtype=dtype)
             stack.enter_context(evaluating(model))
             named = array_classifier(model if device is None else model.to(own_device(device)))
         else:
@@ -153,18 +148,18 @@ def collect_shards(
         jobs = shard_jobs(dataset, shards, folder, run.settings, rows=run.rows, formats=FORMATS)
         if rank == 0:
             warn_of_orphans(jobs)
-        options: Any = {"skip_bad": skip_bad, "executor": executor, "progress": progress}
-        result = write_shards(jobs[rank::ranks], partial(_write, run), maker="model", **options)
+        write = partial(_write, run)
+        result = write_shards(jobs[rank::ranks], write, maker="model", skip_bad=skip_bad)
     skipped |= result.skipped
     if len(skipped) == len(dataset.skipped) + len(dataset.files):
         raise NoGoodShard(dataset.path, next(iter(skipped.values())))
     return replace(result, skipped=skipped)
 
 
-def _check_module(model: nn.Module, executor: Executor | None, **loading: Any) -> None:
+def _check_module(model: nn.Module, **loading: Any) -> None:
     """Raise for what only a model with a name can do."""
     kind = type(model).__name__
-    if executor is not None:
+    if current_work().executor is not None:
         raise ValueError(
             "with an executor the model must be a name, so that each process can load it, got a "
             f"{kind}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from calibrant._core.checks import (
     check_level,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
@@ -83,8 +81,6 @@ class PerformanceEstimator:
         the accuracy is within two points of what these claim.
     seed : int
         Of the draws behind intervals.
-    executor, progress
-        As in :func:`calibrant.evaluate`, for the reference.
 
     Examples
     --------
@@ -110,8 +106,6 @@ class PerformanceEstimator:
         drift_level: float = 0.01,
         false_alarms: float = 0.05,
         seed: int = 0,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
     ) -> None:
         check_level(level)
         for name, value in (("tolerance", tolerance), ("drift_level", drift_level)):
@@ -130,9 +124,7 @@ class PerformanceEstimator:
             dataset = as_dataset(reference).in_order(self.class_names)
             self.class_names = self.class_names or kept_names(dataset.class_names)
             split = dataset.split(reference_split, TEST_SPLITS)
-            self._reference = self._summed(
-                split, labels=True, labelled_only=True, executor=executor, progress=progress
-            )
+            self._reference = self._summed(split, labels=True, labelled_only=True)
             _check_reference(self._reference, split)
 
     @warnings_at_caller()
@@ -147,8 +139,6 @@ class PerformanceEstimator:
         sample_weight: Values | str | None = None,
         split: str | None = None,
         monitor: Monitor | None = None,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
     ) -> PerformanceEstimate:
         """Estimate the performance of a batch.
 
@@ -167,7 +157,7 @@ class PerformanceEstimator:
             Probabilities with which the examples were selected for labelling; in a file the column
             ``inclusion_probability``. Without it, the selection may depend on the confidence
             alone.
-        sample_weight, split, executor, progress
+        sample_weight, split
             As for :func:`calibrant.evaluate`.
         monitor : Monitor, optional
             Its alarm, from labels of earlier batches, withdraws the promise.
@@ -181,19 +171,19 @@ class PerformanceEstimator:
         )
         chosen = with_known_labels(chosen, labels, inclusion).in_order(self.class_names)
         use = labels is not False and "labels" in chosen.keys
-        batch = self._summed(chosen, labels=use, executor=executor, progress=progress)
+        batch = self._summed(chosen, labels=use)
         with located(chosen.path):
             _check_batch(batch, self._reference)
         return self._result(batch, monitor)
 
-    def window_estimate(self, split: Split, executor: Executor | None = None) -> WindowEstimate:
+    def window_estimate(self, split: Split) -> WindowEstimate:
         """Return the estimated accuracy of a window of a monitor, without its labels."""
         if self._reference is None:
             raise ValueError(
                 "windows are estimated beside labelled predictions: pass them as "
                 "PerformanceEstimator(reference) (--estimate)"
             )
-        batch = self._summed(split.in_order(self.class_names), labels=False, executor=executor)
+        batch = self._summed(split.in_order(self.class_names), labels=False)
         with located(split.path):
             _check_batch(batch, self._reference)
         result = self._result(batch, None)
@@ -403,8 +393,6 @@ def estimate_performance(
     sample_weight: Values | str | None = None,
     split: str | None = None,
     monitor: Monitor | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> PerformanceEstimate:
     """Estimate accuracy and other metrics of a batch from calibrated predictions.
 
@@ -432,8 +420,6 @@ def estimate_performance(
         drift_level=drift_level,
         false_alarms=false_alarms,
         seed=seed,
-        executor=executor,
-        progress=progress,
     )
     return estimator.estimate(
         data,
@@ -444,6 +430,4 @@ def estimate_performance(
         sample_weight=sample_weight,
         split=split,
         monitor=monitor,
-        executor=executor,
-        progress=progress,
     )

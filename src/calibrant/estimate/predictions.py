@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ from calibrant._core.checks import (
     as_weight,
     check_some,
 )
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import is_frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
@@ -147,8 +144,6 @@ def summarise(
     threshold: float | None,
     labels: bool,
     labelled_only: bool = False,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Summary:
     """Sum up the predictions of a split, with its labels if they are to be used.
 
@@ -165,23 +160,14 @@ def summarise(
     step = math.ceil(split.rows / max(1, min(SAMPLE, NUMBERS // width)))
     reach = NEVER if threshold is None else threshold
     settings = Reduction(calibrator, reach, split.classes, max(step, 1), labelled_only)
-    task = partial(_shard_summary, settings)
-    total: Summary | None = None
-    for summary in split.walk(
-        task, *columns, rows=split.chunk_rows, executor=executor, progress=progress
-    ):
-        total = summary if total is None else total.plus(summary)
-    check_some(0 if total is None else total.n)
+    task = partial(_chunk_summary, settings)
+    parts = split.map(task, *columns, rows=split.chunk_rows)
+    total = next(parts, None)
+    check_some(0 if total is None else split.rows)
     assert total is not None
-    return total
-
-
-def _shard_summary(settings: Reduction, chunks: Iterator[Chunk]) -> Summary:
-    total: Summary | None = None
-    for chunk in chunks:
-        summary = _chunk_summary(settings, chunk)
-        total = summary if total is None else total.plus(summary)
-    assert total is not None  # shards without rows are left out
+    for part in parts:
+        total = total.plus(part)
+    check_some(total.n)
     return total
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from calibrant._core.checks import (
     check_whole,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Progress, joined
+from calibrant._core.chunks import joined
 from calibrant._core.messages import comma_separated
 from calibrant._core.sampling import uniform
 from calibrant._core.tables import columns_frame
@@ -122,8 +121,6 @@ def choose_labels(
     split: str | None = None,
     labels: Values | str | os.PathLike[str] | bool = True,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> LabelSample:
     """Choose the examples whose labels tell most about the accuracy of a batch.
 
@@ -137,8 +134,6 @@ def choose_labels(
         Applied to the logits first.
     seed : int
         Of the choice.
-    executor, progress
-        As for :func:`calibrant.evaluate`.
 
     Examples
     --------
@@ -162,8 +157,6 @@ def choose_labels(
         calibrator,
         threshold=None,
         labels=use,
-        executor=executor,
-        progress=progress,
     )
     cells, count = summary.unlabelled, summary.n - summary.rows.label.size
     if budget > count:
@@ -173,8 +166,9 @@ def choose_labels(
     plan = make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
     task = partial(_shard_candidates, calibrator, plan, seed)
     columns = [*(["labels"] if use else []), *input_names(calibrator)]
-    candidates = _walk(chosen, task, columns, executor, progress)
-    candidates = _smallest(candidates, plan.allotted)
+    numbered = chosen.with_column("row", np.arange(chosen.rows))
+    shards = numbered.walk(task, "logits", "row", *columns, rows=chosen.chunk_rows)
+    candidates = _smallest(Candidates(*joined(list(shards))), plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
     return LabelSample(
         candidates.row,
@@ -234,18 +228,6 @@ def allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
             over = allotted - wanted
         allotted[int(over.argmax())] -= 1
     return allotted
-
-
-def _walk(
-    split: Split,
-    task: partial[Candidates],
-    columns: Sequence[str],
-    executor: Executor | None,
-    progress: Progress | None,
-) -> Candidates:
-    numbered = split.with_column("row", np.arange(split.rows))
-    options: Any = {"rows": split.chunk_rows, "executor": executor, "progress": progress}
-    return Candidates(*joined(list(numbered.walk(task, "logits", "row", *columns, **options))))
 
 
 def _shard_candidates(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from concurrent.futures import Executor
 from typing import Any, NamedTuple, Protocol
 
 from calibrant.data.dataset import Split
@@ -37,7 +36,7 @@ class WindowEstimate(NamedTuple):
 class Estimator(Protocol):
     """Estimates the accuracy of a window without labels."""
 
-    def window_estimate(self, split: Split, executor: Executor | None = None) -> WindowEstimate:
+    def window_estimate(self, split: Split) -> WindowEstimate:
         """Return the estimate for the examples of a split."""
         ...
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
 from functools import partial
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import Values
-from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset
 from calibrant.data.shards import Chunk
@@ -23,8 +20,6 @@ def reference_bins(
     *,
     split: str | None = None,
     bins: int = 15,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Bins:
     """Return the sums of a reference per bin of confidence, read in chunks.
 
@@ -38,8 +33,6 @@ def reference_bins(
         Split to read; ``test``, else the plain arrays, by default.
     bins : int
         Number of bins, that of the monitor.
-    executor, progress
-        As in :func:`calibrant.evaluate`.
 
     Examples
     --------
@@ -54,14 +47,9 @@ def reference_bins(
     chosen = dataset.split(split, TEST_SPLITS)
     if chosen.domain != "logits":
         raise ValueError(f"{chosen.path} has probs; a reference needs logits")
-    work = chosen.walk(
-        partial(_filled, calibrator, bins),
-        *("logits", "labels", *input_names(calibrator)),
-        rows=chosen.chunk_rows,
-        executor=executor,
-        progress=progress,
-    )
-    total = sum(work, start=Bins.empty(uniform_edges(bins)))
+    columns = ("logits", "labels", *input_names(calibrator))
+    parts = chosen.map(partial(_filled, calibrator, bins), *columns, rows=chosen.chunk_rows)
+    total = sum(parts, start=Bins.empty(uniform_edges(bins)))
     checks.check_some(int(total.count.sum()))
     return total
 
@@ -79,9 +67,6 @@ def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
     return reference
 
 
-def _filled(calibrator: Calibrator | None, bins: int, chunks: Iterator[Chunk]) -> Bins:
-    total = Bins.empty(uniform_edges(bins))
-    for chunk in chunks:
-        pairs = chunk_pairs(calibrator, chunk)
-        total += fill(pairs.confidence, pairs.outcome.astype(float), total.edges)
-    return total
+def _filled(calibrator: Calibrator | None, bins: int, chunk: Chunk) -> Bins:
+    pairs = chunk_pairs(calibrator, chunk)
+    return fill(pairs.confidence, pairs.outcome.astype(float), uniform_edges(bins))

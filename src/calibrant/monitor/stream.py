@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from datetime import date
 from functools import partial
 from itertools import chain, count
@@ -16,7 +15,6 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.binning import Bins
 from calibrant._core.checks import Features, Logits, Values
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import (
     as_array,
     class_names_of,
@@ -254,8 +252,6 @@ class Monitor(WithOptions):
         window: WindowId | None = None,
         name: str | None = None,
         estimator: Estimator | None = None,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
     ) -> Monitor:
         """Add a prediction file, or a folder or glob of shards, or a dataset, as one window.
 
@@ -279,16 +275,14 @@ class Monitor(WithOptions):
         if estimator is None or "labels" in chosen.keys:
             columns.append("labels")
         task = partial(shard_deliveries, self.calibrator, ids)
-        shards = chosen.walk(
-            task, *columns, rows=chosen.chunk_rows, executor=executor, progress=progress
-        )
+        shards = chosen.walk(task, *columns, rows=chosen.chunk_rows)
         parts = list(chain.from_iterable(shards))
         delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
         known = self._seen.recognise(delivery.examples)
         if known.nothing:
             checks.warn(f"{name} {AGAIN}")
             return self._count(delivery, known)
-        estimate = None if estimator is None else estimator.window_estimate(chosen, executor)
+        estimate = None if estimator is None else estimator.window_estimate(chosen)
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         if estimate is None and not delivery.examples.labelled.any():

@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import Values
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
+from calibrant._core.engines import current_work, reporting, silently
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import find_subgroups, measure
@@ -50,8 +51,6 @@ def report(
     level: float | None = 0.9,
     seed: int = 0,
     title: str | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Report:
     """Report on predictions: can their confidence be trusted, where not, and what helps.
 
@@ -81,10 +80,6 @@ def report(
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`.
     title : str, optional
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task, as in :func:`calibrant.evaluate`.
-    progress : callable, optional
-        Called with (steps done, steps in all).
 
     Returns
     -------
@@ -110,8 +105,8 @@ def report(
         for name, each in _named(data, labels).items()
     }
     sets = _sets(named, split)
-    steps = _Steps(progress, len(sets))
-    one, *others = [_subject(name, *each, options, steps, executor) for name, each in sets.items()]
+    progress = _Steps(len(sets))
+    one, *others = [_subject(name, *each, options, progress) for name, each in sets.items()]
     first = one.name, one.evaluation["ece"]
     return Report(
         title or f"Calibration of {_title(sets)}",
@@ -195,8 +190,9 @@ def _title(sets: Mapping[str, tuple[Dataset, str]]) -> str:
 class _Steps:
     """Progress over all sets: one step to measure, and one for each method."""
 
-    def __init__(self, progress: Progress | None, sets: int) -> None:
-        self.progress, self.sets, self.done, self.total = progress, sets, 0, sets
+    def __init__(self, sets: int) -> None:
+        self.progress, self.sets = current_work().progress, sets
+        self.done, self.total = 0, sets
 
     def expect(self, methods: int) -> None:
         """Know how many steps each set takes."""
@@ -208,9 +204,9 @@ class _Steps:
         if self.progress is not None:
             self.progress(min(self.done, self.total), self.total)
 
-    def of_methods(self) -> Progress:
-        """Return the callback of a comparison."""
-        return lambda done, total: self.step(int(done > 0))
+    def of_methods(self) -> AbstractContextManager[None]:
+        """Take the methods of a comparison for steps."""
+        return reporting(lambda done, total: self.step(int(done > 0)))
 
 
 def _subject(
@@ -219,10 +215,8 @@ def _subject(
     split: str,
     options: Mapping[str, Any],
     steps: _Steps,
-    executor: Executor | None,
 ) -> Subject:
     figures = {key: options[key] for key in ("estimand", "bins", "level", "seed")}
-    figures["executor"] = executor
     chosen, searched = dataset.split(split), dataset.by == AUTO
     if searched and AUTO not in chosen.keys:
         dataset = replace(dataset, by=None)
@@ -231,22 +225,17 @@ def _subject(
     if methods is None:
         methods = usual_methods(options["estimand"], chosen.classes)
     steps.expect(len(methods))
-    subject = measure(chosen, name, **figures)
-    found = find_subgroups(chosen, figures["level"], figures["seed"], executor, searched)
+    with silently():
+        subject = measure(chosen, name, **figures)
+        found = find_subgroups(chosen, figures["level"], figures["seed"], searched)
     subject = replace(subject, slices=found)
     steps.step()
     if not methods:
         return replace(subject, remedy_error="none were named")
+    named = {key: options[key] for key in ("fit_split", "keep_argmax")}
     try:
-        remedy = try_methods(
-            dataset,
-            methods=methods,
-            split=split,
-            fit_split=options["fit_split"],
-            keep_argmax=options["keep_argmax"],
-            progress=steps.of_methods(),
-            **figures,
-        )
+        with steps.of_methods():
+            remedy = try_methods(dataset, methods=methods, split=split, **named, **figures)
     except ValueError as problem:  # a split that is too small to be cut, for instance
         return replace(subject, remedy_error=str(problem))
     return replace(subject, remedy=remedy)

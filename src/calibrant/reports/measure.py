@@ -7,7 +7,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,7 +17,7 @@ import numpy as np
 
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
-from calibrant._core.chunks import Estimand, EstimandChoice, Progress
+from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.data.dataset import ARRAYS, Split
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
@@ -36,7 +35,7 @@ from calibrant.reports.model import (
     parts_of,
 )
 from calibrant.slices import Slices
-from calibrant.slices.examples import Reading, Work
+from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.shards import describe_skipped
 
@@ -99,8 +98,6 @@ def measure(
     bins: int,
     level: float | None,
     seed: int,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Subject:
     """Return the figures of a split, those of :func:`calibrant.evaluate` among them."""
     options: dict[str, Any] = {"bins": bins, "estimand": estimand, "level": level, "seed": seed}
@@ -113,7 +110,7 @@ def measure(
         split.warn_of_copies()
         columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
         task = partial(_walked, total.like())
-        for shard in split.walk(task, *columns, rows=rows, executor=executor, progress=progress):
+        for shard in split.walk(task, *columns, rows=rows):
             walk.merge(shard)
         evaluation = total.compute()
     pairs = total.kept_pairs()
@@ -171,7 +168,7 @@ def _share(answers: WeightedPairs, where: BoolArray) -> float:
 
 
 def find_subgroups(
-    split: Split, level: float | None, seed: int, executor: Executor | None, predictions: bool
+    split: Split, level: float | None, seed: int, predictions: bool
 ) -> Slices | None:
     """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
     metadata = metadata_keys(split)
@@ -179,7 +176,7 @@ def find_subgroups(
         return None
     reading = Reading(metadata, split.classes, split.dataset.class_names, predictions=predictions)
     settings = Settings(level=level or 0.9, seed=seed)
-    return search(split, reading, settings, Work(executor)).result()
+    return search(split, reading, settings).result()
 
 
 def _sure(answers: WeightedPairs, level: float | None) -> Part:

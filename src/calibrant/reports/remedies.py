@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 
-from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant.data.dataset import Dataset, Split
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.metrics.accumulator import Accumulator
@@ -43,8 +42,6 @@ def try_methods(
     bins: int,
     level: float | None,
     seed: int,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Remedy:
     """Compare methods on a dataset, and apply the chosen one to the examples measured."""
     with warnings.catch_warnings(record=True) as caught:
@@ -59,11 +56,9 @@ def try_methods(
             bins=bins,
             level=level,
             seed=seed,
-            executor=executor,
-            progress=progress,
         )
         splits, _ = fit_and_test(dataset, fit_split, split, seed)
-        remedy = _remedy(comparison, *splits, estimand, executor)
+        remedy = _remedy(comparison, *splits, estimand)
     if splits[0].name == splits[1].name:  # the walk before has told
         return remedy
     told = [str(one.message) for one in caught]
@@ -75,7 +70,6 @@ def _remedy(
     fitted: Split,
     measured: Split,
     estimand: EstimandChoice,
-    executor: Executor | None,
 ) -> Remedy:
     method = comparison.choice()
     chosen = None if method is None else comparison[method]
@@ -83,7 +77,7 @@ def _remedy(
         return Remedy(comparison, chosen, [], [], fitted.name)
     stream = Accumulator(pairs=True, metrics=["accuracy"], level=None, estimand=estimand)
     meter = Meter([chosen.calibrator], stream)
-    meter.walk(measured, executor)
+    meter.walk(measured)
     kind = resolve_estimand(estimand, comparison.classes)
     answers, _ = answers_of(stream.kept_pairs(), kind)
     thresholds = _guaranteed(answers)

@@ -7,8 +7,7 @@ predicted and second class of more. Features are reduced to the number of their 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +26,7 @@ from calibrant._core.checks import (
     check_labels,
     check_some,
 )
-from calibrant._core.chunks import Progress, joined
+from calibrant._core.chunks import joined
 from calibrant._core.sampling import uniform
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
@@ -225,19 +224,6 @@ def nearest(features: Array, centres: FloatArray) -> IntArray:
     return np.asarray(distances.argmin(1))
 
 
-class Work(NamedTuple):
-    """Where chunks are worked on, and who is told."""
-
-    executor: Executor | None = None
-    progress: Progress | None = None
-
-    def walk(
-        self, split: Split, task: Callable[[Iterator[Chunk]], T], columns: Sequence[str]
-    ) -> Iterator[T]:
-        """Yield what the task makes of each shard of a split."""
-        return split.walk(task, *columns, rows=split.chunk_rows, **self._asdict())
-
-
 class SampledExamples(NamedTuple):
     """A sample of the labelled examples, and the number of all of them."""
 
@@ -248,28 +234,14 @@ class SampledExamples(NamedTuple):
     row: IntArray  # their numbers in the split
 
 
-def draw_sample(
-    reading: Reading,
-    split: Split,
-    *,
-    clusters: bool,
-    seed: int,
-    work: Work,
-) -> SampledExamples:
+def draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
     columns = [*reading.needed(), *(["features"] if clusters else []), ROW]
     numbered = split.with_column(ROW, np.arange(split.rows))
-    task = partial(_shard_sample, reading, share, seed, clusters)
-    shards = work.walk(numbered, task, list(dict.fromkeys(columns)))
-    return _joined_samples([part for shard in shards for part in shard])
-
-
-def _shard_sample(
-    reading: Reading, share: float, seed: int, clusters: bool, chunks: Iterator[Chunk]
-) -> list[SampledExamples]:
-    return [_chunk_sample(reading, share, seed, clusters, chunk) for chunk in chunks]
+    task = partial(_chunk_sample, reading, share, seed, clusters)
+    return _joined_samples(list(numbered.map(task, *dict.fromkeys(columns), rows=split.chunk_rows)))
 
 
 def _chunk_sample(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ from calibrant._core.checks import (
     check_whole,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import as_array, is_frame
 from calibrant._core.messages import unknown_name
 from calibrant.calibrators.base import Calibrator
@@ -35,7 +33,6 @@ from calibrant.slices.examples import (
     CLUSTER,
     Reading,
     SampledExamples,
-    Work,
     cluster_centres,
     draw_sample,
     encode,
@@ -72,8 +69,6 @@ def find_slices(
     most: int = 20,
     level: float = 0.9,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Slices:
     """Find the subgroups whose confidence is wrong, worst first.
 
@@ -115,8 +110,6 @@ def find_slices(
         Probability with which all intervals hold.
     seed : int
         Of the sample and of the noise behind the intervals.
-    executor, progress
-        As for :func:`calibrant.evaluate`.
 
     Examples
     --------
@@ -142,7 +135,7 @@ def find_slices(
     reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
-    return search(chosen, reading, settings, Work(executor, progress)).result()
+    return search(chosen, reading, settings).result()
 
 
 @dataclass(frozen=True)
@@ -218,19 +211,19 @@ class Search:
         )
 
 
-def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Search:
+def search(split: Split, reading: Reading, settings: Settings) -> Search:
     """Search the subgroups of a split, in three passes over its chunks."""
     check_one_label(split)
     reading.check_names()
     split.warn_if_probs()
-    reading, sample = _with_clusters(split, reading, settings.seed, work)
+    reading, sample = _with_clusters(split, reading, settings.seed)
     default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
     min_size = default if settings.min_size is None else settings.min_size
     reading, left_out = with_columns(
         reading, sample, min_size, BINS[settings.depth], MOST_VALUES[settings.depth]
     )
     family = Family.of(reading.columns)
-    tables = sum_tables(split, reading, settings.depth, work)
+    tables = sum_tables(split, reading, settings.depth)
     codes = encode(reading.columns, sample.values, sample.row.size)
     critical = critical_value(
         tables,
@@ -241,7 +234,7 @@ def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Se
         seed=settings.seed,
     )
     whole, candidates, off, searched = _candidates(tables, family, min_size, critical)
-    chosen = _selected(split, reading, [*whole, *candidates], critical, settings.most, work)
+    chosen = _selected(split, reading, [*whole, *candidates], critical, settings.most)
     notes = _cluster_notes(reading, sample)
     return Search(
         *(reading, settings, min_size, critical, searched),
@@ -263,11 +256,12 @@ def check_one_label(split: Split) -> None:
         )
 
 
-def sum_tables(split: Split, reading: Reading, depth: int, work: Work) -> Tables:
+def sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
     """Return the sums of all combinations of at most ``depth`` columns."""
     empty = partial(Tables.empty, reading.columns, reading.estimands, depth)
     tables = empty()
-    for part in work.walk(split, partial(_shard_tables, reading, empty), reading.needed()):
+    task = partial(_shard_tables, reading, empty)
+    for part in split.walk(task, *reading.needed(), rows=split.chunk_rows):
         tables.merge(part)
     return tables
 
@@ -332,11 +326,9 @@ def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str
     return {column: names[column] for column in columns}
 
 
-def _with_clusters(
-    split: Split, reading: Reading, seed: int, work: Work
-) -> tuple[Reading, SampledExamples]:
+def _with_clusters(split: Split, reading: Reading, seed: int) -> tuple[Reading, SampledExamples]:
     """Draw the sample, and learn clusters if there are features."""
-    sample = draw_sample(reading, split, clusters=split.has_features, seed=seed, work=work)
+    sample = draw_sample(reading, split, clusters=split.has_features, seed=seed)
     if sample.features is None:
         return reading, sample
     centres = cluster_centres(sample.features, seed)
@@ -378,28 +370,22 @@ def _selected(
     candidates: list[Candidate],
     critical: float,
     most: int,
-    work: Work,
 ) -> list[Candidate]:
     """Return the subgroups that others do not explain; all examples may be among them."""
     shown = [one for one in candidates if one.gap.excludes(0)]
     if not shown:
         return []
-    task = partial(_shard_overlap, reading, shown)
-    first, *others = work.walk(split, task, reading.needed())
+    task = partial(_chunk_overlap, reading, shown)
+    first, *others = split.map(task, *reading.needed(), rows=split.chunk_rows)
     total = first
     for part in others:
         total = total.plus(part)
     return selection.select(shown, total, critical, most)
 
 
-def _shard_overlap(
-    reading: Reading, candidates: list[Candidate], chunks: Iterator[Chunk]
-) -> Overlap:
-    total = Overlap.empty(len(candidates))
-    for chunk in chunks:
-        outcomes, codes, _ = reading.encoded(chunk)
-        total = total.plus(selection.overlap(candidates, outcomes, codes))
-    return total
+def _chunk_overlap(reading: Reading, candidates: list[Candidate], chunk: Chunk) -> Overlap:
+    outcomes, codes, _ = reading.encoded(chunk)
+    return selection.overlap(candidates, outcomes, codes)
 
 
 def _cluster_notes(reading: Reading, sample: SampledExamples) -> list[str]:

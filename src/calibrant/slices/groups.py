@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import printable, unknown_name
 from calibrant._core.tables import aligned, frame, latex_table
@@ -23,7 +21,7 @@ from calibrant.display.html import joined, notebook
 from calibrant.display.results import heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.maccal import MaCCal
-from calibrant.slices.examples import Reading, Work, draw_sample
+from calibrant.slices.examples import Reading, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
 from calibrant.slices.result import calibration_cells, count_off, off_alike
 from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
@@ -228,14 +226,12 @@ def measure_groups(
     calibrator: Calibrator | MaCCal | None = None,
     split: str | None = None,
     level: float = 0.9,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Groups:
     """Compare calibration and decisions of known groups, before and after a calibrator.
 
     Parameters
     ----------
-    data, labels, probs, features, sample_weight, split, executor, progress
+    data, labels, probs, features, sample_weight, split
         As for :func:`calibrant.find_slices`.
     by : (n,) values, or the name of a column
         Groups: its 100 most frequent values, or ranges of numbers.
@@ -266,18 +262,17 @@ def measure_groups(
         raise unknown_name("column", name, names)
     reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)
     reading.check_names()
-    work = Work(executor, progress)
-    reading = _with_groups(reading, chosen, name, work)
-    before = _measured(reading, chosen, level, work)
+    reading = _with_groups(reading, chosen, name)
+    before = _measured(reading, chosen, level)
     after = {}
     if calibrator is not None:
-        after = _measured(reading.calibrated_by(calibrator, names), chosen, level, work)
+        after = _measured(reading.calibrated_by(calibrator, names), chosen, level)
     return Groups(name, chosen.classes, before, after, level)
 
 
-def _with_groups(reading: Reading, split: Split, name: str, work: Work) -> Reading:
+def _with_groups(reading: Reading, split: Split, name: str) -> Reading:
     check_one_label(split)
-    sample = draw_sample(reading, split, clusters=False, seed=0, work=work)
+    sample = draw_sample(reading, split, clusters=False, seed=0)
     column = learn_column(name, sample.values[name])
     if column is None:
         raise ValueError(f"{split.path}: {name} has no different values, so there are no groups")
@@ -285,9 +280,9 @@ def _with_groups(reading: Reading, split: Split, name: str, work: Work) -> Readi
     return replace(reading, columns=(column, selected) if reading.classes == 2 else (column,))
 
 
-def _measured(reading: Reading, split: Split, level: float, work: Work) -> dict[str, Group]:
+def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
     """Return the figures of all groups that have examples."""
-    tables = sum_tables(split, reading, len(reading.columns), work)
+    tables = sum_tables(split, reading, len(reading.columns))
     (column, *_) = reading.columns
     used = np.flatnonzero(tables.sums[(0,)][0])
     critical = float(-ndtri((1 - level) / (2 * used.size)))  # Bonferroni: groups do not overlap

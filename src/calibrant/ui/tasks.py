@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
+from calibrant._core.engines import reporting
 from calibrant._core.messages import printable
 from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
@@ -156,10 +157,12 @@ def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps.start(0)
-        fitted = _fit(dataset, choices, steps.progress)
+        with reporting(steps.progress):
+            fitted = _fit(dataset, choices)
         save(fitted.calibrator, out / "calibrator.safetensors")
         steps.start(1)
-        _report(dataset, out, choices, steps.progress)
+        with reporting(steps.progress):
+            _report(dataset, out, choices)
         steps.start(2)
         problem = _export(fitted, dataset, out / "calibrator.onnx")
     messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
@@ -172,7 +175,7 @@ def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict
     }
 
 
-def _fit(dataset: Dataset, choices: Choices, progress: Progress) -> Fit:
+def _fit(dataset: Dataset, choices: Choices) -> Fit:
     is_auto = choices.method == "auto" and choices.estimand != "multilabel"
     return fit_and_measure(
         dataset,
@@ -181,11 +184,10 @@ def _fit(dataset: Dataset, choices: Choices, progress: Progress) -> Fit:
         options={"keep_argmax": choices.keep_argmax} if is_auto else None,
         estimand=choices.estimand,
         metrics=FITTED_METRICS,
-        progress=progress,
     )
 
 
-def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -> None:
+def _report(dataset: Dataset, out: Path, choices: Choices) -> None:
     """Write the report, in which the chosen method is among those that are compared."""
     classes = dataset.split(choices.test_split, PREFER).classes
     usual = usual_methods(choices.estimand, classes)
@@ -196,7 +198,6 @@ def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -
         methods=None if choices.method in usual else [*usual, choices.method],
         keep_argmax=choices.keep_argmax,
         estimand=choices.estimand,
-        progress=progress,
     )
     made = replace(made, subjects=[_renamed(each, dataset.path) for each in made.subjects])
     for form in ("html", "md", "json"):

@@ -7,7 +7,9 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,8 +18,8 @@ import torch
 
 from calibrant._core.atomic_files import temporary_folder
 from calibrant._core.checks import IntArray
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import class_order
+from calibrant._core.engines import current_work, reporting
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.columns import Column, joint_header, read_all
@@ -36,8 +38,6 @@ def apply(
     calibrator: Calibrator | MaCCal,
     data: Data,
     out: str | os.PathLike[str],
-    *,
-    progress: Progress | None = None,
 ) -> None:
     """Calibrate every split of a prediction file, and write the result as one file.
 
@@ -61,8 +61,6 @@ def apply(
         A prediction file, a folder, a glob, or arrays by their keys in a file.
     out : path
         File to write, in the format of its suffix. It may not be part of the input.
-    progress : callable, optional
-        Called with (examples done, examples in all) after each chunk.
 
     Examples
     --------
@@ -86,7 +84,7 @@ def apply(
         check_fits(calibrator, split)
         split.warn_if_probs()
     make = calibrated_by(calibrator, dataset.class_names)
-    write_splits(dataset, splits, Path(out), make, progress)
+    write_splits(dataset, splits, Path(out), make)
 
 
 def calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
@@ -104,7 +102,7 @@ def scored_splits(dataset: Dataset) -> list[Split]:
     return scored
 
 
-Make: TypeAlias = Callable[[Split, Path, Progress | None], Mapping[str, Array]]
+Make: TypeAlias = Callable[[Split, Path], Mapping[str, Array]]
 """Makes columns of a split, by name; a folder is for files that hold them meanwhile."""
 
 
@@ -113,7 +111,6 @@ def write_splits(
     splits: Sequence[Split],
     target: Path,
     make: Make,
-    progress: Progress | None = None,
     *,
     left_out: Sequence[str] = (),
 ) -> None:
@@ -123,11 +120,12 @@ def write_splits(
     """
 
     def made(folder: Path) -> dict[str, Array]:
-        return {
-            full_key(split.name, name): values
-            for split, report in with_progress(splits, progress)
-            for name, values in make(split, folder, report).items()
-        }
+        arrays: dict[str, Array] = {}
+        for split in splits:
+            with part_of(splits, split):
+                for name, values in make(split, folder).items():
+                    arrays[full_key(split.name, name)] = values
+        return arrays
 
     write_columns(dataset, target, made, left_out=left_out)
 
@@ -152,18 +150,16 @@ def write_columns(
         write_arrays(target, ordered, dataset.table_names)
 
 
-def with_progress(
-    splits: Sequence[Split], progress: Progress | None
-) -> Iterator[tuple[Split, Progress | None]]:
-    """Yield each split, and a function that reports on it as a part of all."""
-    total, before = sum(split.rows for split in splits), 0
-    for split in splits:
-        yield split, progress and partial(_report, progress, before, total)
-        before += split.rows
-
-
-def _report(progress: Progress, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
+@contextmanager
+def part_of(splits: Sequence[Split], split: Split) -> Iterator[None]:
+    """Report the progress of passes over one of some splits as that over all of them."""
+    progress, total = current_work().progress, sum(one.rows for one in splits)
+    before = sum(one.rows for one in takewhile(lambda one: one is not split, splits))
+    if progress is None:
+        yield
+        return
+    with reporting(lambda done, _: progress(before + done, total)):
+        yield
 
 
 def check_target(dataset: Dataset, target: Path) -> None:
@@ -300,7 +296,6 @@ def _calibrated(
     places: slice | IntArray,
     split: Split,
     folder: Path,
-    progress: Progress | None,
 ) -> dict[str, Array]:
     """Return the calibrated scores of a split; ``places`` are those of the classes of the fit."""
     stored = split.shards[0].column("logits")
@@ -309,15 +304,14 @@ def _calibrated(
     whole = empty_array(folder, (split.rows, *split.shape), dtype)
     start = 0
 
-    def use(chunks: Iterator[Chunk]) -> None:
+    def use(chunk: Chunk) -> None:
         nonlocal start
-        for chunk in chunks:
-            logits = chunk.logits[..., places]
-            values = calibrator.transform(logits, calibrator.input_features(chunk.columns))
-            if probs:
-                values = probs_of(calibrator, values)
-            whole[start : start + len(values)][..., places] = values
-            start += len(values)
+        logits = chunk.logits[..., places]
+        values = calibrator.transform(logits, calibrator.input_features(chunk.columns))
+        if probs:
+            values = probs_of(calibrator, values)
+        whole[start : start + len(values)][..., places] = values
+        start += len(values)
 
-    list(split.walk(use, "logits", *calibrator.input_columns, progress=progress))
+    list(split.map(use, "logits", *calibrator.input_columns))
     return {split.domain: whole}

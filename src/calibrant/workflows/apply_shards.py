@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
@@ -29,17 +27,14 @@ def apply_shards(
     calibrator: Calibrator | MaCCal,
     data: str | os.PathLike[str] | Dataset,
     out: str | os.PathLike[str],
-    *,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> WrittenShards:
     """Calibrate each shard of a dataset into a file of its own, under the same name.
 
     The files have the contents that :func:`calibrant.apply` gives for one shard. Each takes its
     name when it is complete. A run that was interrupted is repeated with the same call: finished
     shards are kept as long as the input, the calibrator and the output are unchanged, and the
-    others are written. Shards of ``.npy`` files become ``.npz`` files, and what cannot be written
-    becomes ``.npz`` as well.
+    others are written. A task that an executor runs twice writes the same file again. Shards of
+    ``.npy`` files become ``.npz`` files, and what cannot be written becomes ``.npz`` as well.
 
     Parameters
     ----------
@@ -51,10 +46,6 @@ def apply_shards(
         A folder, created where its parent exists, or an address such as ``s3://bucket/calibrated``,
         to which whole files are copied. It may not hold the input. Folders of the input below the
         one that all shards share are made there as well.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task. A task that is run twice writes the same file again.
-    progress : callable, optional
-        Called with (examples done, examples in all) after each shard.
 
     Examples
     --------
@@ -84,7 +75,7 @@ def apply_shards(
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_rows)
     warn_of_orphans(jobs)
     write = partial(_write, calibrated_by(module, dataset.class_names))
-    return write_shards(jobs, write, executor=executor, progress=progress)
+    return write_shards(jobs, write)
 
 
 def _rows(one: Dataset) -> int:

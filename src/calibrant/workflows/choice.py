@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ def choose(
     keep_argmax: bool | None = None,
     time_limit: float | None = None,
     seed: int = 0,
-    executor: Executor | None = None,
 ) -> Choice:
     """Choose one of several methods by their held-out likelihood on the examples of a fit.
 
@@ -64,8 +62,6 @@ def choose(
         Prefer methods that keep the predicted class: by default for more than two classes.
     time_limit : float, optional
         Seconds for each fit; a method that takes longer is not chosen.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task.
     """
     for name, calibrator in fitted.items():
         if isinstance(calibrator, Auto):
@@ -73,7 +69,7 @@ def choose(
     if len(fitted) < 2:
         return _without_rivals(list(fitted))
     try:
-        judge = _Judge(split, records, time_limit, seed, executor)
+        judge = _Judge(split, records, time_limit, seed)
     except ValueError as problem:  # fewer examples or groups than folds
         return Choice(None, f"Too little data to choose a method: {problem}.")
     judged = {name: judge.held_out(calibrator) for name, calibrator in fitted.items()}
@@ -147,10 +143,8 @@ class _Judge:
         records: Records | None,
         time_limit: float | None,
         seed: int,
-        executor: Executor | None = None,
     ) -> None:
         self.split, self.records, self.time_limit = split, records, time_limit
-        self.executor = executor
         labels = _sampled(split, seed)
         sample = split.with_column("labels", labels)
         self.fold = row_folds(sample, FOLDS, seed)
@@ -176,7 +170,7 @@ class _Judge:
                     with limited(self.time_limit):
                         fit_without(one, self.split, self.fold, i, records)
                 meter = Meter(copies, losses)
-                meter.walk(self.sample, self.executor)
+                meter.walk(self.sample)
             except ENGINE_FAILURES:
                 raise
             except Exception:  # as in a comparison: such a method is no choice

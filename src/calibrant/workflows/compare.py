@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, Values, spread, warn, warnings_at_caller
-from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
-from calibrant._core.engines import ENGINE_FAILURES
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.engines import ENGINE_FAILURES, silently, steps
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
@@ -27,7 +26,6 @@ from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
 from calibrant.data.records import records_of
-from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
@@ -59,8 +57,6 @@ def compare(
     bins: int = 15,
     level: float | None = 0.9,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Comparison:
     """Fit every method on the same examples and measure it on the same other ones.
 
@@ -96,10 +92,6 @@ def compare(
         not among the methods by default without.
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`; the seed is also that of the cut and of folds.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task, as in :func:`calibrant.evaluate`.
-    progress : callable, optional
-        Called with (methods done, methods in all).
 
     Examples
     --------
@@ -120,27 +112,28 @@ def compare(
         multilabel=estimand == "multilabel",
     )
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
-    with warnings_at_caller():  # closed before methods are fitted, whose warnings are notes
+    with (
+        silently(),
+        warnings_at_caller(),
+    ):  # closed before methods are fitted, whose warnings are notes
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
-        splits = (splits[0].floored(executor), splits[1])
+        splits = (splits[0].floored(), splits[1])
         if is_many(splits[0]):
             inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
-            splits = (in_memory(splits[0], seed, executor, inputs), splits[1])
+            splits = (in_memory(splits[0], seed, inputs), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
-        bench = _Bench(*splits, stream, time_limit, executor)
+        bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
-        facts = _Facts(splits[0], list(calibrators.values()), executor)
+        facts = _Facts(splits[0], list(calibrators.values()))
         if facts.mistake:
             warn(f"{names[0]}: {facts.mistake}")
-    report = progress or (lambda done, total: None)
     rows: list[Row] = []
-    report(0, len(calibrators))
-    with watching.told(facts.mistake):
+    with watching.told(facts.mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
-            report(len(rows), len(calibrators))
+            step()
         fitted = {row.method: row.calibrator for row in rows if row.calibrator is not None}
         chosen = choose(
             fitted,
@@ -149,7 +142,6 @@ def compare(
             keep_argmax=keep_argmax,
             time_limit=time_limit,
             seed=seed,
-            executor=executor,
         )
     if chosen.method is not None:
         more = facts.left_undone_by(fitted[chosen.method])
@@ -245,8 +237,8 @@ def _chosen(
 class _Facts:
     """Tells, once for all methods, what the examples of the fits show."""
 
-    def __init__(self, split: Split, calibrators: Sequence[Calibrator], executor: Executor | None):
-        self.some = looked_at(split, executor, *calibrators)
+    def __init__(self, split: Split, calibrators: Sequence[Calibrator]) -> None:
+        self.some = looked_at(split, *calibrators)
         self.mistake = watching.mistake_of(self.some[0])
 
     def left_undone_by(self, calibrator: Calibrator) -> list[str]:
@@ -267,13 +259,12 @@ class _Bench:
     measure_on: Split
     stream: Accumulator
     time_limit: float | None
-    executor: Executor | None = None
 
     @cached_property
     def table(self) -> tuple[Records, float]:
         """The records that methods share, and the seconds that they took."""
         start = time.perf_counter()
-        return records_of(self.fit_on, self.executor), time.perf_counter() - start
+        return records_of(self.fit_on), time.perf_counter() - start
 
     @property
     def records(self) -> Records | None:
@@ -310,7 +301,7 @@ class _Bench:
                     self._fit(calibrator)
                 finally:
                     seconds = time.perf_counter() - start
-                meter.walk(self.measure_on, self.executor)
+                meter.walk(self.measure_on)
                 evaluation = meter.after.compute()
             except ENGINE_FAILURES:
                 raise
@@ -340,17 +331,5 @@ class _Bench:
     def _counted(self, split: Split, metric: str) -> tuple[int, int]:
         """Check every row as ``metric`` does, and return the number of examples and of classes."""
         total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
-        columns = (split.domain, "labels", "sample_weight")
-        task = partial(_counted, total.like())
-        for counts in split.walk(task, *columns, executor=self.executor):
-            total.merge(counts)
-        result = total.compute()
+        result = split.reduce(total, split.domain, "labels", "sample_weight").compute()
         return result.n, result.classes
-
-
-def _counted(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
-    """Counts of one shard."""
-    counts = empty.like()
-    for chunk in chunks:
-        counts.add(**chunk.columns)
-    return counts

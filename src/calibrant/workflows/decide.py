@@ -20,7 +20,6 @@ from calibrant._core.checks import (
     known_rows,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Progress
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant._core.tables import frame
@@ -40,8 +39,8 @@ from calibrant.workflows.apply import (
     check_fits,
     check_target,
     empty_array,
+    part_of,
     scored_splits,
-    with_progress,
     write_splits,
 )
 from calibrant.workflows.compare import fit_and_test
@@ -249,8 +248,6 @@ def apply_rule(
     rule: DecisionRule,
     data: Data,
     out: str | os.PathLike[str] | None = None,
-    *,
-    progress: Progress | None = None,
 ) -> AppliedRule:
     """Decide about every example of a prediction file, and count by split.
 
@@ -276,8 +273,9 @@ def apply_rule(
         split.warn_if_probs()
     tallies: dict[str, Tally] = {}
     if out is None:
-        for split, report in with_progress(splits, progress):
-            tallies[split.name] = _walk(rule, split, progress=report)
+        for split in splits:
+            with part_of(splits, split):
+                tallies[split.name] = _walk(rule, split)
         return AppliedRule(rule, tallies)
     check_target(dataset, Path(out))
     if Path(out).suffix == TEXT:
@@ -287,21 +285,20 @@ def apply_rule(
         ):
             further = dict.fromkeys(name for split in splits for name in split.further)
             lines = _Lines(rule, file, list(further))
-            for split, report in with_progress(splits, progress):
-                tallies[split.name] = _walk(
-                    rule, split, lines.of(split), report, further=split.further
-                )
+            for split in splits:
+                with part_of(splits, split):
+                    tallies[split.name] = _walk(rule, split, lines.of(split), further=split.further)
         return AppliedRule(rule, tallies)
 
     places = class_order(rule.class_names, dataset.class_names, dataset.path)
 
-    def make(split: Split, folder: Path, report: Progress | None) -> dict[str, Array]:
+    def make(split: Split, folder: Path) -> dict[str, Array]:
         columns = _Columns(folder, split.rows, places)
-        tallies[split.name] = _walk(rule, ordered.split(split.name), columns.add, report)
+        tallies[split.name] = _walk(rule, ordered.split(split.name), columns.add)
         return columns.arrays
 
     left_out = ["features", *([] if Path(out).suffix == ".npz" else [CLASS_NAMES])]
-    write_splits(dataset, scored_splits(dataset), Path(out), make, progress, left_out=left_out)
+    write_splits(dataset, scored_splits(dataset), Path(out), make, left_out=left_out)
     return AppliedRule(rule, tallies)
 
 
@@ -323,7 +320,6 @@ def _walk(
     rule: DecisionRule,
     split: Split,
     use: Use | None = None,
-    progress: Progress | None = None,
     *,
     labelled_only: bool = False,
     further: Sequence[str] = (),
@@ -337,27 +333,24 @@ def _walk(
     columns = [domain, *(["labels"] if "labels" in split.keys else [])]
     columns = list(dict.fromkeys([*columns, *input_names(calibrator), *further]))
 
-    def decided(chunks: Iterator[Chunk]) -> Tally:
-        tallies = []
-        for chunk in chunks:
-            scores, features, labels = chunk.columns[domain], None, None
-            if calibrator is not None:
-                features = calibrator.input_features(chunk.columns)
-            if "labels" in columns:
-                labels = as_labels(chunk.labels)
-            if labelled_only and labels is not None:
-                kept = labels != IGNORED
-                scores, labels = scores[kept], labels[kept]
-                features = feature_rows(features, kept)
-            if not len(scores):
-                continue
-            decisions = rule.decide(**{domain: scores}, features=features)
-            tallies.append(rule.tally(decisions, labels))
-            if use is not None:
-                use(decisions, labels, chunk)
-        return Tally.total(tallies)
+    def decided(chunk: Chunk) -> Tally:
+        scores, features, labels = chunk.columns[domain], None, None
+        if calibrator is not None:
+            features = calibrator.input_features(chunk.columns)
+        if "labels" in columns:
+            labels = as_labels(chunk.labels)
+        if labelled_only and labels is not None:
+            kept = labels != IGNORED
+            scores, labels = scores[kept], labels[kept]
+            features = feature_rows(features, kept)
+        if not len(scores):
+            return Tally.total([])
+        decisions = rule.decide(**{domain: scores}, features=features)
+        if use is not None:
+            use(decisions, labels, chunk)
+        return rule.tally(decisions, labels)
 
-    return Tally.total(split.walk(decided, *columns, progress=progress))
+    return Tally.total(split.map(decided, *columns))
 
 
 class _Columns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,7 @@ from calibrant._core.checks import (
     spread,
     warnings_at_caller,
 )
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import printable
 from calibrant._core.tables import aligned, frame
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator, feature_rows
@@ -167,8 +166,6 @@ def effect(
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Effect:
     """Measure predictions before and after calibration; logits are never held whole.
 
@@ -178,7 +175,7 @@ def effect(
         Fitted.
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
-    split, sample_weight, estimand, bins, metrics, level, seed, executor, progress
+    split, sample_weight, estimand, bins, metrics, level, seed
         As in :func:`calibrant.evaluate`.
 
     Examples
@@ -200,19 +197,17 @@ def effect(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    return measure([calibrator], examples, stream, executor, progress).effect()
+    return measure([calibrator], examples, stream).effect()
 
 
 def measure(
     calibrators: Sequence[Calibrator],
     split: Split,
     stream: Accumulator,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Meter:
     """Measure a split before and after; one calibrator for all rows, or one for each fold."""
     meter = Meter(list(map(method_in_use, calibrators)), stream.like(), stream.like())
-    meter.walk(split, executor, progress)
+    meter.walk(split)
     return meter
 
 
@@ -227,9 +222,7 @@ class Meter:
     low: float = math.inf
     high: float = -math.inf
 
-    def walk(
-        self, split: Split, executor: Executor | None = None, progress: Progress | None = None
-    ) -> None:
+    def walk(self, split: Split) -> None:
         """Add all rows of a split."""
         columns = ["logits", "labels", "sample_weight"]
         for calibrator in self.calibrators:
@@ -238,8 +231,7 @@ class Meter:
         columns += ["fold"] if len(self.calibrators) > 1 else []
         # before calibration, probabilities are measured as they are stated
         columns += ["probs"] if self.before is not None and split.domain == "probs" else []
-        task = partial(_metered, self.like())
-        for shard in split.walk(task, *columns, executor=executor, progress=progress):
+        for shard in split.walk(partial(_metered, self.like()), *columns):
             self.merge(shard)
 
     def like(self) -> Meter:

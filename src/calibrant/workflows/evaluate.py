@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from calibrant._core.checks import (
     check_order,
     warnings_at_caller,
 )
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.sampling import Sample
@@ -24,7 +23,7 @@ from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
-from calibrant.slices.examples import Reading, Work
+from calibrant.slices.examples import Reading
 from calibrant.slices.find import Search, Settings, check_one_label, metadata_keys, search
 
 AUTO = "auto"
@@ -45,8 +44,6 @@ def evaluate(
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Evaluation:
     """Measure the calibration of predictions, with intervals.
 
@@ -82,11 +79,6 @@ def evaluate(
         does not grow with the examples.
     seed : int
         Seed of the random draws behind intervals and test.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a dask
-        client a cluster; None works in this process.
-    progress : callable, optional
-        Called with (examples done, examples in all) after each chunk or shard of a file.
 
     Returns
     -------
@@ -137,23 +129,21 @@ def evaluate(
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
     if pairs and chosen.label_count > total.most_pairs:
         total.pool()  # so that workers do as well
-    task = partial(_measured, total.like())
-    for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
-        total.merge(sums)
+    chosen.reduce(total, *columns, rows=rows)
     if not searched:
         return total.compute()
-    said = _add_found(total, chosen, seed, Work(executor, progress))
+    said = _add_found(total, chosen, seed)
     return replace(total.compute(), search=said)
 
 
-def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> str:
+def _add_found(total: Accumulator, split: Split, seed: int) -> str:
     """Find subgroups in one half of the examples, and measure them in the other."""
     halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
     reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
-    found = search(halves[0], reading, Settings(seed=seed), work)
+    found = search(halves[0], reading, Settings(seed=seed))
     columns = list(dict.fromkeys((split.domain, *found.reading.needed())))
     task = partial(_measured_subgroups, total.like(), found, split.domain)
-    for sums in work.walk(halves[1], task, columns):
+    for sums in halves[1].walk(task, *columns, rows=split.chunk_rows):
         for name, part in sums.items():
             total.by.setdefault(name, total.like()).merge(part)
     return f"Search in half of the examples: {found.result().verdict()}"
@@ -196,12 +186,3 @@ def _check_arrays(split: str | None, **columns: Values | str | None) -> None:
                 f"arrays have no columns, got {name}={values!r}: pass its values, or a file or "
                 "data frame that has the column"
             )
-
-
-def _measured(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
-    """Sums of one shard."""
-    sums = empty.like()
-    for chunk in chunks:
-        sums.add(**chunk.columns)
-        del chunk  # before the next one is read
-    return sums

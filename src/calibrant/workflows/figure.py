@@ -16,7 +16,7 @@ from calibrant._core.checks import (
     warn,
     warnings_at_caller,
 )
-from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
@@ -57,7 +57,6 @@ class Request:
     seed: int
     methods: Sequence[str] | None
     max_error: float | None
-    progress: Progress | None
 
     @property
     def multilabel(self) -> bool:
@@ -71,7 +70,7 @@ class Request:
 
     def evaluation_options(self) -> dict[str, Any]:
         """Return the options that ``evaluate`` and ``effect`` share."""
-        names = ("split", "sample_weight", "estimand", "bins", "level", "seed", "progress")
+        names = ("split", "sample_weight", "estimand", "bins", "level", "seed")
         return {"metrics": ["ece"], **{name: getattr(self, name) for name in names}}
 
     def splits(self) -> dict[str, Split]:
@@ -97,9 +96,9 @@ class Request:
         estimand: EstimandChoice = "top_label" if answers else self.estimand
         found: dict[str, Examples] = {}
         for name, split in self.splits().items():
-            whole = collected(split, None, estimand, self.progress)
+            whole = collected(split, None, estimand)
             if self.calibrator is not None:
-                after = collected(split, self.calibrator, estimand, self.progress)
+                after = collected(split, self.calibrator, estimand)
                 return {"before": whole, "after": after}
             found |= {name: whole} if not whole.group.size else _by_group(whole)
         return found
@@ -119,7 +118,6 @@ def figure(
     seed: int = 0,
     methods: Sequence[str] | None = None,
     max_error: float | None = None,
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw a figure of one or several prediction files.
 
@@ -130,7 +128,7 @@ def figure(
         side by side, if the kind of figure allows it.
     kind : str
         A name from ``KINDS``.
-    split, by, sample_weight, estimand, bins, level, seed, progress
+    split, by, sample_weight, estimand, bins, level, seed
         As in :func:`calibrant.evaluate`; ``by`` draws each subgroup.
     calibrator : Calibrator, optional
         Fitted; the figure then shows predictions before and after it.
@@ -168,7 +166,6 @@ def figure(
         seed=seed,
         methods=methods,
         max_error=max_error,
-        progress=progress,
     )
     _check(request, name, chosen)
     return chosen.draw(request)
@@ -275,7 +272,7 @@ def _margins(request: Request) -> Figure:
 def _classes(request: Request) -> Figure:
     split = _only(request.splits())
     kind = "P(tag)" if request.multilabel else "P(class)"
-    options = (request.calibrator, request.estimand, request.bins, request.progress)
+    options = (request.calibrator, request.estimand, request.bins)
     sums = class_sums(split, *options)
     found = curves.class_reliability(sums, level=request.level, probability=kind)
     return plots.class_diagrams(found, names=split.dataset.class_names)

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk
@@ -46,10 +46,9 @@ def collected(
     split: Split,
     calibrator: Calibrator | None,
     estimand: EstimandChoice,
-    progress: Progress | None = None,
 ) -> Examples:
     """Reduce a split to pairs, in chunks; logits are never held whole."""
-    parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand, progress))
+    parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand))
     checks.check_some(sum(len(part.margin) for part in parts))
     confidence, outcome = (np.concatenate([part.pairs[i] for part in parts]) for i in (0, 1))
     weights = [part.pairs.weight for part in parts]
@@ -63,7 +62,6 @@ def class_sums(
     calibrator: Calibrator | None,
     estimand: EstimandChoice,
     bins: int,
-    progress: Progress | None = None,
 ) -> ClassBins:
     """Sum a split per class and bin, in chunks."""
     sums = ClassBins.empty(split.classes, bins)
@@ -72,7 +70,7 @@ def class_sums(
         examples, _ = labelled_examples(found.pop("logits", None), **found, estimand=estimand)
         reduce_examples(examples, sums)
 
-    list(_walk(split, calibrator, add, estimand, progress))
+    list(_walk(split, calibrator, add, estimand))
     return sums
 
 
@@ -81,7 +79,6 @@ def _walk(
     calibrator: Calibrator | None,
     use: Callable[[dict[str, Any], Any], T],
     estimand: EstimandChoice,
-    progress: Progress | None,
 ) -> Iterator[T]:
     """Yield what ``use`` makes of the labelled examples of each chunk, calibrated."""
     columns = ["logits" if calibrator is not None else split.domain]
@@ -91,12 +88,12 @@ def _walk(
         columns += calibrator.input_columns
     labelled = _labelled_tags if estimand == "multilabel" else _labelled
 
-    def task(chunks: Iterator[Chunk]) -> list[T]:
-        found = (labelled(chunk, calibrator) for chunk in chunks)
-        return [use(*one) for one in found if one is not None]
+    def task(chunk: Chunk) -> list[T]:
+        found = labelled(chunk, calibrator)
+        return [] if found is None else [use(*found)]
 
-    for shard in split.walk(task, *columns, progress=progress):
-        yield from shard
+    for results in split.map(task, *columns):
+        yield from results
 
 
 def _labelled(chunk: Chunk, calibrator: Calibrator | None) -> tuple[dict[str, Any], Any] | None:

@@ -6,7 +6,6 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +23,6 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import (
     EstimandChoice,
     Examples,
-    Progress,
     examples as check_examples,
 )
 from calibrant._core.class_names import kept_names
@@ -68,8 +66,6 @@ def fit(
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
     estimand: EstimandChoice = "auto",
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Calibrator:
     """Fit a calibrator on a prediction file, or on a folder or glob of shards.
 
@@ -99,10 +95,6 @@ def fit(
     estimand : {"auto", "multilabel"}
         ``"multilabel"`` if each column is a tag with labels 0 and 1 of its own. Other estimands
         of :func:`calibrant.evaluate` make no difference to a fit.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task, for methods that use the table.
-    progress : callable, optional
-        Called with (examples done, examples in all) after each chunk or shard.
 
     Examples
     --------
@@ -112,7 +104,7 @@ def fit(
     1.83
     """
     calibrator = make_calibrator(method, options, estimand)
-    return _fitted(data, calibrator, split, sample_weight, groups, executor, progress)[0]
+    return _fitted(data, calibrator, split, sample_weight, groups)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +173,8 @@ def fit_and_measure(
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
-    executor: Executor | None = None,
     estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
-    progress: Progress | None = None,
 ) -> Fit:
     """Fit as :func:`fit` does, and measure the same examples before and after.
 
@@ -192,11 +182,9 @@ def fit_and_measure(
     """
     calibrator = make_calibrator(method, options, estimand)
     estimand = calibrator.estimand_for(estimand)
-    calibrator, examples = _fitted(
-        data, calibrator, split, sample_weight, groups, executor, progress
-    )
+    calibrator, examples = _fitted(data, calibrator, split, sample_weight, groups)
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
-    meter = measure([calibrator], examples, stream, executor, progress)
+    meter = measure([calibrator], examples, stream)
     return Fit(calibrator, meter.effect(), examples.name)
 
 
@@ -206,8 +194,6 @@ def _fitted(
     split: str | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> tuple[Calibrator, Split]:
     """Fit on a split, from the table if that suffices; return it as well."""
     dataset = _dataset(data, calibrator, sample_weight, groups)
@@ -219,24 +205,24 @@ def _fitted(
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_if_probs()
     examples.warn_of_copies()
-    floored = examples.floored(executor)
+    floored = examples.floored()
     if fits_from_table(calibrator, floored):
         some = bounded(floored)
-        records = records_of(some, executor, progress)
-        _fit_watched(calibrator, floored, records, executor)
+        records = records_of(some)
+        _fit_watched(calibrator, floored, records)
         if some is not floored:
             warn_of_sample(calibrator, len(records), floored)
     elif is_large(floored):
-        _fit_large(calibrator, floored, executor)
+        _fit_large(calibrator, floored)
     else:
         fit_whole(calibrator, floored)
     return calibrator, examples
 
 
-def _fit_large(calibrator: Calibrator, split: Split, executor: Executor | None) -> None:
+def _fit_large(calibrator: Calibrator, split: Split) -> None:
     """Fit on a sample and then, if sums suffice, on all examples."""
     check_inputs(calibrator, split)
-    sample = in_memory(split, executor=executor, columns=input_names(calibrator))
+    sample = in_memory(split, columns=input_names(calibrator))
     if not calibrator.fits_passes:
         fit_whole(calibrator, sample)
         warn_of_sample(calibrator, sample.rows, split)
@@ -244,7 +230,7 @@ def _fit_large(calibrator: Calibrator, split: Split, executor: Executor | None) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # all examples may have what the sample lacks
         fit_whole(calibrator, sample)
-    calibrator.refine(ShardPasses(split, executor))
+    calibrator.refine(ShardPasses(split))
 
 
 def _dataset(
@@ -259,9 +245,7 @@ def _dataset(
     )
 
 
-def _fit_watched(
-    calibrator: Calibrator, split: Split, records: Records, executor: Executor | None
-) -> None:
+def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None:
     """Fit on records of a split, which warns as a fit on its arrays does.
 
     Unless it is too large to be read again for that.
@@ -270,18 +254,16 @@ def _fit_watched(
         if split.rows * math.prod(split.shape) > WHOLE:
             fit_table(calibrator, split, records)
         else:
-            with watch.watched(calibrator, looked_at(split, executor)[0]):
+            with watch.watched(calibrator, looked_at(split)[0]):
                 fit_table(calibrator, split, records)
 
 
-def looked_at(
-    split: Split, executor: Executor | None, *calibrators: Calibrator
-) -> tuple[Examples, dict[str, Array]]:
+def looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[str, Array]]:
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
     most = watch.most_rows(split.classes) * split.classes
-    arrays = sampled_arrays(split, [*columns, *weight], most, executor=executor)
+    arrays = sampled_arrays(split, [*columns, *weight], most)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):
         scores = arrays["logits"], arrays["labels"], arrays.get("sample_weight")
@@ -347,8 +329,6 @@ def cross_fit(
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> CrossFit:
     """Fit on all examples, and measure the method on the same ones out of fold.
 
@@ -367,7 +347,7 @@ def cross_fit(
         Split to use; ``val``, else the plain arrays, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
-    estimand, bins, metrics, level, seed, executor, progress
+    estimand, bins, metrics, level, seed
         As in :func:`calibrant.evaluate`; the seed is also that of the folds.
 
     Examples
@@ -390,19 +370,19 @@ def cross_fit(
     name = examples.name
     if is_many(examples):
         check_inputs(calibrator, examples)
-        whole = examples.floored(executor)
-        examples = in_memory(whole, seed, executor, input_names(calibrator))
+        whole = examples.floored()
+        examples = in_memory(whole, seed, input_names(calibrator))
         warn_of_sample(calibrator, examples.rows, whole)
     fold = row_folds(examples, folds, seed)
     with warnings_at_caller():
-        floored = examples.floored(executor)
+        floored = examples.floored()
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
     from_table = fits_from_table(calibrator, floored)
-    records = records_of(floored, executor, progress) if from_table else None
+    records = records_of(floored) if from_table else None
     if records is None:
         fit_whole(calibrator, floored)
     else:
-        _fit_watched(calibrator, floored, records, executor)
+        _fit_watched(calibrator, floored, records)
     with warnings.catch_warnings(), watch.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
@@ -411,7 +391,7 @@ def cross_fit(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     folded = examples.with_column("fold", fold)
-    meter = measure(calibrators, folded, stream, executor, progress)
+    meter = measure(calibrators, folded, stream)
     return CrossFit(calibrator, meter.effect(), name, fold, calibrators)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, warn
 from calibrant._core.chunks import EstimandChoice, examples
+from calibrant._core.engines import silently
 from calibrant._core.sampling import Sample
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
@@ -50,43 +49,45 @@ def halves(split: Split, seed: int) -> tuple[Split, Split]:
 class ShardPasses:
     """Passes over the shards of a split, for methods that need sums only."""
 
-    def __init__(self, split: Split, executor: Executor | None = None) -> None:
-        self.split, self.executor = split, executor
-        self.classes = split.classes
+    def __init__(self, split: Split) -> None:
+        self.split, self.classes = split, split.classes
 
     def sums(self, task: Task) -> list[FloatArray]:
         """Return the sums of ``task(examples)`` over all chunks of all shards."""
-        estimand: EstimandChoice = "multilabel" if self.split.dataset.multilabel else "top_label"
-        columns = ("logits", "labels", "sample_weight")
-        work = partial(_summed, task, estimand)
-        total = None
-        for shard in self.split.walk(work, *columns, executor=self.executor):
-            total = _added(total, shard)
-        if total is None:
-            checks.check_some(0)
-        return [np.asarray(value) for value in total or ()]
+        total = _TaskSums(task, "multilabel" if self.split.dataset.multilabel else "top_label")
+        with silently():
+            self.split.reduce(total, "logits", "labels", "sample_weight")
+        checks.check_some(len(total.values))
+        return [np.asarray(value) for value in total.values]
 
 
-def _summed(task: Task, estimand: EstimandChoice, chunks: Iterator[Chunk]) -> list[Any] | None:
-    total = None
-    for chunk in chunks:
-        weight = chunk.get("sample_weight")
-        checked = examples(chunk.logits, chunk.labels, weight, estimand)
+class _TaskSums:
+    """Sums of what a task makes of the labelled examples of chunks."""
+
+    def __init__(self, task: Task, estimand: EstimandChoice) -> None:
+        self.task, self.estimand = task, estimand
+        self.values: list[Any] = []
+
+    def like(self) -> _TaskSums:
+        return _TaskSums(self.task, self.estimand)
+
+    def add(self, logits: Array, labels: Array, sample_weight: Array | None = None) -> None:
+        checked = examples(logits, labels, sample_weight, self.estimand)
         if (checked.labels != IGNORED).any():
-            total = _added(total, task(checked))
-    return total
+            self._plus(list(self.task(checked)))
 
+    def merge(self, other: _TaskSums) -> None:
+        if other.values:
+            self._plus(other.values)
 
-def _added(total: list[Any] | None, more: Sequence[Any] | None) -> list[Any] | None:
-    if total is None or more is None:
-        return total if more is None else list(more)
-    return [a + b for a, b in zip(total, more, strict=True)]
+    def _plus(self, more: list[Any]) -> None:
+        pairs = zip(self.values, more, strict=True)
+        self.values = [a + b for a, b in pairs] if self.values else more
 
 
 def in_memory(
     split: Split,
     seed: int = 0,
-    executor: Executor | None = None,
     columns: Sequence[str] = (),
 ) -> Split:
     """Return a random sample of the labelled rows of a split that fits into memory.
@@ -95,7 +96,7 @@ def in_memory(
     """
     roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
     features = ["features"] if split.has_features else []
-    arrays = sampled_arrays(split, [*features, *roles, *columns], LARGE, seed, executor)
+    arrays = sampled_arrays(split, [*features, *roles, *columns], LARGE, seed)
     if split.dataset.head is not None:
         arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
     beside = {role: arrays.pop(role) for role in roles}
@@ -108,7 +109,6 @@ def sampled_arrays(
     columns: Sequence[str],
     most: int,
     seed: int = 0,
-    executor: Executor | None = None,
 ) -> dict[str, Any]:
     """Return logits, labels and other columns of a random sample of the labelled rows.
 
@@ -119,18 +119,15 @@ def sampled_arrays(
     whole = split.sample or Sample(1.0, seed)
     sampled = replace(split, sample=whole._replace(share=whole.share * share))
     names = list(dict.fromkeys(["logits", "labels", *columns]))
-    parts = list(sampled.walk(_labelled, *names, executor=executor))
+    with silently():
+        parts = list(sampled.map(_labelled, *names))
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
-def _labelled(chunks: Iterator[Chunk]) -> dict[str, Array]:
-    """Return the rows of a shard that have a label."""
-    parts: dict[str, list[Array]] = {}
-    for chunk in chunks:
-        kept = (chunk.labels != IGNORED).reshape(len(chunk), -1).any(1)
-        for name, values in chunk.columns.items():
-            parts.setdefault(name, []).append(values[kept])
-    return {name: np.concatenate(values) for name, values in parts.items()}
+def _labelled(chunk: Chunk) -> dict[str, Array]:
+    """Return the rows of a chunk that have a label."""
+    kept = (chunk.labels != IGNORED).reshape(len(chunk), -1).any(1)
+    return {name: values[kept] for name, values in chunk.columns.items()}
 
 
 def warn_of_sample(calibrator: Calibrator, used: int, split: Split) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from calibrant._core.checks import warn
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Dataset
 from calibrant.data.outputs import OutputFolder
@@ -126,8 +125,6 @@ def write_shards(
     *,
     maker: str = "calibrator",
     skip_bad: bool = False,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> WrittenShards:
     """Write the files that are not finished, or were made from something else.
 
@@ -137,6 +134,7 @@ def write_shards(
     waiting = [job for job in jobs if earlier[job.target] != job.made_from]
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in waiting)
+    progress = current_work().progress
 
     def report(rows: int) -> None:
         nonlocal done
@@ -145,7 +143,8 @@ def write_shards(
             progress(done, total)
 
     written, skipped = [], {}
-    results = run_all(partial(_finish, write, skip_bad), waiting, executor, report)
+    with silently():  # of shards: rows are reported when they are written
+        results = list(run_all(partial(_finish, write, skip_bad), waiting, report))
     for job, problem in zip(waiting, results, strict=True):
         if problem is None:
             written.append(job.target)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import kept_names
+from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Data, Dataset, as_dataset
 from calibrant.retrain.adapter import as_calibrator
@@ -22,7 +23,6 @@ def retrain(
     train: Data | None = None,
     options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
 ) -> MaCCal:
     """Fit MaC-Cal on the ``train`` split of a dataset.
 
@@ -34,7 +34,7 @@ def retrain(
         Another dataset with ``train_features`` and ``train_labels``; by default ``data`` itself.
     options : dict, optional
         Arguments of :class:`~calibrant.retrain.MaCCal`.
-    checkpoint, progress
+    checkpoint
         As in its ``fit``.
 
     Examples
@@ -63,7 +63,7 @@ def retrain(
         held_out=(val.features, val.read("labels")) if val and val.has_features else None,
         classes=_classes(dataset),
         checkpoint=checkpoint,
-        progress=progress,
+        progress=current_work().progress,
     )
     module.class_names_ = kept_names(dataset.class_names or training.class_names)
     return module
@@ -77,7 +77,6 @@ def retrain_and_measure(
     checkpoint: str | os.PathLike[str] | None = None,
     estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
-    progress: Progress | None = None,
 ) -> Fit:
     """Fit as :func:`retrain` does, and measure the val split before and after."""
     dataset = as_dataset(data)
@@ -85,12 +84,11 @@ def retrain_and_measure(
     if not val.has_features:
         problem = f"{dataset.path} has no {val.name}_features, the inputs of the last layer"
         raise ValueError(f"{problem}: save them too, since maccal is measured by them")
-    module = retrain(
-        dataset, train=train, options=options, checkpoint=checkpoint, progress=progress
-    )
+    module = retrain(dataset, train=train, options=options, checkpoint=checkpoint)
     calibrator = as_calibrator(module)
     measured: dict[str, Any] = {"estimand": estimand, "metrics": metrics, "level": None}
-    after = effect(calibrator, dataset, split=val.name, **measured)
+    with silently():
+        after = effect(calibrator, dataset, split=val.name, **measured)
     return Fit(calibrator, after, val.name)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 
-from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.chunks import EstimandChoice
 from calibrant.data.columns import Columns, columns_by_split
 from calibrant.data.dataset import Dataset, open_dataset
 from calibrant.data.keys import SCORES
-from calibrant.data.shards import Chunk, NoGoodShard
+from calibrant.data.shards import NoGoodShard
 from calibrant.metrics.accumulator import Accumulator
 
 LISTED = 20
@@ -24,8 +22,6 @@ def open_good_shards(
     *,
     cache: str | os.PathLike[str] | None = None,
     estimand: EstimandChoice = "auto",
-    executor: Executor | None = None,
-    progress: Progress | None = None,
 ) -> Dataset:
     """Open a dataset without its bad shards, which are read once to find them.
 
@@ -39,7 +35,7 @@ def open_good_shards(
         A folder or glob of shards, or a file.
     cache
         As in :func:`calibrant.open_dataset`.
-    estimand, executor, progress
+    estimand
         As in :func:`calibrant.evaluate`.
 
     Examples
@@ -59,11 +55,10 @@ def open_good_shards(
     if estimand == "multilabel":
         dataset = replace(dataset, multilabel=True)
     skipped: dict[str, str] = {}
-    task = partial(_read, Accumulator(estimand=estimand, metrics=["accuracy"], level=None))
     for split in map(dataset.split, dataset.splits):
         if split.shards[0].domain and "labels" in split.keys:
-            columns = (split.domain, "labels")
-            list(split.walk(task, *columns, executor=executor, progress=progress, skipped=skipped))
+            checked = Accumulator(estimand=estimand, metrics=["accuracy"], level=None)
+            split.reduce(checked, split.domain, "labels", skipped=skipped)
     return _without(dataset, skipped)
 
 
@@ -81,13 +76,6 @@ def lines_on_skipped(skipped: Mapping[str, str], used: int) -> Iterator[str]:
         yield f"  {message}"
     if count > LISTED:
         yield f"  and {count - LISTED:,} more"
-
-
-def _read(empty: Accumulator, chunks: Iterator[Chunk]) -> None:
-    """Check every row of a shard."""
-    sums = empty.like()
-    for chunk in chunks:
-        sums.add(**chunk.columns)
 
 
 def _uniform(dataset: Dataset) -> Dataset:

@@ -8,7 +8,7 @@ import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.monitor import Monitor
 from calibrant.monitor.deliveries import Examples
-from calibrant.monitor.seen import matched, share
+from calibrant.monitor.seen import Overlap, matched
 from tests.support.simulate import drawn
 from tests.support.streams import same
 
@@ -202,7 +202,7 @@ def test_independent_deliveries_are_rarely_taken_for_the_same(rng, outputs, size
             )
             for n, p in zip((200, size), chances, strict=True)
         )
-        hits += share(one, other, doubt)
+        hits += Overlap(1, one.exact, other.exact).is_link(doubt)
     assert hits <= doubt * pairs + 3 * np.sqrt(doubt * pairs)
 
 

@@ -315,7 +315,8 @@ class Monitor(WithOptions):
         if both := sum(each.again for each in known):
             raise ValueError(
                 f"{both:,} examples are in both monitors and would count twice: begin workers "
-                "with like(), and give each example to one of them"
+                "with like(), and give each example to one of them; if these are other examples "
+                "with equal scores, pass ids"
             )
         if self._windows.first is None:
             self._windows.first = other._windows.first

@@ -41,8 +41,6 @@ CHANCE_SHARE = 0.1
 """Largest share expected by chance, of the scores that the second test takes for the same."""
 LEAST_SHARED = 7
 """Smallest number of such scores: single examples would be left out by chance, one by one."""
-
-
 COMPARED = (("exact", "exact"), ("half", "single"), ("single", "half"))
 """Views of a delivery and of a window that are compared."""
 
@@ -152,7 +150,7 @@ class SeenExamples:
     def check_comparable(self, by: str) -> None:
         """Raise if the examples so far are recognised by something else."""
         if self.by not in ("", by):
-            remedy = "pass ids with every delivery"
+            remedy = "pass ids (--ids COLUMN) with every delivery"
             if self.by != "ids":
                 remedy = f"pass {self.by} again, or begin a new stream with ids"
             raise ValueError(

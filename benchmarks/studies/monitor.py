@@ -353,26 +353,28 @@ def deliveries(streams: int) -> Iterator[Row]:
 
 def delivery_row(name: str, runs: int, drifts: bool, streams: int) -> Row:
     deliver, cut, draw = DELIVERIES[name]
-    taken, counted, there = [], 0, 0
+    taken, counted, there, start = [], 0, 0, DRIFT_DAY * DAILY
     for seed in range(streams):
         rng, order = np.random.default_rng([5, seed]), np.random.default_rng([6, seed])
         watch, days = Monitor(tolerance=0.0), []
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is in the stream already")
             for number in range(1, DAYS + 1):
+                if number == DRIFT_DAY + 1:
+                    before = watch.seen  # where labels come later, fewer than there are
                 logits = draw(rng)
                 truth = logits / 2 if drifts and number > DRIFT_DAY else logits
                 labels = (rng.random(DAILY) < expit(truth)).astype(np.int64)
                 days.append(Day(number, logits, labels, rng.random(DAILY)))
                 deliver(watch, order, days, runs, cut)
-        taken.append(watch.alarm.examples if watch.alarm else math.inf)
+        taken.append(watch.alarm.examples - before + start if watch.alarm else math.inf)
         counted += watch.seen
         there += sum(labels_there(name, day) for day in days)
     title = f"{name}; {runs}"
     found = null_row("deliveries", title, watch, taken)
     if drifts:
         title = f"{title}; drift"
-        found = row("deliveries", "simulated", title, watch, taken, DRIFT_DAY * DAILY)
+        found = row("deliveries", "simulated", title, watch, taken, start)
     return {**found, "window": DAILY, "counted": f"{100 * counted / there:.2f}"}
 
 

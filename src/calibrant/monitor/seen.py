@@ -41,6 +41,7 @@ CHANCE_SHARE = 0.1
 """Largest share expected by chance, of the scores that the second test takes for the same."""
 LEAST_SHARED = 7
 """Smallest number of such scores: single examples would be left out by chance, one by one."""
+
 COMPARED = (("exact", "exact"), ("half", "single"), ("single", "half"))
 """Views of a delivery and of a window that are compared."""
 

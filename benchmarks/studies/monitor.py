@@ -10,7 +10,8 @@ corruptions); without them only the simulations run. The second form prints the 
 Simulated confidences are those of a classifier of moderate skill, 84 % on average. A row says, in
 percent of the streams, how many raised an alarm before there was a drift (``false``) and how many
 after it (``found``), and the median and 90 % quantile of the labelled examples that this took;
-streams without an alarm count as infinitely late.
+streams without an alarm count as infinitely late. Where examples are delivered more than once,
+``counted`` is the number of labels that counted, in percent of the labels that there are.
 """
 
 import argparse
@@ -18,9 +19,11 @@ import csv
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,7 +44,7 @@ Row = dict[str, object]
 
 COLUMNS = (
     *("study", "data", "setting", "tolerance", "window", "streams"),
-    *("false", "found", "delay", "delay_90"),
+    *("false", "found", "delay", "delay_90", "counted"),
 )
 WINDOW, WINDOWS = 500, 100
 
@@ -251,6 +254,137 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
     return row("delay", "simulated", f"{name}, after {start}, one beginning", watch, taken, start)
 
 
+DAYS, DAILY, DRIFT_DAY, LABEL_DAYS = 30, 200, 15, 7.0
+
+
+class Day(NamedTuple):
+    """Log-odds and labels of a day, and the time at which each label comes, in days from it."""
+
+    number: int
+    logits: Array
+    labels: NDArray[np.int64]
+    comes: Array
+
+    def known(self, time: float) -> NDArray[np.int64]:
+        """The labels that have come by then; -100 for the others."""
+        return np.where(self.comes <= time, self.labels, -100)
+
+
+def each_run(
+    watch: Monitor, rng: np.random.Generator, days: list[Day], runs: int, cut: int
+) -> None:
+    """Deliver the file of today in each run of the day, with the labels that have come.
+
+    ``cut`` 0 is the file as it was, 1 the file in another order, and more as many shards, of which
+    every second is in double precision.
+    """
+    day = days[-1]
+    for run in range(runs):
+        order = rng.permutation(DAILY) if cut else np.arange(DAILY)
+        for shard, at in enumerate(np.array_split(order, max(1, cut))):
+            logits = day.logits[at].astype(np.float64 if shard % 2 else np.float32)
+            watch.update(logits, day.known((run + 1) / runs)[at], window=day.number)
+
+
+def counted_again(
+    watch: Monitor, rng: np.random.Generator, days: list[Day], runs: int, cut: int
+) -> None:
+    """Count every label of a file in every run, as if it came for the first time."""
+    day = days[-1]
+    confidence = expit(np.abs(day.logits))
+    for run in range(runs):
+        known = day.known((run + 1) / runs) >= 0
+        watch.observe(confidence[known], ((day.logits > 0) == day.labels)[known])
+
+
+def each_night(
+    watch: Monitor, rng: np.random.Generator, days: list[Day], runs: int, cut: int
+) -> None:
+    """Deliver today's predictions without labels, and a file of the labels that came since."""
+    today = days[-1].number
+    watch.update(days[-1].logits, np.full(DAILY, -100), window=today)
+    came = [
+        (day, np.flatnonzero(np.ceil(LABEL_DAYS * day.comes) == today - day.number)) for day in days
+    ]
+    logits, labels = (
+        np.concatenate([getattr(day, name)[at] for day, at in came])
+        for name in ("logits", "labels")
+    )
+    order = rng.permutation(labels.size)
+    watch.update(logits[order], labels[order], window=today)
+
+
+def log_odds(rng: np.random.Generator) -> Array:
+    return (2 * rng.normal(size=DAILY)).astype(np.float32)
+
+
+def leaves(rng: np.random.Generator) -> Array:
+    """Those of a tree of 20 leaves."""
+    return np.linspace(-3, 3, 20, dtype=np.float32)[rng.integers(20, size=DAILY)]
+
+
+DELIVERIES = {
+    "counted again": (counted_again, 0, log_odds),
+    "the same file": (each_run, 0, log_odds),
+    "in another order": (each_run, 1, log_odds),
+    "in two shards, one in float64": (each_run, 2, log_odds),
+    "a tree of 20 leaves, in another order": (each_run, 1, leaves),
+    "labels of many days in a file every night": (each_night, 0, log_odds),
+}
+"""How the examples of a day are delivered, in how many shards, and their log-odds."""
+RUNS = {
+    "counted again": (1, 2, 4, 8),
+    "the same file": (1, 2, 4, 8),
+    "in another order": (8,),
+    "in two shards, one in float64": (4,),
+    "a tree of 20 leaves, in another order": (4,),
+    "labels of many days in a file every night": (1,),
+}
+
+
+def deliveries(streams: int) -> Iterator[Row]:
+    """Examples that come again while their labels come; no tolerance, which is the hardest."""
+    for name, numbers in RUNS.items():
+        for runs in numbers:
+            yield delivery_row(name, runs, False, streams)
+            if runs in (1, 4) and name != "counted again":
+                yield delivery_row(name, runs, True, streams // 2)
+
+
+def delivery_row(name: str, runs: int, drifts: bool, streams: int) -> Row:
+    deliver, cut, draw = DELIVERIES[name]
+    taken, counted, there, start = [], 0, 0, DRIFT_DAY * DAILY
+    for seed in range(streams):
+        rng, order = np.random.default_rng([5, seed]), np.random.default_rng([6, seed])
+        watch, days = Monitor(tolerance=0.0), []
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is in the stream already")
+            for number in range(1, DAYS + 1):
+                if number == DRIFT_DAY + 1:
+                    before = watch.seen  # where labels come later, fewer than there are
+                logits = draw(rng)
+                truth = logits / 2 if drifts and number > DRIFT_DAY else logits
+                labels = (rng.random(DAILY) < expit(truth)).astype(np.int64)
+                days.append(Day(number, logits, labels, rng.random(DAILY)))
+                deliver(watch, order, days, runs, cut)
+        taken.append(watch.alarm.examples - before + start if watch.alarm else math.inf)
+        counted += watch.seen
+        there += sum(labels_there(name, day) for day in days)
+    title = f"{name}; {runs}"
+    found = null_row("deliveries", title, watch, taken)
+    if drifts:
+        title = f"{title}; drift"
+        found = row("deliveries", "simulated", title, watch, taken, start)
+    return {**found, "window": DAILY, "counted": f"{100 * counted / there:.2f}"}
+
+
+def labels_there(name: str, day: Day) -> int:
+    """The labels of a day that have come by the end."""
+    if DELIVERIES[name][0] is not each_night:
+        return DAILY
+    return int(np.sum(np.ceil(LABEL_DAYS * day.comes) <= DAYS - day.number))
+
+
 def real(folder: str, orders: int) -> Iterator[Row]:
     """Clean test images, then other images of the test set corrupted, in random order."""
     clean, shifted = (cal.open_dataset(Path(folder) / f) for f in FILES)
@@ -326,7 +460,21 @@ def tables(rows: list[dict[str, str]]) -> dict[str, list[str]]:
             if r["study"] == "real" and r["setting"].endswith("clean")
         ],
         "real": list(shifts(rows)),
+        "deliveries": list(delivered(rows)),
     }
+
+
+def delivered(rows: list[dict[str, str]]) -> Iterator[str]:
+    """A line for each way of delivery: false alarms with standard errors, labels, and delays."""
+    found = {r["setting"]: r for r in rows if r["study"] == "deliveries"}
+    for setting, calm in found.items():
+        if setting.endswith("drift"):
+            continue
+        false, drift = float(calm["false"]), found.get(f"{setting}; drift")
+        error = math.sqrt(false * (100 - false) / int(calm["streams"]))
+        delay = f"{drift['delay']} ({drift['found']} %)" if drift else dash("")
+        name, runs = setting.split("; ")
+        yield f"| {name} | {runs} | {false} ({error:.1f}) | {calm['counted']} | {delay} |"
 
 
 def shifts(rows: list[dict[str, str]]) -> Iterator[str]:
@@ -350,7 +498,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("data", nargs="*")
     parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--only", nargs="+", choices=("false", "delay", "real"))
+    parser.add_argument("--only", nargs="+", choices=("false", "delay", "deliveries", "real"))
     parser.add_argument("--tables", metavar="CSV")
     given = parser.parse_args()
     if given.tables:
@@ -363,6 +511,7 @@ def main() -> None:
     parts = {
         "false": [false_alarms(given.streams)],
         "delay": [delays(max(1, given.streams // 5))],
+        "deliveries": [deliveries(max(2, given.streams // 10))],
         "real": [real(folder, max(1, given.streams // 25)) for folder in given.data],
     }
     for part in given.only or parts:

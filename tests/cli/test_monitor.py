@@ -138,7 +138,7 @@ def test_ids_tell_examples_apart(run, days):
         assert (code, err, json.loads(out)["n"]) == (0, "", 100 * day)
     code, _, err = run("monitor", "day.npz", "--state", "s.json")
     assert code == 2
-    assert "recognises its examples by their ids, got logits: pass ids with every delivery" in err
+    assert "recognises its examples by their ids, got logits: pass ids (--ids COLUMN) with" in err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")

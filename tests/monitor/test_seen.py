@@ -8,7 +8,7 @@ import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.monitor import Monitor
 from calibrant.monitor.deliveries import Examples
-from calibrant.monitor.seen import matched, share
+from calibrant.monitor.seen import Overlap, matched
 from tests.support.simulate import drawn
 from tests.support.streams import same
 
@@ -123,6 +123,34 @@ def test_files_of_the_last_week(rng, n):
     assert same(week, wanted)
 
 
+def test_labels_of_many_days_that_come_in_one_delivery(rng):
+    """Predictions come at once, and every night the labels that came since, a few of each day."""
+    watch, wanted = Monitor(first=0), Monitor(first=0)
+    batches = [drawn(rng, 200, 4) for _ in range(20)]
+    comes = [rng.permutation(200) * 20 // 200 for _ in batches]  # ten every night
+    for night in range(40):
+        if night < 20:
+            watch.update(batches[night][0], np.full(200, -100), window=night)
+        parts = [(*batches[k], comes[k] == night - k) for k in range(20)]
+        logits, labels = (np.concatenate([part[i][part[2]] for part in parts]) for i in (0, 1))
+        if len(labels):
+            watch.update(logits, labels, window=night)
+    for day, (logits, labels) in enumerate(batches):
+        wanted.update(logits, labels, window=day)
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            watch.update(logits, labels, window=day)
+    assert same(watch, wanted)
+
+
+def test_single_deliveries_of_equal_scores_count(rng):
+    """Were they left out, no scores would recur among those that were seen, and so on."""
+    watch = Monitor(window=500)
+    logits, labels = several_outputs(rng, 1000, 1000)
+    for at in range(1000):
+        watch.update(logits[at : at + 1], labels[at : at + 1])
+    assert watch.seen == 1000
+
+
 def test_a_batch_that_is_tried_again(rng):
     logits, labels = drawn(rng, 5000, 4)
     watch = Monitor(window=1000).update(logits, labels)
@@ -202,7 +230,7 @@ def test_independent_deliveries_are_rarely_taken_for_the_same(rng, outputs, size
             )
             for n, p in zip((200, size), chances, strict=True)
         )
-        hits += share(one, other, doubt)
+        hits += Overlap(1, one.exact, other.exact).is_link(doubt)
     assert hits <= doubt * pairs + 3 * np.sqrt(doubt * pairs)
 
 

@@ -237,6 +237,10 @@ def test_monitors_and_reports_of_good_shards(tmp_path, run):
     assert code == 0
     counts = [window["n"] for window in json.loads(out)["windows"]]
     assert counts == [93, (ARRAYS["labels"] >= 0).sum()]
+    skipped = json.loads(out)["skipped"]  # the messages by path, six of shards and one of a file
+    assert len(skipped) == 7
+    assert f"every shard of {tmp_path / 'bad.npz'}" in skipped[str(tmp_path / "bad.npz")]
+    assert all(message in err for message in skipped.values())
     assert err.count("skipped 6 bad shards of 12:\n") == 2  # of the reference and of the window
     assert f"skipped {tmp_path / 'bad.npz'}: every shard of" in err
     assert "skipped 1 of 3 files\n" in err

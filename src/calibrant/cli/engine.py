@@ -97,18 +97,27 @@ def opened(
     return data
 
 
-def opened_each(paths: Sequence[str], skip_bad: bool) -> Iterator[Dataset]:
-    """Open several prediction files; with ``skip_bad`` those without any good shard are named."""
+def opened_each(
+    paths: Sequence[str], skip_bad: bool, skipped: dict[str, str]
+) -> Iterator[Dataset]:
+    """Open several prediction files; with ``skip_bad`` those without any good shard are named.
+
+    Messages on bad shards and files are added to ``skipped``, by path.
+    """
     from calibrant.data.shards import NoGoodShard
 
     bad = 0
     for path in paths:
         try:
-            yield opened(path, skip_bad)
+            data = opened(path, skip_bad)
         except NoGoodShard as problem:
             bad += 1
             if bad == len(paths):
                 raise
+            skipped[path] = str(problem)
             shared.say(f"skipped {path}: {problem}")
+            continue
+        skipped.update(data.skipped)
+        yield data
     if bad:
         shared.say(f"skipped {bad:,} of {len(paths):,} files")

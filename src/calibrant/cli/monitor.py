@@ -123,12 +123,13 @@ def monitor(
     _check_targets(files, state, page)
     calibrator = load(folder) if folder else None
     estimator = PerformanceEstimator(labelled, calibrator=calibrator) if labelled else None
+    skipped: dict[str, str] = {}
     # From reading the state to writing it, so that no window of another run is lost.
     with (
         locked(Path(state).resolve()) if state is not None and files else nullcontext(),
         engine.working(workers, dask),
     ):
-        known = partial(_known, reference, reference_split, calibrator, skip_bad)
+        known = partial(_known, reference, reference_split, calibrator, skip_bad, skipped)
         if state is not None and os.path.exists(state):
             watch = _resumed(state, calibrator, settings, known)
         else:
@@ -137,13 +138,13 @@ def monitor(
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
             )
-        for data in engine.opened_each(_expanded(files), skip_bad):
+        for data in engine.opened_each(_expanded(files), skip_bad, skipped):
             for split in splits or (None,):
                 watch.update_file(data, split=split, ids=ids, estimator=estimator)
         if state is not None and files:
             save(watch, state)
     report = watch.report()
-    _show(report, page, form)
+    _show(report, page, form, skipped)
     return int(fail and report.alarm is not None)
 
 
@@ -164,6 +165,7 @@ def _known(
     split: str | None,
     calibrator: Calibrator | None,
     skip_bad: bool,
+    skipped: dict[str, str],
     bins: int,
 ) -> Bins | None:
     """Return the reference in bins, or None without one."""
@@ -172,10 +174,13 @@ def _known(
     if reference is None:
         return None
     data = engine.opened(reference, skip_bad)
+    skipped.update(data.skipped)
     return reference_bins(data, calibrator, split=split, bins=bins)
 
 
-def _show(report: MonitorReport, page: str | None, form: str | None) -> None:
+def _show(
+    report: MonitorReport, page: str | None, form: str | None, skipped: dict[str, str]
+) -> None:
     from calibrant.reports.monitoring import save_monitor_report
 
     if page is not None:
@@ -184,7 +189,7 @@ def _show(report: MonitorReport, page: str | None, form: str | None) -> None:
         shared.say(message)
     with shared.until_closed():
         if form == "json":
-            shared.write_json(report.to_dict())
+            shared.write_json({**report.to_dict(), "skipped": skipped})
         elif form == "latex":
             click.echo(report.to_latex())
         else:

@@ -28,9 +28,13 @@ from calibrant.monitor.predictions import Id, as_ids, labelled_pairs
 
 Keys: TypeAlias = NDArray[np.uint64]
 
-FINE, ONE = np.uint64(32), np.uint64(1)  # bits of keys
-COLUMNS = 16
-ODD = np.uint64(0x9E3779B97F4A7C15)
+HASH_BITS = np.uint64(32)
+IS_HALF = np.uint64(1)
+"""The last bit of a key: scores that half precision holds exactly."""
+HALF_COLUMNS = 16
+"""Columns, at most about twice as many, that are hashed in half precision."""
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number, so that multiplication by it is one-to-one: 2**64 over the golden ratio."""
 
 
 class View:
@@ -43,12 +47,16 @@ class View:
     keys : (n,)
     values, counts : (m,)
         Different keys, in order, and how often each of them occurs.
+    rare, twice : int
+        Number of examples with a key that occurs once or twice, and of keys that occur twice.
     """
 
     def __init__(self, keys: Keys, chosen: BoolArray) -> None:
         self.places = np.flatnonzero(chosen)
         self.keys = keys[self.places]
         self.values, self.counts = np.unique(self.keys, return_counts=True)
+        self.twice = int(np.count_nonzero(self.counts == 2))
+        self.rare = int(np.count_nonzero(self.counts == 1)) + 2 * self.twice
 
     def __len__(self) -> int:
         return len(self.places)
@@ -94,18 +102,18 @@ class Examples:
     @cached_property
     def exact(self) -> View:
         """All examples, with scores in the precision in which they are stored, at most single."""
-        keys = self.keys if self.by == "ids" else self.keys >> FINE
+        keys = self.keys if self.by == "ids" else self.keys >> HASH_BITS
         return View(keys, np.ones(len(self), np.bool_))
 
     @cached_property
     def half(self) -> View:
         """The examples whose scores are stored in half precision."""
-        return View(self.keys << FINE >> FINE, self.keys & ONE == 1)
+        return View(_lower(self.keys), self.keys & IS_HALF == 1)
 
     @cached_property
     def single(self) -> View:
         """The other examples, with scores in half precision."""
-        return View(self.keys << FINE >> FINE | ONE, self.keys & ONE == 0)
+        return View(_lower(self.keys) | IS_HALF, self.keys & IS_HALF == 0)
 
 
 class Delivery(NamedTuple):
@@ -202,7 +210,7 @@ def id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
     hashes = b"".join(blake2b(text, digest_size=8).digest() for text in texts)
     rows: Keys = np.frombuffer(hashes, "<u8").astype(np.uint64)
     places: Keys = np.arange(np.prod(shape[1:], dtype=int)).astype(np.uint64)
-    return np.asarray(rows[:, None] + places * ODD).reshape(-1)
+    return np.asarray(rows[:, None] + places * SPREAD).reshape(-1)
 
 
 def score_keys(scores: Logits) -> Keys:
@@ -219,14 +227,22 @@ def score_keys(scores: Logits) -> Keys:
         single = single.reshape(-1, single.shape[-1] if single.ndim > 1 else 1)
         half = single.astype(np.float16).astype(np.float32)
     is_half = (single == half).all(-1).astype(np.uint64)
-    some = half[:, :: max(1, half.shape[1] // COLUMNS)]
-    return np.asarray(_hashes(single) << FINE | _hashes(some) >> ONE << ONE | is_half)
+    some = half[:, :: max(1, half.shape[1] // HALF_COLUMNS)]
+    return np.asarray(_hashes(single) << HASH_BITS | _hashes(some) & ~IS_HALF | is_half)
+
+
+def _lower(keys: Keys) -> Keys:
+    """Return the hashes in half precision."""
+    return np.asarray(keys << HASH_BITS >> HASH_BITS)
 
 
 def _hashes(rows: NDArray[np.float32]) -> Keys:
     """Hash rows to 32 bits, by a universal family (Dietzfelbinger, 1996)."""
     bits = (rows + np.float32(0)).view(np.uint32)  # the sum has no negative zeros
-    return np.asarray((bits.astype(np.uint64) @ _factors(rows.shape[1])) >> FINE)
+    factors = _factors(rows.shape[1])
+    # a product of matrices would need all bits as 64-bit numbers, and is slow for integers
+    sums = np.einsum("ij,j->i", bits, factors, dtype=np.uint64, casting="unsafe")
+    return np.asarray(sums >> HASH_BITS)
 
 
 @lru_cache(maxsize=8)

@@ -1,12 +1,20 @@
 """Examples that a stream has seen: each counts once, however often it is delivered.
 
 With ids, two examples are the same if their ids are. Without, their scores tell; but scores may
-also be equal by chance, as those of a model that has few different outputs. So a delivery is
-compared with each window as a whole. The two share examples if they hold the same scores equally
-often, or if too many scores are in both. For this test, look at the scores that occur twice in the
-two together. If these, with a and b examples, were drawn independently, such a score would be in
-both with a probability of 2 a b / (a + b)^2, and the number of those in both is binomial. After a
-drift that probability may be larger, up to 1/2, but no more than that for equal sizes.
+also be equal by chance, as those of a model that has few different outputs. Two tests decide.
+
+The first compares a delivery with each window as a whole. The two share examples if they hold the
+same scores equally often, or if too many scores are in both. For this test, look at the scores that
+occur twice in the two together. If these, with a and b examples, were drawn independently, such a
+score would be in both with a probability of 2 a b / (a + b)^2, and the number of those in both is
+binomial. After a drift that probability may be larger, up to 1/2, but no more than that for equal
+sizes.
+
+The second is for examples of many windows, a few of each, such as the labels that came in a night.
+It compares the delivery with all windows together, and takes examples whose score is once in the
+delivery and once in a window for the same, if few such scores are expected by chance: the scores
+that occur twice within the delivery or within a window tell how many. So this is for models whose
+scores are nearly all different.
 
 An example that is left out although it was new costs power, but no false alarms: the decision does
 not depend on its outcome.
@@ -23,12 +31,19 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from calibrant._core.checks import IGNORED, BoolArray, IntArray, check_choice
-from calibrant.monitor.deliveries import ODD, Examples, Keys, View
+from calibrant.monitor.deliveries import SPREAD, Examples, Keys, View
 
-MANY = 0.1
+REPORTED_SHARE = 0.1
 """Share of examples with the scores of others from which a report says so."""
-DOUBT = 0.01
+FALSE_LINK = 0.01
 """Probability with which a new delivery is taken for one that shares examples with a window."""
+CHANCE_SHARE = 0.1
+"""Largest share expected by chance, of the scores that the second test takes for the same."""
+LEAST_SHARED = 7
+"""Smallest number of such scores: single examples would be left out by chance, one by one."""
+
+COMPARED = (("exact", "exact"), ("half", "single"), ("single", "half"))
+"""Views of a delivery and of a window that are compared."""
 
 
 class Late(NamedTuple):
@@ -86,10 +101,13 @@ class SeenExamples:
 
     @property
     def alike(self) -> int:
-        """Number of examples with a score that others of their window have, if they are many."""
-        counts = np.concatenate([[], *(seen.exact.counts for seen in self.windows.values())])
+        """Number of examples with a score that others have, if they are many."""
+        keys = np.concatenate(
+            [np.zeros(0, np.uint64), *(x.exact.keys for x in self.windows.values())]
+        )
+        counts = np.unique(keys, return_counts=True)[1]
         alike = int(counts[counts > 1].sum())
-        return alike if alike > MANY * len(self) else 0
+        return alike if alike > REPORTED_SHARE * len(self) else 0
 
     def recognise(self, came: Examples) -> Known:
         """Find the examples of a delivery that were seen before, and change nothing."""
@@ -100,21 +118,40 @@ class SeenExamples:
         self.check_comparable(came.by)
         if came.by == "ids" and np.unique(came.keys).size < len(came):
             raise ValueError("ids must differ within a delivery: number the examples")
-        for number, seen in self.windows.items():
-            if not share(came, seen, DOUBT / len(self.windows)):
-                continue
-            for examples, places in matches(came, seen, new):
-                new[examples] = False
-                labelled, counted = came.labelled[examples], seen.labelled[places]
-                again += int(np.sum(labelled & counted))
-                if (joins := labelled & ~counted).any():
-                    late.append(Late(number, examples[joins], places[joins]))
+        for overlap, values in self._same(came):
+            seen = self.windows[overlap.window]
+            examples, places = matched_in(overlap, values, came, seen, new)
+            new[examples] = False
+            labelled, counted = came.labelled[examples], seen.labelled[places]
+            again += int(np.sum(labelled & counted))
+            if (joins := labelled & ~counted).any():
+                late.append(Late(overlap.window, examples[joins], places[joins]))
         return Known(new, late, again)
+
+    def _same(self, came: Examples) -> Iterator[tuple[Overlap, Keys]]:
+        """Yield overlaps with the values that are those of the same examples."""
+        comparisons = [
+            Comparison(
+                getattr(came, mine), {k: getattr(x, theirs) for k, x in self.windows.items()}
+            )
+            for mine, theirs in COMPARED[: 1 if came.by == "ids" else None]
+            if len(getattr(came, mine))
+        ]
+        doubt = 1.0 if came.by == "ids" else FALSE_LINK / max(1, len(self.windows))
+        linked = {each.window for c in comparisons for each in c.overlaps if each.is_link(doubt)}
+        for comparison in comparisons:
+            for overlap in comparison.overlaps:
+                if overlap.window in linked:
+                    yield overlap, overlap.values
+        for comparison in comparisons:
+            if came.by != "ids" and comparison.has_few_by_chance():
+                for overlap in comparison.overlaps:
+                    yield overlap, overlap.values[overlap.once]
 
     def check_comparable(self, by: str) -> None:
         """Raise if the examples so far are recognised by something else."""
         if self.by not in ("", by):
-            remedy = "pass ids with every delivery"
+            remedy = "pass ids (--ids COLUMN) with every delivery"
             if self.by != "ids":
                 remedy = f"pass {self.by} again, or begin a new stream with ids"
             raise ValueError(
@@ -164,42 +201,84 @@ class SeenExamples:
             self.add(number, Examples(state["by"], keys.astype(np.uint64), labels))
 
 
-def share(came: Examples, seen: Examples, doubt: float) -> bool:
-    """Return True if a delivery shares examples with a window."""
-    if came.by == "ids":
-        return bool(np.isin(came.keys, seen.keys).any())
-    return any(_share_scores(mine, theirs, doubt) for mine, theirs in _views(came, seen))
+class Overlap:
+    """Scores that a delivery and a window have in common.
+
+    Attributes
+    ----------
+    window : int
+    mine, theirs : View
+        Of the delivery and of the window.
+    values : (m,)
+        Keys that are in both.
+    once : (m,)
+        True for those that are once in each.
+    """
+
+    def __init__(self, window: int, mine: View, theirs: View) -> None:
+        self.window, self.mine, self.theirs = window, mine, theirs
+        here, there = _common(mine.values, theirs.values)
+        self.values = mine.values[here]
+        self._counts = mine.counts[here], theirs.counts[there]
+        self.once = np.asarray((self._counts[0] == 1) & (self._counts[1] == 1))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def is_link(self, doubt: float) -> bool:
+        """Return True if the two share examples, by the first test of this module."""
+        one, other, (mine, theirs) = self.mine, self.theirs, self._counts
+        if len(one.values) == len(other.values) == len(self) and (mine == theirs).all():
+            return len(one) > 1 or doubt == 1
+        shared = np.count_nonzero(self.once)
+        within = one.twice + other.twice - np.sum(mine == 2) - np.sum(theirs == 2)
+        by_chance = 2 * len(one) * len(other) / (len(one) + len(other)) ** 2
+        return bool(shared and bdtrc(shared - 1, shared + within, by_chance) <= doubt)
 
 
-def matches(came: Examples, seen: Examples, new: BoolArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the places of the same examples in a delivery, where it is new, and in a window."""
-    for mine, theirs in _views(came, seen):
-        left = new[mine.places]
-        examples, known = mine.places[left], theirs.places
-        i, j = matched(mine.keys[left], came.labels[examples], theirs.keys, seen.labels[known])
-        yield examples[i], known[j]
+class Comparison:
+    """A delivery and all windows, in one precision; windows without an overlap are left out."""
+
+    def __init__(self, mine: View, theirs: dict[int, View]) -> None:
+        self.mine, self.theirs = mine, theirs
+        overlaps = (Overlap(number, mine, view) for number, view in theirs.items())
+        self.overlaps = [overlap for overlap in overlaps if len(overlap)]
+
+    def has_few_by_chance(self) -> bool:
+        """Return True if a score that is once in each is of one example, by the second test.
+
+        Of the pairs of different examples with rare scores, those of the delivery with a window
+        and those within the two are equal equally often.
+        """
+        shared = sum(np.count_nonzero(overlap.once) for overlap in self.overlaps)
+        within = self.mine.twice + sum(view.twice for view in self.theirs.values())
+        pairs = 2 * self.mine.rare * sum(view.rare for view in self.theirs.values())
+        pairs_within = self.mine.rare**2 + sum(view.rare**2 for view in self.theirs.values())
+        by_chance = (within + 1) * pairs / max(1, pairs_within)
+        return bool(shared >= LEAST_SHARED and by_chance <= CHANCE_SHARE * shared)
 
 
-def _views(came: Examples, seen: Examples) -> Iterator[tuple[View, View]]:
-    """Yield what can be compared: scores of one precision, then in half precision the others."""
-    yield came.exact, seen.exact
-    if came.by != "ids" and len(came.half):
-        yield came.half, seen.single
-    if came.by != "ids" and len(came.single):
-        yield came.single, seen.half
+def _common(one: Keys, other: Keys) -> tuple[IntArray, IntArray]:
+    """Return the places of equal values in two lists of different values in order."""
+    if len(one) > len(other):
+        there, here = _common(other, one)
+        return here, there
+    at = np.searchsorted(other, one)
+    at[at == len(other)] = 0
+    here = np.flatnonzero(other[at] == one)
+    return here, at[here]
 
 
-def _share_scores(one: View, other: View, doubt: float) -> bool:
-    """Return True if two lists of scores share examples, by the test of this module."""
-    at = np.searchsorted(one.values, other.values).clip(max=len(one.values) - 1)
-    both = one.values[at] == other.values
-    mine, theirs = one.counts[at[both]], other.counts[both]
-    if len(other.values) == len(one.values) == both.sum() and (mine == theirs).all():
-        return bool(mine.sum() > 1)
-    shared = np.sum((mine == 1) & (theirs == 1))
-    within = np.sum(other.counts[~both] == 2) + np.sum(one.counts == 2) - np.sum(mine == 2)
-    by_chance = 2 * len(one) * len(other) / (len(one) + len(other)) ** 2
-    return bool(shared and bdtrc(shared - 1, shared + within, by_chance) < doubt)
+def matched_in(
+    overlap: Overlap, values: Keys, came: Examples, seen: Examples, new: BoolArray
+) -> tuple[IntArray, IntArray]:
+    """Return the places of the same examples in a delivery, where it is new, and in a window."""
+    mine, theirs = overlap.mine, overlap.theirs
+    left = new[mine.places] & np.isin(mine.keys, values)
+    known = np.isin(theirs.keys, values)
+    examples, places = mine.places[left], theirs.places[known]
+    i, j = matched(mine.keys[left], came.labels[examples], theirs.keys[known], seen.labels[places])
+    return examples[i], places[j]
 
 
 def matched(
@@ -224,7 +303,7 @@ def _paired(keys: Keys, others: Keys) -> tuple[IntArray, IntArray]:
 
 def _mixed(keys: Keys, numbers: IntArray) -> Keys:
     """Return keys of pairs of a key and a number."""
-    return np.asarray((keys * ODD + numbers.view(np.uint64)) * ODD)
+    return np.asarray((keys * SPREAD + numbers.view(np.uint64)) * SPREAD)
 
 
 def _occurrences(keys: Keys) -> IntArray:

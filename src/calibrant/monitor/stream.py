@@ -30,7 +30,7 @@ from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
-from calibrant.monitor.deliveries import Delivery, recognised, shard_deliveries
+from calibrant.monitor.deliveries import Delivery, Examples, recognised, shard_deliveries
 from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
 from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
 from calibrant.monitor.predictions import Id, PendingPredictions
@@ -44,10 +44,7 @@ from calibrant.workflows.inputs import input_names
 WindowId: TypeAlias = int | date
 
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
-AGAIN = (
-    "is in the stream already and is not counted again; if these are other examples with equal "
-    "scores, pass ids"
-)
+AGAIN = "is in the stream already and is not counted again; if these are other examples"
 
 
 class Monitor(WithOptions):
@@ -172,7 +169,7 @@ class Monitor(WithOptions):
         self._set_classes(predictions.class_count(scores))
         self._warn_of_probs(stored, probs is not None)
         if known.nothing:
-            checks.warn(f"this batch {AGAIN}")
+            checks.warn(f"this batch {AGAIN}, {_remedy(examples)}")
         return self._count(Delivery.of(examples, pairs), known, window)
 
     def observe(
@@ -280,7 +277,7 @@ class Monitor(WithOptions):
         delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
         known = self._seen.recognise(delivery.examples)
         if known.nothing:
-            checks.warn(f"{name} {AGAIN}")
+            checks.warn(f"{name} {AGAIN}, {_remedy(delivery.examples)}")
             return self._count(delivery, known)
         estimate = None if estimator is None else estimator.window_estimate(chosen)
         with located(chosen.path):
@@ -309,7 +306,8 @@ class Monitor(WithOptions):
         if both := sum(each.again for each in known):
             raise ValueError(
                 f"{both:,} examples are in both monitors and would count twice: begin workers "
-                "with like(), and give each example to one of them"
+                "with like(), and give each example to one of them; if these are other examples "
+                "with equal scores, pass ids"
             )
         if self._windows.first is None:
             self._windows.first = other._windows.first
@@ -585,6 +583,11 @@ class Monitor(WithOptions):
     def _name(self, number: int) -> str:
         """Return the name of a window that was not named."""
         return date.fromordinal(number).isoformat() if self._dated else str(number)
+
+
+def _remedy(examples: Examples) -> str:
+    """Return what to do where new examples are taken for others."""
+    return "give them other ids" if examples.by == "ids" else "pass ids to tell equal scores apart"
 
 
 def _number(window: WindowId) -> int:

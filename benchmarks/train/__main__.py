@@ -1,12 +1,11 @@
 """Train a network with each of several losses, and compare their calibration.
 
     python -m benchmarks.train
-    python -m benchmarks.train cifar-10-python.tar.gz --loss ce fedlas_ls --epochs 60 --half
+    python -m benchmarks.train cifar-10-batches-py --loss ce fedlas_ls --epochs 60 --half
     torchrun --nproc-per-node 2 -m benchmarks.train --loss ce
 
-DATA is CIFAR-10 or CIFAR-100 (the python archive or its folder), Tiny-ImageNet, MNIST or
-Fashion-MNIST, or a folder with train/CLASS/*.png and test/CLASS/*.png; by default scikit-learn's
-digits, which take a minute or two. Each run has its own folder in --out with predictions that
+DATA is a folder: CIFAR-10 or CIFAR-100 (python), MNIST or Fashion-MNIST, or train/CLASS/*.png and
+test/CLASS/*.png; by default scikit-learn's digits are used, which take a minute or two. Each run has its own folder in --out with predictions that
 calibrant reads, and a stopped run is continued. The rows of completed runs are added to results.csv
 there. Under torchrun the processes share each batch.
 """

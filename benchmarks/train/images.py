@@ -1,8 +1,4 @@
-"""Image sets: CIFAR and MNIST from folders or archives, folders of PNG or JPEG files, and splits.
-
-Archives are read in memory. Only members with known names are read, and member paths are never
-used as paths.
-"""
+"""Image sets: CIFAR, MNIST and folders of PNG or JPEG files, and the validation split."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import hashlib
 import io
 import math
 import pickle
-import tarfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,23 +101,17 @@ def hold_out(images: ImageSet, share: float = 0.1, seed: int = 0) -> TrainingSpl
 def read_images(path: str | Path | None = None) -> ImageSet:
     """Read an image set, by default scikit-learn's digits.
 
-    Otherwise ``path`` is CIFAR-10 or CIFAR-100 (python; the ``.tar.gz`` or its folder), MNIST or
-    Fashion-MNIST (a folder or tar archive of the four idx files, plain or ``.gz``), the folder of
-    Tiny-ImageNet, whose validation images become the test split, or a folder with
-    ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``val``; also ``.jpg``, ``.jpeg``) with
-    images of one size, in one channel if all are gray. Pickles may contain only arrays, lists and
-    numbers.
+    Otherwise ``path`` is the folder of CIFAR-10 or CIFAR-100 (python), of the four idx files of
+    MNIST or Fashion-MNIST, plain or ``.gz``, or one with ``train/CLASS/*.png`` and
+    ``test/CLASS/*.png`` (or ``val``; also ``.jpg``, ``.jpeg``) with images of one size, in one
+    channel if all are gray. Pickles may contain only arrays, lists and numbers.
     """
     if path is None:
         return _digits()
     place = Path(path)
     if not place.exists():
-        raise FileNotFoundError(f"{place} does not exist; name an archive or a folder of images")
-    if (place / "wnids.txt").exists():
-        return _read_tiny_imagenet(place)
-    if (place / "train").is_dir():
-        return _read_class_folders(place)
-    return _read_files(place, _in_folder(place) if place.is_dir() else _in_archive(place))
+        raise FileNotFoundError(f"{place} does not exist; name a folder of images")
+    return _read_class_folders(place) if (place / "train").is_dir() else _read_files(place)
 
 
 def _digits() -> ImageSet:
@@ -154,27 +143,14 @@ def _read_class_folders(folder: Path) -> ImageSet:
     return _read_pictures(_files(folder / "train", labels), _files(test, test_labels))
 
 
-def _read_tiny_imagenet(folder: Path) -> ImageSet:
-    """Read ``train/CLASS/images/*``, and ``val`` as the test split; classes as in wnids.txt."""
-    names = (folder / "wnids.txt").read_text("utf-8").split()
-    labels = {name: label for label, name in enumerate(names)}
-    train, test = _files(folder / "train", labels, "images"), []
-    table = folder / "val" / "val_annotations.txt"
-    for line in table.read_text("utf-8").splitlines():
-        name, kind = (*line.split("\t"), "", "")[:2]
-        if kind not in labels:
-            raise ValueError(f"{table} must have a file and a class of wnids.txt, got {line[:80]}")
-        test.append((folder / "val" / "images" / Path(name).name, labels[kind]))
-    return _read_pictures(train, test)
-
-
-def _files(folder: Path, labels: Mapping[str, int], below: str = "") -> list[LabelledFile]:
+def _files(folder: Path, labels: Mapping[str, int]) -> list[LabelledFile]:
     files: list[LabelledFile] = []
     for name, label in labels.items():
-        home = folder / name / below
-        paths = [path for path in home.glob("[!.]*") if path.suffix.lower() in SUFFIXES]
+        paths = [path for path in (folder / name).glob("[!.]*") if path.suffix.lower() in SUFFIXES]
         if not paths:
-            raise ValueError(f"{home} has no PNG or JPEG files: add some or remove the folder")
+            raise ValueError(
+                f"{folder / name} has no PNG or JPEG files: add some or remove the folder"
+            )
         files += ((path, label) for path in sorted(paths))
     if not files:
         raise ValueError(f"{folder} must have a folder of images for each class, got none")
@@ -234,7 +210,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} does not belong in an image archive")
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong in an image set")
         return RECONSTRUCT if name == "_reconstruct" else super().find_class(module, name)
 
 
@@ -294,51 +270,28 @@ IMAGE_FORMATS = (
         *(_idx_array, _idx_split),
     ),
 )
-FILE_NAMES = {name for kind in IMAGE_FORMATS for name in (*kind.train, *kind.test)}
-UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 
-def _in_folder(folder: Path) -> dict[str, bytes]:
-    """Return the contents of known files by name without ``.gz``, as they are compressed."""
-    paths = sorted((p for p in folder.iterdir() if p.is_file()), reverse=True)  # plain ones win
-    named = ((path.name.removesuffix(".gz"), path) for path in paths)
-    return {name: path.read_bytes() for name, path in named if name in FILE_NAMES}
-
-
-def _in_archive(path: Path) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = member.name.rpartition("/")[2].removesuffix(".gz")
-                if member.isreg() and name in FILE_NAMES:
-                    contents[name] = archive.extractfile(member).read()  # type: ignore[union-attr]  # None for folders only
-            while archive.fileobj.read(1 << 20):
-                pass  # gzip compares its checksum at the end
-    except UNREADABLE as error:
-        problem = f"{path} is truncated, damaged or not a tar archive ({error})"
-        raise ValueError(f"{problem}: download it again, or name the folder") from error
-    return contents
-
-
-def _read_files(place: Path, files: Mapping[str, bytes]) -> ImageSet:
-    complete = [f for f in IMAGE_FORMATS if all(name in files for name in (*f.train, *f.test))]
+def _read_files(folder: Path) -> ImageSet:
+    """Read the files of a published format, each plain or as ``.gz``."""
+    names = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
+    complete = [f for f in IMAGE_FORMATS if names.keys() >= {*f.train, *f.test}]
     if not complete:
         titles = comma_separated(known.title for known in IMAGE_FORMATS)
         raise ValueError(
-            f"{place} must have all files of {titles}, be Tiny-ImageNet, or have "
-            f"train/CLASS/*.png and test/CLASS/*.png; got {', '.join(files) or 'no known file'}"
+            f"{folder} must have all files of {titles}, or train/CLASS/*.png and test/CLASS/*.png, "
+            f"got {comma_separated(sorted(names)[:3]) or 'no file'}"
         )
-    splits = []
-    for names in (complete[0].train, complete[0].test):
+    kind, splits = complete[0], []
+    for split in (kind.train, kind.test):
         parsed = []
-        try:
-            for name in names:
-                packed = files[name][:2] == b"\x1f\x8b"
-                content = gzip.decompress(files[name]) if packed else files[name]
-                parsed.append(complete[0].parse(content))
-        except (*UNREADABLE, ValueError) as error:
-            problem = f"{place / name} is damaged ({error})"
-            raise ValueError(f"{problem}: download it again, from a trusted site") from error
-        splits.append(complete[0].combine(parsed))
+        for name in split:
+            content = names[name].read_bytes()
+            try:
+                unpacked = gzip.decompress(content) if names[name].suffix == ".gz" else content
+                parsed.append(kind.parse(unpacked))
+            except (OSError, EOFError, zlib.error, ValueError) as error:
+                problem = f"{names[name]} is damaged ({error})"
+                raise ValueError(f"{problem}: download it again, from a trusted site") from error
+        splits.append(kind.combine(parsed))
     return make_image_set(*splits)

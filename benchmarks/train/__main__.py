@@ -5,9 +5,10 @@
     torchrun --nproc-per-node 2 -m benchmarks.train --loss ce
 
 DATA is a folder: CIFAR-10 or CIFAR-100 (python), MNIST or Fashion-MNIST, or train/CLASS/*.png and
-test/CLASS/*.png; by default scikit-learn's digits are used, which take a minute or two. Each run has its own folder in --out with predictions that
-calibrant reads, and a stopped run is continued. The rows of completed runs are added to results.csv
-there. Under torchrun the processes share each batch.
+test/CLASS/*.png; by default scikit-learn's digits are used, which take a minute or two. Each run
+has its own folder in --out with predictions that calibrant reads, and a stopped run is continued.
+The rows of completed runs are added to results.csv there. Under torchrun the processes share each
+batch.
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ def _files(folder: Path, labels: Mapping[str, int]) -> list[LabelledFile]:
     for name, label in labels.items():
         paths = [path for path in (folder / name).glob("[!.]*") if path.suffix.lower() in SUFFIXES]
         if not paths:
-            raise ValueError(
-                f"{folder / name} has no PNG or JPEG files: add some or remove the folder"
-            )
+            raise ValueError(f"{folder / name} has no PNG or JPEG files: add some or remove it")
         files += ((path, label) for path in sorted(paths))
     if not files:
         raise ValueError(f"{folder} must have a folder of images for each class, got none")
@@ -280,7 +278,7 @@ def _read_files(folder: Path) -> ImageSet:
         titles = comma_separated(known.title for known in IMAGE_FORMATS)
         raise ValueError(
             f"{folder} must have all files of {titles}, or train/CLASS/*.png and test/CLASS/*.png, "
-            f"got {comma_separated(sorted(names)[:3]) or 'no file'}"
+            f"got {comma_separated(sorted(names)[:3])}"
         )
     kind, splits = complete[0], []
     for split in (kind.train, kind.test):

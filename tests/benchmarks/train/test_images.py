@@ -194,7 +194,7 @@ def test_damaged_file_is_named(damage, tmp_path, rng):
 def test_missing_and_unknown_folders_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         read_images(tmp_path / "nowhere")
-    assert_refused(tmp_path, str(tmp_path), "no file", "train/CLASS")
+    assert_refused(tmp_path, str(tmp_path), "got nothing", "train/CLASS")
     (tmp_path / "test").touch()
     assert_refused(tmp_path, "got test", "Fashion-MNIST")
 

@@ -23,6 +23,7 @@ from calibrant.metrics.intervals import (
     error_interval,
 )
 from calibrant.metrics.reductions import labelled_examples, pairs_from, reduce_examples
+from calibrant.metrics.reliability import Estimate
 from calibrant.metrics.smooth import smoothed, smoothed_excess
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
@@ -541,3 +542,10 @@ def test_replicates_bound_the_p_value(rng):
         cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=9).p_value
         == 0.1
     )
+
+
+def test_an_interval_excludes_what_lies_beyond_its_ends():
+    interval = Estimate(0.2, 0.1, 0.3)
+    excluded = [interval.excludes(value) for value in (0.09, 0.1, 0.2, 0.3, 0.31)]
+    assert excluded == [True, False, False, False, True]
+    assert not Estimate(0.2, np.nan, np.nan).excludes(0.9)

@@ -219,11 +219,12 @@ def _pickled_cifar(content: bytes) -> ImageSplit:
         arrays = {k.decode() if isinstance(k, bytes) else k: loaded[k] for k in loaded}
     except Exception as error:  # damaged pickles raise anything
         raise ValueError(f"not a pickle of arrays only: {error}") from error
-    labels, pixels = np.array(arrays.get("fine_labels", arrays.get("labels"))), arrays.get("data")
-    if np.shape(pixels) != (labels.size, PIXELS) or labels.dtype.kind not in "iu":
-        got = f"{np.shape(pixels)} and {labels.size} labels of {labels.dtype}"
+    labels = np.array(arrays.get("fine_labels", arrays.get("labels")))
+    pixels = np.asarray(arrays.get("data"))
+    if pixels.shape != (labels.size, PIXELS) or labels.dtype.kind not in "iu":
+        got = f"{pixels.shape} and {labels.size} labels of {labels.dtype}"
         raise ValueError(f"{PIXELS} pixels and a whole label are needed for each image, got {got}")
-    return ImageSplit(np.asarray(pixels).reshape(-1, 3, 32, 32), labels.astype(np.int64))
+    return ImageSplit(pixels.reshape(-1, 3, 32, 32), labels.astype(np.int64))
 
 
 def _concatenate(batches: Sequence[ImageSplit]) -> ImageSplit:

@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | fuzz | cover | check | tables | docs | release-check | bench | clean
+# make demo | test | test-gpu | fuzz | mutants | cover | check | tables | docs | release-check | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The processes that tests start would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-1 test-2 test-gpu fuzz cover check lint types tables docs release-check bench clean
+.PHONY: demo test test-1 test-2 test-gpu fuzz mutants cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -34,6 +34,12 @@ test-gpu: .venv/.installed-dev
 MINUTES ?= 60
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+# Faults that are planted at random, and should be caught: make mutants COUNT=300
+COUNT ?= 300
+mutants: .venv/.installed-dev
+	$(PIP_INSTALL) -q 'mutmut>=3.8'
+	$(BIN)/python benchmarks/support/mutants.py $(COUNT)
 
 # Branch coverage, at a quarter more time.
 cover: .venv/.installed-dev
@@ -95,6 +101,6 @@ $(BIN)/python:
 
 # Keeps .venv; remove that folder by hand to start anew.
 clean:
-	rm -rf build dist docs/_build docs/_generated docs/api docs/api.md htmlcov .coverage .coverage.* \
+	rm -rf build dist mutants docs/_build docs/_generated docs/api docs/api.md htmlcov .coverage .coverage.* \
 		.mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ ORDER = (
     *("_version", "sample", "_core", "display", "plots", "data", "metrics", "losses"),
     *("calibrators", "retrain", "decide", "slices", "workflows", "artifacts", "deploy", "monitor"),
     *("estimate", "llm"),
-    *("reports", "integrations", "ui", "bench", "_api", "__init__", "cli", "__main__"),
+    *("reports", "integrations", "ui", "_api", "__init__", "cli", "__main__"),
 )
 OPEN_TO_ALL = {"calibrant.__version__"}
 
@@ -120,10 +120,10 @@ def test_imports_point_one_way_between_packages_and_inside_them():
     ("planted", "message"),
     [
         ({"metrics/ece.py": "from calibrant.cli import main"}, "metrics may not import cli"),
-        ({"metrics/ece.py": "import calibrant.bench as b"}, "metrics may not import bench"),
-        ({"metrics/ece.py": "from ..bench import bars"}, "metrics may not import bench"),
-        ({"metrics/ece.py": "from .. import bench"}, "metrics may not import bench"),
-        ({"metrics/a/b.py": "from ...bench import bars"}, "metrics may not import bench"),
+        ({"metrics/ece.py": "import calibrant.reports as r"}, "metrics may not import reports"),
+        ({"metrics/ece.py": "from ..reports import bars"}, "metrics may not import reports"),
+        ({"metrics/ece.py": "from .. import reports"}, "metrics may not import reports"),
+        ({"metrics/a/b.py": "from ...reports import bars"}, "metrics may not import reports"),
         (
             {"data/a.py": "def f():\n    from calibrant import metrics"},
             "data may not import metrics",
@@ -152,7 +152,7 @@ def test_imports_point_one_way_between_packages_and_inside_them():
     ],
 )
 def test_a_planted_offence_is_reported(planted, message):
-    (found,) = offences({"bench.py": "", "metrics/__init__.py": "", **planted})[:1]
+    (found,) = offences({"reports.py": "", "metrics/__init__.py": "", **planted})[:1]
     assert message in found
 
 

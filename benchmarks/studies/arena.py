@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks.arena
 
 import numpy as np
 from rows import MISSING, Rows, Table, chosen, read, write_tables
 from scipy.stats import rankdata
 
+from benchmarks.arena.methods import read_methods
+from benchmarks.arena.peers import PEERS
+from benchmarks.arena.results import run
+from benchmarks.arena.statistics import bootstrap, win_rates
+from benchmarks.arena.tasks import Task, find_tasks
+from benchmarks.arena.views import Scores, View, markdown, scores
 from calibrant._core.checks import FloatArray
-from calibrant.bench.arena.methods import read_methods
-from calibrant.bench.arena.peers import PEERS
-from calibrant.bench.arena.results import run
-from calibrant.bench.arena.statistics import win_rate_interval
-from calibrant.bench.arena.tasks import Task, find_tasks
-from calibrant.bench.arena.views import Scores, View, markdown, scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +154,7 @@ def leaderboard(rows: Rows, suite: str) -> Table:
     """Every method of a suite by its mean log loss: means over tasks, ranks, wins and seconds."""
     nll, ece, accuracy = (table_of(rows, suite, metric) for metric in ("nll", "ece", "accuracy"))
     ranks = dict(zip(nll.methods, rankdata(nll.values, axis=1).mean(0), strict=True))
-    wins = win_rate_interval(nll.values, nll.datasets)
+    wins = bootstrap(win_rates, nll.values, nll.datasets)
     rates = {name: 100 * np.array(rate) for name, *rate in zip(nll.methods, *wins, strict=True)}
     table: list[Sequence[str]] = [
         ("method", "log loss", "ECE %", "accuracy %", "mean rank", "wins %", "seconds")

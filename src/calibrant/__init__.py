@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from calibrant import (
         artifacts as artifacts,
-        bench as bench,
         calibrators as calibrators,
         data as data,
         decide as decide,

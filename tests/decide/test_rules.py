@@ -146,3 +146,10 @@ def test_what_makes_no_rule_is_refused(rng):
         rule.tally(rule.decide(np.zeros((2, 3))), np.zeros(3, int))
     with pytest.raises(ValueError, match=r"labels"):
         rule.tally(rule.decide(np.zeros((2, 3))), np.array([0, 3]))
+
+
+def test_figures_as_text_are_percentages():
+    accept, sets = DecisionRule(ACCEPT, 3), DecisionRule(SETS, 3)
+    assert accept.cells(Tally(2000, 500, 400, 30)) == ("2,000", "500 (25.0 %)", "7.50 %")
+    assert sets.cells(Tally(2000, 3000, 400, 30)) == ("2,000", "1.50", "92.50 %")
+    assert accept.cells(Tally(2000, 0, 0, 0)) == ("2,000", "0 (0.0 %)", "-")

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special, stats
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
@@ -21,8 +22,10 @@ from calibrant.metrics.intervals import (
     cells_of,
     class_cells_of,
     error_interval,
+    logit_interval,
 )
 from calibrant.metrics.reductions import labelled_examples, pairs_from, reduce_examples
+from calibrant.metrics.reliability import Estimate
 from calibrant.metrics.smooth import smoothed, smoothed_excess
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
@@ -541,3 +544,19 @@ def test_replicates_bound_the_p_value(rng):
         cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=9).p_value
         == 0.1
     )
+
+
+def test_an_interval_excludes_what_lies_beyond_its_ends():
+    interval = Estimate(0.2, 0.1, 0.3)
+    excluded = [interval.excludes(value) for value in (0.09, 0.1, 0.2, 0.3, 0.31)]
+    assert excluded == [True, False, False, False, True]
+    assert not Estimate(0.2, np.nan, np.nan).excludes(0.9)
+
+
+def test_the_interval_on_the_logit_scale_is_the_delta_method():
+    """Against Student's quantile of scipy and the slope of the logit by differences."""
+    value, deviation = 0.2, 0.03
+    slope = (special.logit(value + 1e-6) - special.logit(value - 1e-6)) / 2e-6
+    reach = stats.t.ppf(0.95, 12) * deviation * slope
+    expected = special.expit(special.logit(value) + np.array([-reach, reach]))
+    np.testing.assert_allclose(logit_interval(value, deviation, 12, 0.9)[1:], expected, rtol=1e-6)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calibrant.bench.train.images.image_set import ImageSplit
+from benchmarks.train.images import ImageSplit
 
 
 def random_images(rng, count, shape=(3, 32, 32), classes=10):

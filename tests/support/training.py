@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrant.bench.train.images.image_set import ImageSplit, TrainingSplits
-from calibrant.bench.train.recipe import Recipe
-from calibrant.bench.train.trainer import Trainer
+from benchmarks.train.images import ImageSplit, TrainingSplits
+from benchmarks.train.recipe import Recipe
+from benchmarks.train.trainer import Trainer
 
 CLASSES = 4
 NEAR: dict[str, Any] = {"rtol": 1e-3, "atol": 2e-4}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from calibrant.bench.train import results
-from calibrant.bench.train.ranks import joining
-from calibrant.cli import cli
+from benchmarks.train import results
+from benchmarks.train.__main__ import main
+from benchmarks.train.ranks import joining
 from tests.support.training import make_trainer, short_recipe, small_splits
 
 SETTINGS = {
@@ -59,7 +59,7 @@ def _work(rank, port, folder):
             torch.save(_train(loss, changes, Path(f"{loss}-{rank}")), f"{loss}-{rank}.pt")
         results.AFTER = ("none",)  # type: ignore[assignment]
         options = "--loss ce --network tiny --epochs 1 --batch 512 --device cpu"
-        cli.main(["bench", "train", *options.split()], standalone_mode=False)
+        main(options.split())
 
 
 def _train(loss, changes, folder):

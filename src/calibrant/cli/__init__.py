@@ -22,7 +22,6 @@ from calibrant.cli.shared import say
 
 # Modules of this package, and the verbs that each defines under their names.
 VERBS = {
-    "bench": ["bench"],
     "collect": ["collect"],
     "compare": ["compare", "demo"],
     "decide": ["decide"],

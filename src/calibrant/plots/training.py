@@ -23,7 +23,7 @@ GATE = {
 
 @in_look
 def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
-    """Gate of FeDLaS by epoch, from the log of ``calibrant bench train``: rows of ``log.csv``."""
+    """Gate of FeDLaS by epoch, from the rows of the ``log.csv`` of a training."""
     missing = [name for name in GATE if not log or name not in log[0]]
     if missing:
         names = comma_separated(missing)

@@ -1,1 +1,0 @@
-"""Training benchmarks: networks trained with different losses, and their calibration."""

@@ -1,1 +1,0 @@
-"""Image sets as arrays: readers, the validation split, and shifted images."""

@@ -97,9 +97,7 @@ def opened(
     return data
 
 
-def opened_each(
-    paths: Sequence[str], skip_bad: bool, skipped: dict[str, str]
-) -> Iterator[Dataset]:
+def opened_each(paths: Sequence[str], skip_bad: bool, skipped: dict[str, str]) -> Iterator[Dataset]:
     """Open several prediction files; with ``skip_bad`` those without any good shard are named.
 
     Messages on bad shards and files are added to ``skipped``, by path.

@@ -352,6 +352,15 @@ def top_class(chunk: Tensor) -> Tensor:
     return chunk.argmax(-1)
 
 
+def exponential(values: Tensor) -> Tensor:
+    """Overwrite values of float64 by their exponentials, and return them."""
+    if values.device.type != "cpu":
+        return values.exp_()
+    with np.errstate(all="ignore"):
+        np.exp(values.numpy(), out=values.numpy())  # takes less than half of the time of torch
+    return values
+
+
 def explained(examples: Examples, at: int) -> ValueError:
     """Return the error for the labelled row at a number."""
     width = 1 if examples.one_logit else examples.classes

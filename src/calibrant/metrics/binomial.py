@@ -82,7 +82,8 @@ def drawn(
     """Draw hits of the same variables over and over, ``(variables, replicates)``."""
     if trials.max() > SINGLE:
         # draws of one variable in a row share what the generator prepares for them
-        return rng.binomial(trials[:, None], chance[:, None], (trials.size, replicates))
+        together = rng.binomial(trials[:, None], chance[:, None], (trials.size, replicates))
+        return together.astype(np.float64)
     hits = np.zeros((trials.size, replicates))
     for trial in range(int(trials.max())):
         some = np.flatnonzero(trials > trial)

@@ -109,7 +109,7 @@ def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     rest, each = trials * claimed + scatter, share / np.maximum(size, 1)
 
     def sampled(accuracy: FloatArray) -> FloatArray:
-        return each * (rest - outcomes.hits(accuracy))
+        return np.asarray(each * (rest - outcomes.hits(accuracy)))
 
     return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
 

@@ -443,12 +443,7 @@ def _softmax(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     classes = logits.shape[-1]
     if classes > EXACT:  # the multiples would be too coarse
         return torch.softmax(logits, -1, out=logits), logits.new_ones(len(logits), 1)
-    logits.sub_(logits.gather(-1, top[:, None]))
-    if logits.device.type == "cpu":  # where numpy takes less than half of the time
-        with np.errstate(all="ignore"):
-            np.exp(logits.numpy(), out=logits.numpy())
-    else:
-        logits.exp_()
+    chunks.exponential(logits.sub_(logits.gather(-1, top[:, None])))
     logits.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
     return logits, logits.to(torch.int64).sum(-1, keepdim=True)
 

@@ -166,8 +166,9 @@ def thread_ranges(examples: Examples) -> list[tuple[int, int]]:
     """Return (start, stop) of one run of rows per core; one run for a GPU, or for little work."""
     on_cpu = not isinstance(examples.logits, Tensor) or examples.logits.device.type == "cpu"
     worth_it = math.prod(examples.logits.shape) >= 4 * CHUNK_SIZE["cpu"]
-    workers = torch.get_num_threads() if on_cpu and worth_it else 1
-    cuts = np.linspace(0, examples.labels.size, workers + 1).astype(int)
+    if not (on_cpu and worth_it):
+        return [(0, examples.labels.size)]
+    cuts = np.linspace(0, examples.labels.size, torch.get_num_threads() + 1).astype(int)
     return [(int(a), int(b)) for a, b in pairwise(cuts)]
 
 
@@ -349,6 +350,15 @@ def top_class(chunk: Tensor) -> Tensor:
     if chunk.device.type == "cpu":  # where numpy is several times faster
         return torch.from_numpy(chunk.numpy().argmax(-1))
     return chunk.argmax(-1)
+
+
+def exponential(values: Tensor) -> Tensor:
+    """Overwrite values of float64 by their exponentials, and return them."""
+    if values.device.type != "cpu":
+        return values.exp_()
+    with np.errstate(all="ignore"):
+        np.exp(values.numpy(), out=values.numpy())  # takes less than half of the time of torch
+    return values
 
 
 def explained(examples: Examples, at: int) -> ValueError:

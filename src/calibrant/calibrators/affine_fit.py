@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Chunk, Examples
+from calibrant._core.chunks import Chunk, Examples, exponential
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.data_checks import masked_row
@@ -287,10 +287,14 @@ def nll_sums(
     weight, bias = unpacked(x, classes, device)
     value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
     for inputs, labels, share in rows:
-        logs = applied(inputs, weight, bias).log_softmax(-1)
-        value -= share @ logs.gather(-1, labels)[:, 0]
-        error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
-        error *= share[:, None]
+        logits = applied(inputs, weight, bias)
+        logits -= logits.amax(-1, keepdim=True)
+        own = logits.gather(-1, labels)[:, 0]
+        error = exponential(logits)
+        total = error.sum(-1)
+        value += share @ (total.log() - own)
+        error *= (share / total)[:, None]
+        error.scatter_add_(-1, labels, -share[:, None])
         by_weight += summed(error, inputs, weight.ndim)
         by_bias += error.sum(0)
     return value, torch.cat([by_weight.reshape(-1), by_bias])

@@ -23,9 +23,9 @@ error lies above the lower quantile of its draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from scipy.special import betainc, expit, gammaincinv, ndtri, stdtrit
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.metrics.binomial import Binomials, drawn
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Excess, Functional, gap_curve, running
 from calibrant.metrics.pooled import PooledPairs
@@ -49,17 +50,10 @@ INPUTS = 1.1
 too, which in simulation added up to a tenth."""
 LIMIT = 8.0
 """Largest scale of a candidate."""
-RUN = 125
-"""Replicates that are drawn at a time."""
+STEP = LIMIT / 4096
+"""Scale to which an end is searched, far less than what it varies by with the draws."""
 SMALLEST = 1e-9
 """What separates a probability from 1, or a sum from a whole number, by more than rounding."""
-
-
-class Draws(NamedTuple):
-    """Runs of replicates that were drawn so far, and the generator that draws the next."""
-
-    rng: np.random.Generator
-    runs: list[FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +65,9 @@ class Cells:
     claimed: FloatArray  # mean confidence
     shape: FloatArray  # mean gap of the candidates at s = 1
     size: IntArray  # examples, effectively
-    trials: IntArray  # the same in samples of this size, (replicates, cells)
-    seed: int
-    scatter: FloatArray | float = 0.0  # of sums of gaps beyond that of outcomes, as trials
-    draws: dict[float, Draws] = field(default_factory=dict)  # metrics share those of a scale
+    sampled: Callable[[FloatArray], FloatArray]
+    """Maps true accuracies to gaps in samples of this size, ``(replicates, cells)``."""
+    samples: dict[float, FloatArray] = field(default_factory=dict)  # metrics share those of a scale
     ends: dict[tuple[Functional, float], tuple[float, float]] = field(default_factory=dict)
 
     def accuracy(self, scale: float) -> FloatArray:
@@ -85,6 +78,12 @@ class Cells:
         """True gaps of a candidate, ``(cells,)``."""
         return self.share * (self.claimed - self.accuracy(scale))
 
+    def drawn(self, scale: float) -> FloatArray:
+        """Gaps in samples from a candidate, ``(replicates, cells)``."""
+        if scale not in self.samples:
+            self.samples[scale] = self.sampled(self.accuracy(scale))
+        return self.samples[scale]
+
     @cached_property
     def constant(self) -> list[Cells]:
         """Cells with candidates whose gap at s = 1 is one standard error, of either sign."""
@@ -92,38 +91,7 @@ class Cells:
         right = float(self.share @ self.claimed - self.observed.sum())
         likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
         shape = np.full_like(self.shape, math.sqrt(likely * (1 - likely) / count))
-        return [replace(self, shape=sign * shape, draws={}) for sign in (1, -1)]
-
-    def drawn(self, scale: float) -> FloatArray:
-        """Gaps in samples of this size, ``(replicates, cells)``."""
-        return np.concatenate(list(self.runs(scale)))
-
-    def runs(self, scale: float) -> Iterator[FloatArray]:
-        """Yield the same gaps some replicates at a time; the last ones are often not needed."""
-        draws = self.draws.setdefault(scale, Draws(np.random.default_rng(self.seed), []))
-        each, right = self.share / np.maximum(self.size, 1), self.accuracy(scale)
-        scatter = np.broadcast_to(self.scatter, self.trials.shape)
-        for i in range(0, len(self.trials), RUN):
-            if i == RUN * len(draws.runs):
-                trials = self.trials[i : i + RUN]
-                hits = draws.rng.binomial(trials, right)
-                gaps = each * (trials * self.claimed - hits + scatter[i : i + RUN])
-                draws.runs.append(gaps)
-            yield draws.runs[i // RUN]
-
-    def often(
-        self,
-        scale: float,
-        event: Callable[[FloatArray], BoolArray],
-        enough: Callable[[float], bool],
-    ) -> bool:
-        """Return True as soon as the share of draws with an event, which only rises, is enough."""
-        hits = 0
-        for gaps in self.runs(scale):
-            hits += int(event(gaps).sum())
-            if enough((1 + hits) / (1 + len(self.trials))):
-                return True
-        return False
+        return [replace(self, shape=sign * shape, samples={}) for sign in (1, -1)]
 
 
 def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
@@ -134,10 +102,16 @@ def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
-    trials = rng.multinomial(size.sum(), size / size.sum(), replicates)
+    trials = rng.multinomial(size.sum(), size / size.sum(), replicates).astype(np.float64)
     scatter = np.sqrt(trials * _excess(filled)) * rng.standard_normal(trials.shape)
-    shape = gap_curve(curve)(claimed)
-    return Cells(filled.gap, share, claimed, shape, size, trials, seed, scatter)
+    outcomes = Binomials(trials, np.random.default_rng(seed).random(trials.shape))
+    # sums of gaps but for the hits; they scatter beyond these where claims within a bin differ
+    rest, each = trials * claimed + scatter, share / np.maximum(size, 1)
+
+    def sampled(accuracy: FloatArray) -> FloatArray:
+        return np.asarray(each * (rest - outcomes.hits(accuracy)))
+
+    return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
 
 
 def _excess(filled: Bins) -> FloatArray:
@@ -167,51 +141,51 @@ def error_interval(
 
 def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tuple[float, float]:
     """Return the errors of the first and of the last candidate that the data do not rule out."""
-    alpha, draws = 1 - level, len(cells.trials)
+    alpha = 1 - level
     # draws that equal the observed error but for rounding count on both sides
     observed = float(error(cells.observed[None])[0])
     slack = 1e-9 * observed
     calibrated = error(cells.drawn(0.0))
-    noise = float(np.median(calibrated))
+    noise, draws = float(np.median(calibrated)), len(calibrated)
 
     def share(event: BoolArray) -> float:
         return (1 + int(event.sum())) / (1 + draws)
 
-    def reach(gaps: FloatArray) -> BoolArray:
-        return excess(gaps, observed - slack) >= 0
+    def exceeds(one: float, other: float) -> float:
+        # shares come in steps: on a step that is as high, a search would end anywhere
+        return math.log(one / other) + SMALLEST
+
+    def true_error(candidates: Cells, scale: float) -> float:
+        return float(error(candidates.gaps(scale)[None])[0])
 
     # Fewer than two draws cannot be told from none. An estimate below almost all draws of a
     # calibrated model is therefore taken for the lowest one of which enough draws are left.
     fewest = 2 / (1 + draws)
     luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 0.05)))
     shown = max(observed, luckiest) + slack
-
-    def undercut(gaps: FloatArray) -> BoolArray:
-        return excess(gaps, shown) <= 0
-
-    def too_low(scale: float) -> bool:
-        tail = _lower_tail(float(error(cells.gaps(scale)[None])[0]), noise, alpha)
-        return not cells.often(scale, reach, lambda share: share >= tail)
-
-    low = _last(too_low) if share(calibrated >= observed - slack) < alpha else 0.0
     rarely = max(share(calibrated <= shown) * alpha / 2, fewest)
 
-    def compatible(candidates: Cells) -> Callable[[float], bool]:
-        return lambda scale: candidates.often(scale, undercut, lambda share: share > rarely)
+    def reached(scale: float) -> float:
+        tail = _lower_tail(true_error(cells, scale), noise, alpha)
+        return exceeds(share(excess(cells.drawn(scale), observed - slack) >= 0), tail)
 
-    high = _last(compatible(cells))
+    def last(candidates: Cells, start: float = 0.0) -> float:
+        def ruled_out(scale: float) -> float:
+            return exceeds(rarely, share(excess(candidates.drawn(scale), shown) <= 0))
+
+        return _root(ruled_out, start, STEP)
+
+    low, high = _root(reached, 0.0, STEP), last(cells)
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
     beyond = max(observed - float(np.quantile(error(cells.drawn(high)), rarely)), 0.0)
-    low_error, high_error = error(np.stack([cells.gaps(low), cells.gaps(high)])).tolist()
-    high_error = min(high_error + beyond, 1.0)
+    high_error = min(true_error(cells, high) + beyond, 1.0)
     for each in cells.constant:
 
-        def larger(scale: float, each: Cells = each, least: float = high_error) -> bool:
-            return bool(excess(each.gaps(scale)[None], least)[0] > 0)
+        def larger(scale: float, each: Cells = each, least: float = high_error) -> float:
+            return float(excess(each.gaps(scale)[None], least)[0])
 
-        last = _last(compatible(each), larger)
-        high_error = max(high_error, float(error(each.gaps(last)[None])[0]))
-    return low_error, high_error
+        high_error = max(high_error, true_error(each, last(each, _root(larger, 0.0, STEP))))
+    return true_error(cells, low), high_error
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
@@ -415,13 +389,13 @@ def pairs_test(
     held = filled.weight > 0
     share, size = filled.weight[held] / filled.total, filled.effective[held]
     probability = np.clip(filled.confidence[held], 0, 1)
-    rng, many = np.random.default_rng(seed), (replicates, share.size)
+    rng = np.random.default_rng(seed)
     if pairs.weight is None:
-        hits = rng.binomial(filled.count[held], probability, many)
+        hits = drawn(rng, filled.count[held], probability, replicates).T
         residual = share * (probability - hits / size)
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
         deviation = share * np.sqrt(probability * (1 - probability) / size)
-        residual = deviation * rng.standard_normal(many)
+        residual = deviation * rng.standard_normal((replicates, share.size))
     statistic = float(running(filled.gap[held]))
     # draws that equal the observed error but for rounding count as reaching it
     reached = int((running(residual) >= statistic * (1 - 1e-9)).sum())
@@ -433,21 +407,13 @@ def _lower_tail(error: float, noise: float, alpha: float) -> float:
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 
-def _last(
-    holds: Callable[[float], bool], matters: Callable[[float], bool] = lambda scale: True
-) -> float:
-    """Largest scale up to which ``holds`` is true, by bisection, or one that does not matter."""
-    low, high = 0.0, LIMIT
-    for _ in range(12):
-        if not matters(high):
-            break
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
-
-
-def _root(rising: Callable[[float], float]) -> float:
-    """Scale at which a function reaches 0, or the end of the range that is nearest to it."""
-    if rising(0.0) >= 0:
-        return 0.0
-    return LIMIT if rising(LIMIT) <= 0 else float(brentq(rising, 0.0, LIMIT, xtol=1e-9))
+def _root(rising: Callable[[float], float], start: float = 0.0, step: float = 1e-9) -> float:
+    """Scale from ``start`` on at which a function reaches 0, or the nearest end of the range."""
+    rising = cache(rising)
+    if rising(start) >= 0:
+        return start
+    low, high = start, max(1.0, 2 * start)
+    while high < LIMIT and rising(high) < 0:
+        low, high = high, 2 * high
+    high = min(high, LIMIT)
+    return LIMIT if rising(high) <= 0 else float(brentq(rising, low, high, xtol=step))

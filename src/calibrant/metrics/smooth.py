@@ -158,10 +158,10 @@ def lipschitz_error(residual: FloatArray) -> FloatArray:
     witness = np.linspace(-1, 1, 2 * cells + 1)
     best = np.zeros((*residual.shape[:-1], witness.size))
     for cell in range(cells):
-        reach = best.copy()
-        np.maximum(reach[..., 1:], best[..., :-1], out=reach[..., 1:])
-        np.maximum(reach[..., :-1], best[..., 1:], out=reach[..., :-1])
-        best = reach + residual[..., cell, None] * witness
+        higher = np.maximum(best[..., 1:], best[..., :-1])
+        np.maximum(higher[..., 1:], higher[..., :-1], out=best[..., 1:-1])
+        best[..., 0], best[..., -1] = higher[..., 0], higher[..., -1]
+        best += residual[..., cell, None] * witness
     return np.asarray(best.max(-1))
 
 

@@ -12,7 +12,6 @@ the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -315,13 +314,6 @@ def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
     return drawn
 
 
-class _DocumentCells(Cells):
-    """Cells whose noise is that of documents, ``(replicates, cells)``, in ``trials``."""
-
-    def runs(self, scale: float) -> Iterator[FloatArray]:
-        yield np.asarray(self.gaps(scale) + self.trials)
-
-
 def _thinned(filled: Bins, noise: FloatArray) -> Bins:
     """Return bins of as many independent tokens as would have this noise."""
     deviation, alone = noise.std(0, ddof=1), gaps.gap_deviation(filled)
@@ -332,15 +324,18 @@ def _thinned(filled: Bins, noise: FloatArray) -> Bins:
 
 
 def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
+    """Cells whose noise is that of documents, ``(replicates, cells)``."""
     share = filled.weight / filled.total
     claimed = np.clip(np.where(filled.weight > 0, filled.confidence, 0.0), 0, 1)
     # number of independent tokens that would give the overall gap the same variance
     variance = max(float(noise.sum(1).var(ddof=1)), 1e-12)
     worth = max(accuracy * (1 - accuracy) / variance, 1.0)
     size = np.ceil(share * worth).astype(np.int64)
-    return _DocumentCells(
-        filled.gap, share, claimed, gaps.gap_curve(filled)(claimed), size, noise, 0
-    )
+
+    def sampled(right: FloatArray) -> FloatArray:
+        return np.asarray(share * (claimed - right) + noise)
+
+    return Cells(filled.gap, share, claimed, gaps.gap_curve(filled)(claimed), size, sampled)
 
 
 def _clustered_auroc(

@@ -1,0 +1,92 @@
+"""Binomial variables as functions of the chance of a hit."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtri
+
+from calibrant._core.checks import FloatArray, IntArray
+
+RARE = 3.0
+"""Expected hits, or misses, up to which probabilities are added up one by one."""
+SINGLE = 8
+"""Trials up to which it costs less to draw each of them."""
+
+
+class Binomials:
+    """Samples of binomial variables that move with the chances, as little as these do.
+
+    A number that is drawn once says which quantile each variable takes. Samples of two chances
+    therefore differ by what the chances differ in, not by luck, and a search over chances sees no
+    noise. Quantiles are those of the expansion of Cornish and Fisher to the fourth moment, which
+    is off by one hit in about one of fifty draws, and exact where hits or misses are rare.
+
+    >>> few = Binomials(np.full((1, 3), 10.0), np.array([[0.05, 0.5, 0.95]]))
+    >>> few.hits(np.full(3, 0.5))
+    array([[2., 5., 8.]])
+    """
+
+    def __init__(self, trials: FloatArray, uniform: FloatArray) -> None:
+        self.trials, self.uniform = trials, uniform  # (replicates, variables)
+        self._normal = normal = ndtri(uniform)
+        square = normal * normal
+        # the terms of the expansion for skewness, kurtosis, and squared skewness
+        self._terms = (square - 1) / 6, (square - 3) * normal / 24, (5 - 2 * square) * normal / 36
+
+    def hits(self, chance: FloatArray) -> FloatArray:
+        """Hits in samples with chances ``(variables,)``, ``(replicates, variables)``."""
+        mean = self.trials * chance
+        variance = mean * (1 - chance)
+        rare = np.flatnonzero(np.minimum(mean, self.trials - mean) < RARE)
+        hits = mean if rare.size == mean.size else self._expanded(mean, variance, chance)
+        if rare.size:
+            chances = chance[rare % chance.size]
+            found = _added_up(self.uniform.ravel()[rare], self.trials.ravel()[rare], chances)
+            hits.ravel()[rare] = found
+        return hits
+
+    def _expanded(self, mean: FloatArray, variance: FloatArray, chance: FloatArray) -> FloatArray:
+        skewed, peaked, bend = self._terms
+        spread = variance + 1 / 12  # of whole numbers that are smeared over the width of one
+        deviation = np.sqrt(spread)
+        skewness = variance * (1 - 2 * chance) / spread  # these are times the deviation
+        kurtosis = (variance * (1 - 6 * chance * (1 - chance)) - 1 / 120) / spread
+        bent = kurtosis * peaked + skewness**2 * bend
+        hits = np.rint(mean + deviation * self._normal + skewness * skewed + bent / deviation)
+        return np.clip(hits, 0, self.trials, out=hits)
+
+
+def _added_up(uniform: FloatArray, trials: FloatArray, chance: FloatArray) -> FloatArray:
+    """Quantiles ``(n,)``: the rarer outcome is counted up to where its probabilities reach them."""
+    flipped = chance > 0.5
+    rarer = np.where(flipped, 1 - chance, chance)
+    odds = rarer / (1 - rarer)
+    probability = np.exp(trials * np.log1p(-rarer))
+    left = np.where(flipped, 1 - uniform, uniform) - probability
+    count, open_ = np.zeros_like(trials), np.arange(trials.size)
+    rest = trials
+    for hit in range(1, 60):
+        more = np.flatnonzero(left > 0)
+        if not more.size:
+            break
+        open_, odds, rest = open_[more], odds[more], rest[more]
+        probability = probability[more] * odds * (rest - (hit - 1)) / hit
+        left = left[more] - probability
+        count[open_] = hit
+    return np.where(flipped, trials - count, count)
+
+
+def drawn(
+    rng: np.random.Generator, trials: IntArray, chance: FloatArray, replicates: int
+) -> FloatArray:
+    """Draw hits of the same variables over and over, ``(variables, replicates)``."""
+    if trials.max() > SINGLE:
+        # draws of one variable in a row share what the generator prepares for them
+        together = rng.binomial(trials[:, None], chance[:, None], (trials.size, replicates))
+        return together.astype(np.float64)
+    hits = np.zeros((trials.size, replicates))
+    for trial in range(int(trials.max())):
+        some = np.flatnonzero(trials > trial)
+        uniform = rng.random((some.size, replicates), dtype=np.float32)
+        hits[some] += uniform < chance[some, None].astype(np.float32)
+    return hits

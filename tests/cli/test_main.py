@@ -13,6 +13,7 @@ import pytest
 
 import calibrant
 from calibrant import cli, deploy
+from calibrant._core.engines import current_work
 from calibrant.cli.shared import progress_bar
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell, set_clock
@@ -169,7 +170,8 @@ def evaluated(monkeypatch, seconds):
     now, evaluate = [0.0], calibrant.evaluate  # the name is resolved before the patch
     set_clock(monkeypatch, now)
 
-    def slow(pred, *, progress, metrics, **_):
+    def slow(pred, *, metrics, **_):
+        progress = current_work().progress
         for done in (ROWS // 2, ROWS):
             now[0] += seconds / 2
             progress(done, ROWS)

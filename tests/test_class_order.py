@@ -52,7 +52,7 @@ def frame():
 
 @pytest.fixture(scope="module")
 def fitted(frame):
-    return fit(frame, "vector")
+    return fit(frame, method="vector")
 
 
 def permuted(frame):
@@ -165,7 +165,7 @@ def test_other_classes_are_refused(door, change, with_rules, frame, tmp_path):
 
 def test_names_are_those_of_the_columns(frame, fitted):
     assert fitted.class_names_ == tuple(NAMES)
-    assert cross_fit(frame, "ts", level=None).calibrator.class_names_ == tuple(NAMES)
+    assert cross_fit(frame, method="ts", level=None).calibrator.class_names_ == tuple(NAMES)
     assert cal.Auto().fit(scores(frame), frame["label"]).class_names_ == tuple(NAMES)
     numbers = scores(frame).set_axis(["prob_0", "prob_1", "prob_2"], axis=1)
     again = fitted.fit(numbers, frame["label"].map(NAMES.index))

@@ -147,16 +147,16 @@ shuffled labels
     cal.Auto(candidates=("none", "ts")).fit(logits, shuffled)
     warns: accuracy .* is no better than that of guessing .*: check that labels are in the order
 labels of the next class
-    cal.fit({"logits": logits, "labels": (labels + 1) % 5}, "ts")
+    cal.fit({"logits": logits, "labels": (labels + 1) % 5}, method="ts")
     warns: count from 0, and number the classes in the order of the columns
 probabilities as logits
     cal.TemperatureScaling().fit(probs, labels)
     warns: logits look like probabilities: .* if they are, calibrant.fit\(\{"probs": ..., "labels"
 a file of probabilities as logits
-    cal.fit("as_probs.npz", "beta")
+    cal.fit("as_probs.npz", method="beta")
     warns: logits of as_probs.npz look like probabilities: .* if they are, save them as probs
 copied rows
-    cal.fit("copied.npz", "ts")
+    cal.fit("copied.npz", method="ts")
     warns: 540 of the first 600 rows are copies of other rows: .* groups= \(--groups\)
 class weights
     cal.TemperatureScaling().fit(weighted, labels)
@@ -165,13 +165,13 @@ no object
     cal.TemperatureScaling.fit(logits, labels)
     raises: create an object first: TemperatureScaling\(\).fit\(logits, labels\)
 a misspelt method
-    cal.fit("data.npz", "smrat")
+    cal.fit("data.npz", method="smrat")
     raises: unknown method 'smrat': did you mean smart\?
 an option as text
     cal.Auto(keep_argmax="False")
     raises: keep_argmax must be True or False, or None, got 'False'
 a misspelt option
-    cal.fit("data.npz", "ts", options={"objectve": "brier"})
+    cal.fit("data.npz", method="ts", options={"objectve": "brier"})
     raises: ts has no option 'objectve': did you mean objective\? its options are objective
 a choice that is none
     cal.TemperatureScaling(objective="mse")
@@ -222,10 +222,10 @@ NaN
 # cross_fit, compare, effect
 
 a single fold
-    cal.cross_fit("data.npz", "ts", folds=1)
+    cal.cross_fit("data.npz", method="ts", folds=1)
     raises: folds must be from 2 to the number of labelled rows
 the training set, cross-fitted
-    cal.cross_fit("trained.npz", "ts", level=None)
+    cal.cross_fit("trained.npz", method="ts", level=None)
     warns: all predictions are right, .* use held-out examples
 a misspelt method in a comparison
     cal.compare("data.npz", methods=["none", "tss"])
@@ -402,7 +402,7 @@ an id among the classes
     cal.ece(pd.DataFrame(logits).assign(id=range(len(labels))), labels)
     raises: columns that are no scores, id: select the columns of classes
 columns of other classes
-    cal.fit("pets.csv", "ts").predict_proba(pd.DataFrame({"logit_cat": [0.5], "logit_cow": [1.0]}))
+    cal.fit("pets.csv", method="ts").predict(pd.DataFrame({"logit_cat": [0.5], "logit_cow": [1.0]}))
     raises: other classes than those of the fit: dog missing, cow new
 a frame with an index in another order
     cal.evaluate(pd.DataFrame(logits), pd.Series(labels).sort_values(), level=None)

@@ -31,7 +31,9 @@ def main(folder: str) -> None:
     for name, make in METHODS.items():
         measured = []
         for path in files:
-            after = cal.effect(cal.fit(path, make()), path, metrics=FIGURES, level=None).after
+            after = cal.effect(
+                cal.fit(path, method=make()), path, metrics=FIGURES, level=None
+            ).after
             measured.append([after[figure].value for figure in FIGURES])
         means = " | ".join(f"{mean:.4f}" for mean in np.mean(measured, axis=0))
         print(f"| {name} | {means} |", flush=True)

@@ -1039,7 +1039,7 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     np.savez(tmp_path / "p.npz", **arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = fit(tmp_path / "p.npz", FeatureClipping())
+        module = fit(tmp_path / "p.npz", method=FeatureClipping())
     apply(module, tmp_path / "p.npz", tmp_path / "out.npz")
     out = arrays_in(tmp_path / "out.npz")
     expected = module.predict_proba(arrays["test_logits"], arrays["test_features"])
@@ -1060,4 +1060,4 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     del arrays["weight"], arrays["bias"]
     np.savez(tmp_path / "r.npz", **arrays)
     with pytest.raises(ValueError, match=r"r\.npz: FeatureClipping needs the last layer"):
-        fit(tmp_path / "r.npz", FeatureClipping())
+        fit(tmp_path / "r.npz", method=FeatureClipping())

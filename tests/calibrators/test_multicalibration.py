@@ -544,7 +544,7 @@ def test_wrong_metadata_are_refused(repaired):
         repaired.predict_proba(odds)
     arrays = {"logits": odds, "labels": labels, **metadata}
     with pytest.raises(ValueError, match="name metadata columns with columns= or --columns"):
-        cal.fit(arrays, "multicalibration")
+        cal.fit(arrays, method="multicalibration")
     with pytest.raises(ValueError, match="got 100 of age, 200 of site for labels of shape"):
         Multicalibration(columns=NAMES).fit(
             odds, labels, features={**metadata, "age": metadata["age"][:100]}

@@ -28,11 +28,11 @@ def doors(logits, labels, **options):
     return {
         "the calibrator": lambda: CALIBRATORS["ts"]().fit(logits, labels),
         "arrays of tensors": lambda: CALIBRATORS["ts"]().fit(torch.tensor(logits), labels),
-        "whole": lambda: cal.fit(data, "beta"),
-        "the table": lambda: cal.fit(data, "ts"),
-        "auto": lambda: cal.fit(data, cal.Auto(candidates=("none", "ts"))),
-        "cross_fit, whole": lambda: cal.cross_fit(data, "beta", level=None),
-        "cross_fit, the table": lambda: cal.cross_fit(data, "ts", level=None),
+        "whole": lambda: cal.fit(data, method="beta"),
+        "the table": lambda: cal.fit(data, method="ts"),
+        "auto": lambda: cal.fit(data, method=cal.Auto(candidates=("none", "ts"))),
+        "cross_fit, whole": lambda: cal.cross_fit(data, method="beta", level=None),
+        "cross_fit, the table": lambda: cal.cross_fit(data, method="ts", level=None),
         "compare": lambda: cal.compare(data, methods=["none", "ts", "beta"], level=None),
     }
 

@@ -32,7 +32,7 @@ def test_fit_saves_what_it_learned(run):
     code, out, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
     assert code == 0
     found: Any = artifacts.load("saved")
-    expected: Any = fit_workflow("p.npz", "ts")
+    expected: Any = fit_workflow("p.npz", method="ts")
     assert float(found.temperature_) == float(expected.temperature_)
     lines = out.splitlines()
     assert lines[0] == "ts on p.npz, val split"
@@ -282,7 +282,7 @@ def test_cross_fit(run, given, folds):
     assert re.search(r"^ECE +[\d.]+ % +\[[\d., ]+\] +[\d.]+ % +\[[\d., ]+\]", out, re.M)
     assert f"a fit on the other {folds - 1} folds" in out
     found: Any = artifacts.load("saved")
-    expected: Any = fit_workflow("test.npz", "ts", split="test")
+    expected: Any = fit_workflow("test.npz", method="ts", split="test")
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-6)
     assert f"temperature {float(found.temperature_):.4g}\n" in out
 

@@ -73,7 +73,7 @@ def test_predictions(small_files, verb):
 
 
 def test_options_that_have_a_table(small_files):
-    cal.save(cal.fit("p.npz", "ts"), "calibrator")
+    cal.save(cal.fit("p.npz", method="ts"), "calibrator")
     outputs(small_files, "slices", ["p.npz", "--by", "site", "--calibrator", "calibrator"])
     for promise in (["--coverage", "0.8"], COMMANDS["decide"][1:3]):
         outputs(small_files, "decide", ["p.npz", *promise, "--save", "rule"])

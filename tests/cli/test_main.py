@@ -172,6 +172,7 @@ def evaluated(monkeypatch, seconds):
 
     def slow(pred, *, metrics, **_):
         progress = current_work().progress
+        assert progress is not None
         for done in (ROWS // 2, ROWS):
             now[0] += seconds / 2
             progress(done, ROWS)

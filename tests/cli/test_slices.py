@@ -39,7 +39,7 @@ def test_the_worst_subgroup_stands_first(run, table):
 
 
 def test_columns_depth_and_calibrator(run, table):
-    cal.save(cal.fit(table, "sigmoid"), "calibrator")
+    cal.save(cal.fit(table, method="sigmoid"), "calibrator")
     arguments = ("--columns", "site", "--depth", "1", "--calibrator", "calibrator", "--json")
     found = json.loads(run("slices", table, *arguments)[1])
     assert found["columns"] == ["site", "P(1)"]
@@ -49,7 +49,7 @@ def test_columns_depth_and_calibrator(run, table):
 
 
 def test_known_groups(run, table):
-    cal.save(cal.fit(table, "sigmoid"), "calibrator")
+    cal.save(cal.fit(table, method="sigmoid"), "calibrator")
     out = run("slices", table, "--by", "site", "--calibrator", "calibrator")[1]
     assert "B after" in out
     assert "TPR %" in out

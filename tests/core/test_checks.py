@@ -267,7 +267,7 @@ P = [[0.3], [0.9], [0.2], [0.6]]
 DOORS = {
     "metric": lambda p: cal.nll(probs=p, labels=YES),
     "evaluate": lambda p: cal.evaluate({"probs": p, "labels": YES}),
-    "fit": lambda p: cal.fit({"probs": p, "labels": YES}, "ts"),
+    "fit": lambda p: cal.fit({"probs": p, "labels": YES}, method="ts"),
     "compare": lambda p: cal.compare({"probs": p, "labels": YES}, methods=["none"]),
     "threshold": lambda p: cal.threshold(probs=p, labels=YES, max_error=0.5),
     "conformal": lambda p: cal.conformal(probs=p, labels=YES, coverage=0.5),

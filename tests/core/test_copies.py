@@ -95,9 +95,9 @@ def test_they_are_told_once_wherever_labels_come_in(tiled, tmp_path):
         ),
         "evaluate a file": lambda: cal.evaluate(tmp_path / "p.npz", level=None),
         "fit": lambda: cal.Auto(candidates=("none", "ts")).fit(*tiled),
-        "fit a file": lambda: cal.fit(tmp_path / "p.npz", "vector"),
-        "fit from the table": lambda: cal.fit(data, "ts"),
-        "cross_fit": lambda: cal.cross_fit(data, "ts", level=None),
+        "fit a file": lambda: cal.fit(tmp_path / "p.npz", method="vector"),
+        "fit from the table": lambda: cal.fit(data, method="ts"),
+        "cross_fit": lambda: cal.cross_fit(data, method="ts", level=None),
         "compare": lambda: cal.compare(data, methods=["none", "ts"], level=None),
     }
     for name, call in calls.items():
@@ -114,7 +114,7 @@ def test_groups_tokens_and_tags_are_left_alone(tiled):
     logits, labels = tiled
     groups = np.tile(np.arange(60), 10)
     cal.TemperatureScaling().fit(logits, labels, groups=groups)  # a warning would be an error
-    cal.fit({"logits": logits, "labels": labels}, "ts", groups=groups)
+    cal.fit({"logits": logits, "labels": labels}, method="ts", groups=groups)
     cal.TemperatureScaling().fit(logits.reshape(60, 10, 5), labels.reshape(60, 10))
     tags = (logits > 0).astype(int)
     cal.evaluate(logits, tags, estimand="multilabel", level=None)

@@ -129,14 +129,14 @@ def test_every_form_has_the_same_arrays(tmp_path):
 def test_workflows_take_tables(tmp_path):
     frame, arrays = table()
     expected = cal.evaluate(arrays, by="group", level=None)
-    fitted = cal.fit(arrays, "ts")
+    fitted = cal.fit(arrays, method="ts")
     for data in forms(tmp_path, frame):
         evaluation = cal.evaluate(data, by="group", level=None)
         assert evaluation["nll"].value == pytest.approx(expected["nll"].value, rel=1e-12)
         assert {k.strip(): v.n for k, v in evaluation.by.items()} == {
             k.strip(): v.n for k, v in expected.by.items()
         }
-        assert cal.fit(data, "ts").temperature_ == pytest.approx(float(fitted.temperature_))
+        assert cal.fit(data, method="ts").temperature_ == pytest.approx(float(fitted.temperature_))
     by = frame["group"]
     assert cal.evaluate(frame, by=by, sample_weight=pd.Series(np.ones(200)), level=None).n == (
         expected.n
@@ -171,7 +171,7 @@ def test_apply_keeps_the_form_and_the_names(tmp_path):
     frame = frame.assign(when=pd.Timestamp("2026-01-02"))
     frame.to_parquet(tmp_path / "in.parquet")
     frame.to_csv(tmp_path / "in.csv", index=False)
-    fitted = cal.fit(arrays, "ts")
+    fitted = cal.fit(arrays, method="ts")
     for source, out in (("in.parquet", "out.parquet"), ("in.csv", "out.csv")):
         cal.apply(fitted, tmp_path / source, tmp_path / out)
         dataset = open_dataset(tmp_path / out)
@@ -199,7 +199,7 @@ def test_a_table_keeps_its_columns_in_other_tables(tmp_path):
     frame[["p_2", "p_0", "p_1"]] = probs
     frame["feature_0"] = rng.normal(size=40)
     frame.to_csv(tmp_path / "in.csv", index=False)
-    fitted = cal.fit(tmp_path / "in.csv", "ts")
+    fitted = cal.fit(tmp_path / "in.csv", method="ts")
     for suffix in (".csv", ".parquet"):
         cal.apply(fitted, tmp_path / "in.csv", tmp_path / f"out{suffix}")
     out = pd.read_csv(tmp_path / "out.csv")
@@ -209,7 +209,9 @@ def test_a_table_keeps_its_columns_in_other_tables(tmp_path):
     pd.testing.assert_frame_equal(out[kept], by_split[kept])
     alone = frame[["id", "p_1", "Target"]].assign(Target=lambda one: one["Target"] % 2)
     alone.to_csv(tmp_path / "alone.csv", index=False)
-    cal.apply(cal.fit(tmp_path / "alone.csv", "ts"), tmp_path / "alone.csv", tmp_path / "a.csv")
+    cal.apply(
+        cal.fit(tmp_path / "alone.csv", method="ts"), tmp_path / "alone.csv", tmp_path / "a.csv"
+    )
     assert list(pd.read_csv(tmp_path / "a.csv")) == list(alone)
 
 

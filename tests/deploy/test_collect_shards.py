@@ -75,7 +75,7 @@ def test_shards_hold_what_one_forward_pass_gives(tmp_path, shards):
     assert_complete(out, expected())
     np.testing.assert_array_equal(open_dataset(out).split().read("site"), ARRAYS["site"])
     assert cal.evaluate(out, level=None).n == 40
-    assert cal.fit(out, "ts").classes == 3
+    assert cal.fit(out, method="ts").classes == 3
 
 
 def test_a_module_in_training_mode_is_evaluated_and_returned_as_it_was(tmp_path, shards):

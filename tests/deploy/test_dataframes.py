@@ -55,7 +55,7 @@ def applied(fitted, probs, tmp_path_factory):
 def test_zeros_count_as_in_the_fit():
     probs = np.array([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [0.0, 0.0, 1.0]] * 20)
     with told(), pytest.warns(UserWarning, match="they count as 0.05"):
-        fitted = cal.fit({"probs": probs, "labels": np.arange(60) % 3}, "ts")
+        fitted = cal.fit({"probs": probs, "labels": np.arange(60) % 3}, method="ts")
     root = np.maximum(probs, 0.05) ** (1 / float(fitted.temperature_))
     found = calibrate_table({"probs": probs}, fitted)["calibrated"]
     np.testing.assert_allclose(found, root / root.sum(1, keepdims=True), atol=1e-7)

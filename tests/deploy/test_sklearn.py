@@ -679,7 +679,7 @@ def test_a_tree_is_calibrated_alike_here_and_in_a_file(two, method):
     here = CalibratedClassifier(FrozenEstimator(tree), method=method).fit(X[rest], y[rest])
     probs, labels = tree.predict_proba(X[rest])[:, 1], np.searchsorted(tree.classes_, y[rest])
     with pytest.warns(UserWarning, match="probabilities are 0"):
-        there = cal.fit({"probs": probs, "labels": labels}, method)
+        there = cal.fit({"probs": probs, "labels": labels}, method=method)
     expected = there.predict_proba(logit(np.clip(probs, 1e-40, 1 - 1e-16)))
     np.testing.assert_allclose(here.predict_proba(X[rest])[:, 1], expected, atol=1e-6)
 

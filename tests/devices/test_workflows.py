@@ -57,8 +57,8 @@ WORK: dict[str, Any] = {
         ece(subject.evaluation)
         for subject in cal.report(d["logits"], d["labels"], methods=METHODS, level=None).subjects
     ],
-    "fit": lambda d, c, _: probabilities(cal.fit(d, "vector")),
-    "cross_fit": lambda d, c, _: ece(cal.cross_fit(d, "ts", level=None).effect.after),
+    "fit": lambda d, c, _: probabilities(cal.fit(d, method="vector")),
+    "cross_fit": lambda d, c, _: ece(cal.cross_fit(d, method="ts", level=None).effect.after),
     "effect": lambda d, c, _: ece(cal.effect(c, d, level=None).after),
     "apply": applied,
     "find_slices": lambda d, c, _: len(

@@ -70,7 +70,7 @@ def results(data):
         nothing = cal.threshold(logits, labels, max_error=0.001)
     return [
         *(evaluation, row, failed, Comparison([row, failed], *about), ts, plain, monitor.report()),
-        *(cal.effect(ts, file, level=None), cal.cross_fit(file, "ts", folds=2, level=None)),
+        *(cal.effect(ts, file, level=None), cal.cross_fit(file, method="ts", folds=2, level=None)),
         *(
             cal.Auto(candidates=["ts", "none"], folds=2).fit(logits, labels),
             Average([ts, plain], [0.7, 0.3]),

@@ -325,7 +325,7 @@ def test_workflows_measure_what_evaluate_does():
         changed = cal.effect(kept, data, **options)
         assert changed.before.metrics == before.metrics
         assert changed.after.metrics == after.metrics
-        assert cal.cross_fit(data, "ts", **options).effect.before.metrics == before.metrics
+        assert cal.cross_fit(data, method="ts", **options).effect.before.metrics == before.metrics
         comparison = cal.compare(
             {**data, "val_logits": z, "val_labels": labels},
             methods=["none", "ts"],

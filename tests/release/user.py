@@ -38,7 +38,7 @@ def main(expected: str) -> None:
     probs = assert_type(calibrator.predict_proba(logits), NDArray[Any])
     assert_type(calibrator.predict_proba(torch.from_numpy(logits)), torch.Tensor)
     assert assert_type(cal.ece(probs=probs, labels=labels), float) < 0.02
-    assert_type(cal.fit(cal.sample_path(), "ts"), cal.Calibrator)
+    assert_type(cal.fit(cal.sample_path(), method="ts"), cal.Calibrator)
 
     chosen = assert_type(cal.threshold(probs=probs, labels=labels, max_error=0.05), Threshold)
     sets = assert_type(cal.conformal(probs=probs, labels=labels), ConformalSets)

@@ -226,7 +226,7 @@ def test_a_job_gives_what_it_promises(client, tags, finished, tmp_path):
         assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
         (tmp_path / name).write_bytes(answer.body)
     loaded = cal.load(tmp_path / "calibrator.safetensors")
-    fitted = cal.fit(tags, "pooled", estimand="multilabel")
+    fitted = cal.fit(tags, method="pooled", estimand="multilabel")
     given = loaded.predict_proba(tags["logits"])
     np.testing.assert_allclose(given, fitted.predict_proba(tags["logits"]), rtol=1e-6)
     assert np.abs(given - 0.5).mean() < np.abs(1 / (1 + np.exp(-tags["logits"])) - 0.5).mean()

@@ -124,7 +124,7 @@ def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
     assert [update for update in sent if update[0] == "step"] == [("step", i) for i in range(3)]
     assert ("progress", 200, 200) in sent
     assert (told["no_onnx"], told["needs_features"]) == (None, False)
-    fitted = cal.fit(path, "ets", split="test")
+    fitted = cal.fit(path, method="ets", split="test")
     loaded = cal.load(tmp_path / "calibrator.safetensors")
     np.testing.assert_array_equal(
         loaded.predict_proba(arrays["test_logits"]), fitted.predict_proba(arrays["test_logits"])

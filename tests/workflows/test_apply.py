@@ -180,7 +180,7 @@ def judged(votes):
     """Temperature scaling of the first votes, and what it makes of the others, by definition."""
     probs, labels = votes
     with pytest.warns(UserWarning, match="of 1,500 probabilities are 0 .* they count as 0.05"):
-        found = fit({"probs": probs[:500], "labels": labels[:500]}, "ts")
+        found = fit({"probs": probs[:500], "labels": labels[:500]}, method="ts")
     logs = np.log(np.maximum(probs, 0.05))  # half a vote
 
     def loss(u):
@@ -221,7 +221,7 @@ def test_zeros_count_as_in_the_fit_wherever_it_is_applied(tmp_path, votes, judge
 def test_a_fit_on_float32_is_that_on_float64(votes, judged):
     probs, labels = votes
     with pytest.warns(UserWarning, match="they count as 0.05"):
-        found = fit({"probs": probs[:500].astype(np.float32), "labels": labels[:500]}, "ts")
+        found = fit({"probs": probs[:500].astype(np.float32), "labels": labels[:500]}, method="ts")
     assert float(found.temperature_) == pytest.approx(float(judged[0].temperature_), rel=1e-5)
     assert float(found.floor_) == pytest.approx(0.05)
 
@@ -232,7 +232,7 @@ def test_the_floor_is_that_of_labelled_rows_over_all_shards(tmp_path, votes):
     path = as_npz_folder(tmp_path, {"probs": probs, "labels": labels})
     for method in ("ts", "vector"):  # from records, and from arrays
         with pytest.warns(UserWarning, match="they count as 0.05"):
-            found = fit(path, method)
+            found = fit(path, method=method)
         assert float(found.floor_) == pytest.approx(0.05)
 
 
@@ -260,7 +260,7 @@ def test_one_column_as_a_matrix_is_told_apart(tmp_path):
 def test_apply_with_features(tmp_path, rng):
     arrays = predictions() | {"features": rng.normal(size=(600, 3)).astype(np.float32)}
     path = as_npz_folder(tmp_path, arrays)
-    fitted = fit(path, Featured())
+    fitted = fit(path, method=Featured())
     apply(fitted, path, tmp_path / "out.npz")
     found = stored(tmp_path / "out.npz")
     expected = out_of(fitted, arrays["logits"], arrays["features"])
@@ -509,7 +509,7 @@ def test_unfitted_calibrator_is_refused(tmp_path):
 def test_applied_file_measures_as_the_calibrated_arrays(tmp_path):
     arrays = predictions()
     path = as_npz(tmp_path, arrays)
-    apply(fit(path, "ts"), path, tmp_path / "out.npz")
+    apply(fit(path, method="ts"), path, tmp_path / "out.npz")
     found = calibrant.evaluate(tmp_path / "out.npz", level=None)
     expected = calibrant.evaluate(
         out_of(fitted_on(arrays), arrays["logits"]), arrays["labels"], level=None

@@ -104,8 +104,10 @@ def test_figures_equal_those_of_one_array(shards, executor):
     for name in expected:
         assert found[name].value == pytest.approx(expected[name].value, rel=1e-9)
     with use(executor=executor):
-        fitted = fit(shards, "ts")
-    np.testing.assert_allclose(fitted.temperature_, fit(ARRAYS, "ts").temperature_, rtol=1e-6)
+        fitted = fit(shards, method="ts")
+    np.testing.assert_allclose(
+        fitted.temperature_, fit(ARRAYS, method="ts").temperature_, rtol=1e-6
+    )
     with use(executor=executor):
         rows = compare(shards, methods=["none", "ts"], level=None).rows
     others = compare(ARRAYS, methods=["none", "ts"], level=None).rows

@@ -517,7 +517,7 @@ def test_advice_and_fit_agree(tmp_path, rng):
         path, methods={**light, "auto": calibrant.Auto(candidates=list(light))}, level=None
     )
     with pytest.warns(UserWarning, match="Auto keeps predictions.*sms, which may change"):
-        again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
+        again = calibrant.fit(path, method=calibrant.Auto(candidates=list(light)))
     halves: Any = found["auto"].calibrator
     assert found.choice() == "auto"
     assert halves.findings[0] in found.advice()

@@ -45,7 +45,7 @@ def test_effect_is_that_of_the_arrays(tmp_path, kind, write):
 def test_effect_measures_test_and_fit_measures_what_it_fitted(tmp_path):
     val, test = predictions(rows=200, seed=1), predictions(rows=300, seed=2)
     path = as_npz(tmp_path, splits(val=val, test=test))
-    found = fit_and_measure(path, "ts", metrics=["ece"])
+    found = fit_and_measure(path, method="ts", metrics=["ece"])
     assert (found.split, found.effect.before.n) == ("val", (val["labels"] >= 0).sum())
     tested = effect(found.calibrator, path, metrics=["ece"], level=None)
     assert tested.before.n == (test["labels"] >= 0).sum()
@@ -54,7 +54,7 @@ def test_effect_measures_test_and_fit_measures_what_it_fitted(tmp_path):
 
 def test_effect_with_features(tmp_path, rng):
     arrays = labelled(predictions()) | {"features": rng.normal(size=(564, 3)).astype(np.float32)}
-    found = fit_and_measure(as_npz(tmp_path, arrays), Featured(), metrics=["nll"])
+    found = fit_and_measure(as_npz(tmp_path, arrays), method=Featured(), metrics=["nll"])
     after = out_of(found.calibrator, arrays["logits"], arrays["features"])
     expected = calibrant.evaluate(after, arrays["labels"], metrics=["nll"], level=None)
     assert found.effect.after["nll"].value == pytest.approx(expected["nll"].value, abs=1e-9)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 import calibrant
 from calibrant import use
@@ -46,7 +47,7 @@ from tests.support.simulate import drawn
 @pytest.mark.parametrize("write", [as_deflated, as_pair, as_safetensors_glob])
 def test_temperature_of_a_file_is_that_of_its_arrays(tmp_path, write):
     arrays = predictions()
-    found = fit(write(tmp_path, arrays), "ts")
+    found = fit(write(tmp_path, arrays), method="ts")
     expected = TemperatureScaling().fit(arrays["logits"], arrays["labels"])
     assert isinstance(found, TemperatureScaling)
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
@@ -56,7 +57,7 @@ def test_temperature_of_a_file_is_that_of_its_arrays(tmp_path, write):
 @pytest.mark.parametrize("write", [as_npz, as_npy_folder])
 def test_methods_that_read_whole_get_the_same_arrays(tmp_path, write):
     arrays = predictions()
-    found = fit(write(tmp_path, arrays), Shift())
+    found = fit(write(tmp_path, arrays), method=Shift())
     expected = Shift().fit(arrays["logits"], arrays["labels"])
     torch.testing.assert_close(found.shift_, expected.shift_)
 
@@ -65,7 +66,7 @@ def test_methods_that_read_whole_get_the_same_arrays(tmp_path, write):
 def test_known_temperature_is_found_over_shards(tmp_path, rng, temperature):
     logits, labels = drawn(rng, 6000, 4, temperature)
     path = as_npz_folder(tmp_path, {"logits": logits.astype(np.float16), "labels": labels})
-    found: Any = fit(path, "ts")
+    found: Any = fit(path, method="ts")
     assert float(found.temperature_) == pytest.approx(temperature, rel=0.08)
 
 
@@ -79,7 +80,7 @@ def test_weights_are_a_column(tmp_path, kind):
     path = as_npz_folder(tmp_path, arrays)
     expected = kind().fit(arrays["logits"], arrays["labels"], sample_weight=arrays["importance"])
     plain = kind().fit(arrays["logits"], arrays["labels"])
-    found = fit(path, kind(), sample_weight="importance")
+    found = fit(path, method=kind(), sample_weight="importance")
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-5, atol=0)
     learned = next(n for n in plain.state_dict() if n not in ("classes_", "floor_"))
@@ -88,11 +89,11 @@ def test_weights_are_a_column(tmp_path, kind):
 
 def test_groups_reach_the_method(tmp_path):
     arrays = predictions()
-    found: Any = fit(as_npz_folder(tmp_path, arrays), Shift(), groups="site")
+    found: Any = fit(as_npz_folder(tmp_path, arrays), method=Shift(), groups="site")
     np.testing.assert_array_equal(found.context.groups, arrays["site"])
     assert found.context.features is None
     with pytest.raises(ValueError, match="no age in this split; found logits, labels, importance"):
-        fit(tmp_path / "shards", "ts", groups="age")
+        fit(tmp_path / "shards", method="ts", groups="age")
 
 
 def test_groups_of_sequences_hold_for_their_tokens(tmp_path, rng):
@@ -101,7 +102,7 @@ def test_groups_of_sequences_hold_for_their_tokens(tmp_path, rng):
         "labels": rng.integers(4, size=(6, 3)),
         "document": np.array([0, 0, 1, 1, 2, 2]),
     }
-    found: Any = fit(as_npz(tmp_path, arrays), Shift(), groups="document")
+    found: Any = fit(as_npz(tmp_path, arrays), method=Shift(), groups="document")
     np.testing.assert_array_equal(found.context.groups, np.repeat([0, 0, 1, 1, 2, 2], 3))
 
 
@@ -113,11 +114,11 @@ def test_features_and_last_layer_reach_methods_that_need_them(tmp_path, rng):
         "bias": rng.normal(size=5),
     }
     path = as_npz(tmp_path, arrays)
-    found: Any = fit(path, Featured())
+    found: Any = fit(path, method=Featured())
     np.testing.assert_array_equal(found.context.features, arrays["val_features"])
     np.testing.assert_array_equal(found.context.head[0], arrays["weight"])
     np.testing.assert_array_equal(found.context.head[1], arrays["bias"])
-    plain: Any = fit(path, Shift())
+    plain: Any = fit(path, method=Shift())
     assert plain.context.features is None
     assert plain.context.head is None
 
@@ -125,7 +126,7 @@ def test_features_and_last_layer_reach_methods_that_need_them(tmp_path, rng):
 def test_missing_features_are_named(tmp_path):
     path = as_npz(tmp_path, splits(val=predictions()))
     with pytest.raises(ValueError, match=r"Featured needs features: .*p\.npz has no val_features"):
-        fit(path, Featured())
+        fit(path, method=Featured())
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -140,7 +141,7 @@ def test_probabilities_become_logits_and_zeros_are_counted_once(tmp_path, kind, 
         tmp_path, {"probs": probs, "labels": arrays["labels"]}
     )
     with pytest.warns(UserWarning, match="^12 of 1,880 probabilities are 0 ") as told:
-        found = fit(path, kind())
+        found = fit(path, method=kind())
     assert [w.filename for w in told] == [__file__]
     floor = probs[probs > 0].min() / 2
     expected = kind().fit(np.log(np.maximum(probs, floor)), arrays["labels"])
@@ -149,8 +150,8 @@ def test_probabilities_become_logits_and_zeros_are_counted_once(tmp_path, kind, 
         torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-4, atol=0)
     options: dict[str, Any] = {"metrics": ["ece"]}
     for call in (
-        lambda: fit_and_measure(path, kind(), **options),
-        lambda: cross_fit(path, kind(), folds=2, level=None, **options),
+        lambda: fit_and_measure(path, method=kind(), **options),
+        lambda: cross_fit(path, method=kind(), folds=2, level=None, **options),
     ):
         with pytest.warns(UserWarning, match="^12 of 1,880 probabilities are 0 ") as told:
             call()
@@ -163,7 +164,7 @@ def test_probabilities_become_logits_and_zeros_are_counted_once(tmp_path, kind, 
 def test_one_logit(tmp_path, rng, write):
     logits, labels = drawn(rng, 1000, 2, 2.0)
     odds = logits[:, 1] - logits[:, 0]
-    found: Any = fit(write(tmp_path, {"logits": odds, "labels": labels}), "ts")
+    found: Any = fit(write(tmp_path, {"logits": odds, "labels": labels}), method="ts")
     expected = TemperatureScaling().fit(odds, labels)
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
     assert out_of(found, odds).shape == odds.shape
@@ -176,7 +177,7 @@ def test_tokens_of_sequences(tmp_path, rng):
     labels[:, 5:] = IGNORED
     labels[10:30] = IGNORED  # whole blocks without a label
     logits[10:30] = np.nan
-    found: Any = fit(as_npz(tmp_path, {"logits": logits, "labels": labels}), "ts")
+    found: Any = fit(as_npz(tmp_path, {"logits": logits, "labels": labels}), method="ts")
     expected = TemperatureScaling().fit(logits, labels)
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
@@ -205,7 +206,7 @@ def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng
     for write in (as_npz, as_npz_folder, as_safetensors_glob):
         folder = tmp_path / write.__name__
         folder.mkdir()
-        found: Any = fit(write(folder, arrays), auto())
+        found: Any = fit(write(folder, arrays), method=auto())
         names = [candidate.name for candidate in found.candidates_]
         assert "top_and_rest" in names
         assert_same_fit(found, expected)
@@ -215,8 +216,8 @@ def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng
 def test_auto_chooses_from_the_table_of_a_large_split(tmp_path, rng, monkeypatch):
     arrays = skewed(rng)
     monkeypatch.setattr(fitting, "WHOLE", arrays["logits"].size - 1)
-    whole: Any = fit(as_npz(tmp_path, arrays), "auto")
-    shards: Any = fit(as_npz_folder(tmp_path, arrays), "auto")
+    whole: Any = fit(as_npz(tmp_path, arrays), method="auto")
+    shards: Any = fit(as_npz_folder(tmp_path, arrays), method="auto")
     assert {c.name for c in whole.candidates_} == {"none", "ts", "beta", "blend"}
     assert_same_fit(shards, whole)
 
@@ -234,7 +235,7 @@ def test_the_limit_counts_every_logit(tmp_path, rng, monkeypatch):
 def test_nothing_to_fit_on(tmp_path, labels):
     np.savez(tmp_path / "p.npz", logits=np.zeros((len(labels), 3)), labels=labels)
     with pytest.raises(ValueError, match="nothing to measure"):
-        fit(tmp_path / "p.npz", "ts")
+        fit(tmp_path / "p.npz", method="ts")
 
 
 # Which split.
@@ -254,7 +255,7 @@ def test_choice_of_split(tmp_path, names, asked, used):
     each = {name: predictions(seed=i, rows=200 + 50 * i) for i, name in enumerate(names)}
     for i, name in enumerate(names):
         each[name]["logits"] *= 1 + i
-    found: Any = fit(as_npz(tmp_path, splits(**each)), "ts", split=asked)
+    found: Any = fit(as_npz(tmp_path, splits(**each)), method="ts", split=asked)
     expected = TemperatureScaling().fit(each[used]["logits"], each[used]["labels"])
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
@@ -263,9 +264,9 @@ def test_test_set_is_not_fitted_unasked(tmp_path):
     path = as_npz(tmp_path, splits(test=predictions(), noise=predictions()))
     wanted = r"no split 'val' and no plain arrays.* only test, noise.*--split.*--cross-fit"
     with pytest.raises(ValueError, match=wanted):
-        fit(path, "ts")
+        fit(path, method="ts")
     with pytest.raises(ValueError, match="unknown split 'blur': choose from test, noise"):
-        fit(path, "ts", split="blur")
+        fit(path, method="ts", split="blur")
 
 
 # Which method.
@@ -273,11 +274,11 @@ def test_test_set_is_not_fitted_unasked(tmp_path):
 
 def test_calibrator_is_fitted_in_place(tmp_path):
     mine = TemperatureScaling(objective="brier")
-    assert fit(as_npz(tmp_path, predictions()), mine) is mine
+    assert fit(as_npz(tmp_path, predictions()), method=mine) is mine
 
 
 def test_options_reach_the_constructor(tmp_path):
-    found: Any = fit(as_npz(tmp_path, predictions()), "ts", options={"objective": "brier"})
+    found: Any = fit(as_npz(tmp_path, predictions()), method="ts", options={"objective": "brier"})
     assert found.objective == "brier"
 
 
@@ -312,12 +313,12 @@ def test_process_pool(tmp_path, process_pool):
         arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
     )
     with use(executor=process_pool):
-        found: Any = fit(path, "ts", sample_weight="importance")
+        found: Any = fit(path, method="ts", sample_weight="importance")
     arrays["logits"][-1] = np.nan
     arrays["labels"][-1] = 1
     np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
     with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"), use(executor=process_pool):
-        fit(path, "ts")
+        fit(path, method="ts")
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
 
@@ -331,7 +332,7 @@ def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
     ):
         fit(
             as_npz_glob(tmp_path, predictions()),
-            "ts",
+            method="ts",
         )
     done = [step[0] for step in steps]
     assert {step[1] for step in steps} == {600}
@@ -348,10 +349,10 @@ def test_faults_are_placed(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"p\.npz, counting from row 300: logits .* row 42 has NaN"
     ):
-        fit(path, "ts")
+        fit(path, method="ts")
     arrays["labels"][2] = 7
     with pytest.raises(ValueError, match=r"p\.npz: labels must be in \[0, 5\)"):
-        fit(as_npz(tmp_path, arrays), Shift())
+        fit(as_npz(tmp_path, arrays), method=Shift())
 
 
 # Cross-fitting: the loop over folds, written out here.
@@ -363,7 +364,11 @@ def test_cross_fit_is_the_loop_over_folds(tmp_path, kind, write):
     arrays = predictions()
     arrays["importance"][::11] = 0  # as if they were not there
     found = cross_fit(
-        write(tmp_path, arrays), kind(), folds=4, sample_weight="importance", metrics=["ece", "nll"]
+        write(tmp_path, arrays),
+        method=kind(),
+        folds=4,
+        sample_weight="importance",
+        metrics=["ece", "nll"],
     )
     kept, fold = labelled(arrays), found.folds[arrays["labels"] != IGNORED]
     after = np.zeros_like(kept["logits"])
@@ -388,7 +393,7 @@ def test_folds_have_equal_shares_and_are_seeded(tmp_path):
     arrays = predictions()
     path = as_npz(tmp_path, arrays)
     options: dict[str, Any] = {"metrics": ["accuracy"], "level": None}
-    first, again, other = (cross_fit(path, "ts", seed=s, **options).folds for s in (0, 0, 1))
+    first, again, other = (cross_fit(path, method="ts", seed=s, **options).folds for s in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     np.testing.assert_array_equal(first == -1, arrays["labels"] == IGNORED)
@@ -402,7 +407,7 @@ def test_groups_stay_in_one_fold(tmp_path, rng, kind):
     arrays = predictions() | {"patient": np.sort(rng.integers(40, size=600))}
     arrays["labels"][arrays["patient"] == 0] = IGNORED
     found = cross_fit(
-        as_npz(tmp_path, arrays), kind(), groups="patient", metrics=["accuracy"], level=None
+        as_npz(tmp_path, arrays), method=kind(), groups="patient", metrics=["accuracy"], level=None
     )
     for patient in np.unique(arrays["patient"]):
         rows = (arrays["patient"] == patient) & (arrays["labels"] != IGNORED)
@@ -416,7 +421,7 @@ def test_cross_fit_takes_arrays_and_tokens(rng):
     labels = rng.integers(3, size=(30, 4))
     labels[::7] = IGNORED
     arrays = {"logits": torch.tensor(logits), "labels": torch.tensor(labels)}
-    found = cross_fit(arrays, Shift(), folds=3, metrics=["nll"], level=None)
+    found = cross_fit(arrays, method=Shift(), folds=3, metrics=["nll"], level=None)
     after = np.empty_like(logits)
     for i in range(3):
         seen = found.folds != i
@@ -433,7 +438,7 @@ def test_warning_of_every_fold_is_given_once(tmp_path):
             warnings.warn(f"{(examples.labels >= 0).sum()} samples", stacklevel=2)
 
     with pytest.warns(UserWarning, match="^564 samples") as told:
-        cross_fit(as_npz(tmp_path, predictions()), Telling(), metrics=["ece"], level=None)
+        cross_fit(as_npz(tmp_path, predictions()), method=Telling(), metrics=["ece"], level=None)
     assert len(told) == 1
 
 
@@ -442,7 +447,7 @@ def test_warning_of_every_fold_is_given_once(tmp_path):
 )
 def test_split_of_a_cross_fit(tmp_path, names, used):
     path = as_npz(tmp_path, splits(**{name: predictions(rows=60) for name in names}))
-    assert cross_fit(path, "ts", metrics=["accuracy"], level=None).split == used
+    assert cross_fit(path, method="ts", metrics=["accuracy"], level=None).split == used
 
 
 @pytest.mark.parametrize(
@@ -456,20 +461,20 @@ def test_split_of_a_cross_fit(tmp_path, names, used):
 )
 def test_impossible_folds(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        cross_fit(as_npz(tmp_path, predictions()), "ts", **options)
+        cross_fit(as_npz(tmp_path, predictions()), method="ts", **options)
 
 
 def test_what_is_no_method_is_named():
     arrays: dict[str, Any] = {"logits": np.eye(3), "labels": [0, 1, 2]}
     kind, logits, labels = cast(Any, (Identity, np.eye(3), np.arange(3)))
     with pytest.raises(TypeError, match=r"got the class Identity: pass Identity\(\)"):
-        fit(arrays, kind)
+        fit(arrays, method=kind)
     with pytest.raises(TypeError, match=r"got a ndarray: arrays go into fit\(logits, labels\)"):
-        fit(logits, labels)
+        fit(logits, method=labels)
     wrong: list[Any] = [logits, (logits, labels)]
     for data in wrong:
         with pytest.raises(TypeError, match=r"pass {'logits': logits, 'labels': labels}"):
-            fit(data, "ts")
+            fit(data, method="ts")
     with pytest.raises(TypeError, match="labels are missing: fit was called on a class"):
         calibrant.TemperatureScaling.fit(logits, labels)
     with pytest.raises(TypeError, match=r"labels are missing: pass fit\(logits, labels\)"):
@@ -486,3 +491,19 @@ def test_what_is_no_method_is_named():
 def test_what_is_no_calibrator_is_named(given, message, tmp_path):
     with pytest.raises(TypeError, match=message):
         calibrant.apply(given, {"logits": np.eye(3)}, tmp_path / "out.npz")
+
+
+def test_arrays_and_tensors_are_fitted_as_files_are(tmp_path):
+    arrays = predictions()
+    logits, labels = arrays["logits"], arrays["labels"]
+    expected = fit(as_npz(tmp_path, arrays), method="ts")
+    for given in (logits, torch.from_numpy(logits)):
+        found = fit(given, labels, method="ts")
+        assert torch.equal(found.temperature_, expected.temperature_)
+    probs = softmax(logits, -1)
+    found = fit(probs=probs, labels=labels, method="ts", sample_weight=np.ones(len(labels)))
+    assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-4)
+    crossed = cross_fit(logits, labels, method="ts", level=None)
+    assert float(crossed.calibrator.temperature_) == float(expected.temperature_)
+    with pytest.raises(TypeError, match="pass other arguments by name"):
+        fit(as_npz(tmp_path, arrays), "ts")

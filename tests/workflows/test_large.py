@@ -49,51 +49,51 @@ def tabulations(monkeypatch):
 
 
 def test_tables_are_made_once(tmp_path, shards, tabulations):
-    expected = fit(ARRAYS, "ts", **WEIGHTS)
+    expected = fit(ARRAYS, method="ts", **WEIGHTS)
     del tabulations[:]
     data = open_dataset(shards, cache=tmp_path / "cache")
     for method in ("ts", "ets", "smart"):
-        fitted = fit(data, method, **WEIGHTS)
+        fitted = fit(data, method=method, **WEIGHTS)
         if method == "ts":
             np.testing.assert_array_equal(fitted.temperature_, expected.temperature_)
     assert sorted(tabulations) == [10, 300, 590]
     assert len(list((tmp_path / "cache").iterdir())) == 3
-    cross_fit(data, "ts", level=None, seed=5, **WEIGHTS)
+    cross_fit(data, method="ts", level=None, seed=5, **WEIGHTS)
     assert len(tabulations) == 3
-    fit(data, "ts")  # without weights they are others
+    fit(data, method="ts")  # without weights they are others
     assert len(tabulations) == 6
 
 
 def test_a_changed_shard_is_tabulated_again(tmp_path, shards, tabulations):
     cache = tmp_path / "cache"
-    fit(open_dataset(shards, cache=cache), "ts")
+    fit(open_dataset(shards, cache=cache), method="ts")
     del tabulations[:]
     other = {**cut(ARRAYS, 300, 310)[1], "logits": np.ones((10, 3))}
     np.savez(shards / "2.npz", **other)
-    found: Any = fit(open_dataset(shards, cache=cache), "ts")
+    found: Any = fit(open_dataset(shards, cache=cache), method="ts")
     assert tabulations == [10]
-    expected: Any = fit(shards, "ts")
+    expected: Any = fit(shards, method="ts")
     np.testing.assert_array_equal(found.temperature_, expected.temperature_)
 
 
 def test_damaged_tables_are_made_again(tmp_path, shards, tabulations):
     cache = tmp_path / "cache"
-    fit(open_dataset(shards, cache=cache), "ts")
+    fit(open_dataset(shards, cache=cache), method="ts")
     del tabulations[:]
     first, second, _ = sorted(cache.iterdir(), key=lambda path: path.stat().st_size)
     first.write_bytes(b"")
     second.write_bytes(second.read_bytes()[:-10])
-    found: Any = fit(open_dataset(shards, cache=cache), "ts")
+    found: Any = fit(open_dataset(shards, cache=cache), method="ts")
     assert len(tabulations) == 2
-    expected: Any = fit(shards, "ts")
+    expected: Any = fit(shards, method="ts")
     np.testing.assert_array_equal(found.temperature_, expected.temperature_)
 
 
 def test_settings_of_the_table_are_part_of_its_name(tmp_path, shards, tabulations, monkeypatch):
     cache = tmp_path / "cache"
-    fit(open_dataset(shards, cache=cache), "ts")
+    fit(open_dataset(shards, cache=cache), method="ts")
     monkeypatch.setattr(record_files, "FORMAT", 99)
-    fit(open_dataset(shards, cache=cache), "ts")
+    fit(open_dataset(shards, cache=cache), method="ts")
     assert len(tabulations) == 6
 
 
@@ -110,9 +110,9 @@ def test_a_killed_run_keeps_the_tables_that_it_made(tmp_path, shards, tabulation
     with monkeypatch.context() as patch:
         patch.setattr(record_files.RecordFiles, "save", once)
         with pytest.raises(KeyboardInterrupt):
-            fit(open_dataset(shards, cache=cache), "ts")
+            fit(open_dataset(shards, cache=cache), method="ts")
     del tabulations[:]
-    fit(open_dataset(shards, cache=cache), "ts")
+    fit(open_dataset(shards, cache=cache), method="ts")
     assert sorted(tabulations) == [10, 590]
 
 
@@ -157,7 +157,7 @@ def test_the_table_of_a_sample(shards, monkeypatch):
     np.testing.assert_array_equal(some.labels == -100, ~kept)
     message = rf"sample of {kept.sum()} of 900 examples, which costs about 0\.0006 in NLL"
     with pytest.warns(UserWarning, match=message):
-        fitted: Any = fit(shards, "ts")
+        fitted: Any = fit(shards, method="ts")
     expected = TemperatureScaling().fit(ARRAYS["logits"][kept], ARRAYS["labels"][kept])
     np.testing.assert_allclose(fitted.temperature_, expected.temperature_, rtol=1e-6)
 
@@ -195,8 +195,8 @@ def test_other_methods_are_fitted_on_a_sample(shards):
     some = {key: values[kept] for key, values in ARRAYS.items()}
     message = rf"random sample of {kept.sum()} of 900 examples"
     with pytest.warns(UserWarning, match=message):
-        found: Any = fit(shards, "isotonic_ovr", **WEIGHTS)
-    expected = fit(some, "isotonic_ovr", **WEIGHTS)
+        found: Any = fit(shards, method="isotonic_ovr", **WEIGHTS)
+    expected = fit(some, method="isotonic_ovr", **WEIGHTS)
     np.testing.assert_array_equal(
         found.transform(ARRAYS["logits"]), expected.transform(ARRAYS["logits"])
     )
@@ -217,7 +217,7 @@ def test_comparisons_and_folds_use_a_sample(shards):
     assert f"{kept.sum()} random examples of val split, seed 0" in found.describe()
     assert all(row.evaluation is not None for row in found.rows)
     with pytest.warns(UserWarning, match=rf"random sample of {kept.sum()} of 900 examples"):
-        folds = cross_fit(shards, "ts", split="val", level=None)
+        folds = cross_fit(shards, method="ts", split="val", level=None)
     assert folds.effect.after.n == kept.sum()
     assert folds.split == "val"
 
@@ -237,7 +237,7 @@ def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
     assert found["none"].evaluation is not None
     assert found["none"].evaluation["nll"].value == pytest.approx(expected["nll"].value)
     with pytest.warns(UserWarning, match=r"random sample of \d+ of 900 examples"):
-        folds = cross_fit(shards, "ts", level=None, seed=3)
+        folds = cross_fit(shards, method="ts", level=None, seed=3)
     assert folds.effect.after.n == (places < 1 / 3).sum()
 
 
@@ -255,22 +255,22 @@ def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
     ],
 )
 def test_affine_maps_by_sums_over_shards(shards, method, options, threads, monkeypatch):
-    expected: Any = fit(ARRAYS, method, options=options, **WEIGHTS)
+    expected: Any = fit(ARRAYS, method=method, options=options, **WEIGHTS)
     monkeypatch.setattr(large, "LARGE", 900 * 3 // 2)
     with ThreadPoolExecutor(2) as pool:
         executor = pool if threads else None
         with use(executor=executor):
-            found: Any = fit(shards, method, options=options, **WEIGHTS)
+            found: Any = fit(shards, method=method, options=options, **WEIGHTS)
     probs = [c.predict_proba(ARRAYS["logits"]) for c in (found, expected)]
     np.testing.assert_allclose(probs[0], probs[1], atol=2e-5)  # the tolerance of the search
     sample = large.in_memory(open_dataset(shards).split())
-    start = fit(sample.dataset, method, options=options)
+    start = fit(sample.dataset, method=method, options=options)
     assert np.abs(start.predict_proba(ARRAYS["logits"]) - probs[1]).max() > 1e-3
 
 
 def test_a_penalty_that_is_chosen_on_the_sample(shards, small):
-    found: Any = fit(shards, "matrix")
-    sample: Any = fit(large.in_memory(open_dataset(shards).split()).dataset, "matrix")
+    found: Any = fit(shards, method="matrix")
+    sample: Any = fit(large.in_memory(open_dataset(shards).split()).dataset, method="matrix")
     np.testing.assert_array_equal(found.off_diagonal_, sample.off_diagonal_)
     chosen = {"off_diagonal": None, "intercept": None}
     assert found.config() == {**found.config(), **chosen}
@@ -285,10 +285,10 @@ def test_two_classes_and_one_logit(tmp_path, monkeypatch):
         half = slice(400 * i, 400 * i + 400)
         np.savez(tmp_path / f"{i}.npz", logits=odds[half], labels=labels[half])
     methods = ("vector", "sigmoid", "beta")
-    expected = [fit({"logits": odds, "labels": labels}, method) for method in methods]
+    expected = [fit({"logits": odds, "labels": labels}, method=method) for method in methods]
     monkeypatch.setattr(large, "LARGE", 400)
     for method, one in zip(methods, expected, strict=True):
-        found = fit(tmp_path, method)
+        found = fit(tmp_path, method=method)
         assert found.one_logit
         np.testing.assert_allclose(found.transform(odds), one.transform(odds), atol=1e-4)
 
@@ -306,9 +306,9 @@ def test_tags_by_sums_over_shards(tmp_path, method, weighted, monkeypatch):
         np.savez(tmp_path / f"{i}.npz", **shard)
     columns: dict[str, Any] = WEIGHTS if weighted else {}
     options: dict[str, Any] = {"estimand": "multilabel", **columns}
-    expected: Any = fit(arrays, method, **options)
+    expected: Any = fit(arrays, method=method, **options)
     monkeypatch.setattr(large, "LARGE", 900)
-    found: Any = fit(tmp_path, method, **options)
+    found: Any = fit(tmp_path, method=method, **options)
     np.testing.assert_allclose(found.slope_, expected.slope_, rtol=2e-5)
     np.testing.assert_allclose(found.intercept_, expected.intercept_, atol=2e-5)
     if method == "tags":
@@ -322,11 +322,11 @@ def test_rare_tags_and_missing_classes_are_those_of_all_examples(tmp_path, small
     last = np.flatnonzero(~Sample(0.5).keeps(0, 900))[0]
     labels[last] = 2
     np.savez(tmp_path / "a.npz", logits=ARRAYS["logits"], labels=labels)
-    fit(tmp_path, "vector")  # the class that the sample lacks is there: no warning
+    fit(tmp_path, method="vector")  # the class that the sample lacks is there: no warning
     labels[last] = -100
     np.savez(tmp_path / "a.npz", logits=ARRAYS["logits"], labels=labels)
     with pytest.warns(UserWarning, match="1 of 3 classes have no example"):
-        fit(tmp_path, "vector")
+        fit(tmp_path, method="vector")
 
 
 def test_bad_rows_are_named(tmp_path, small):
@@ -337,7 +337,7 @@ def test_bad_rows_are_named(tmp_path, small):
     logits[800], logits[at, 1] = ARRAYS["logits"][800], -np.inf
     np.savez(tmp_path / "a.npz", logits=logits, labels=ARRAYS["labels"])
     with pytest.raises(ValueError, match=r"a\.npz: logits must be finite here, row"):
-        fit(tmp_path, "vector")
+        fit(tmp_path, method="vector")
 
 
 def test_no_labels_at_all():
@@ -354,7 +354,7 @@ def test_memory_does_not_grow_without_pairs(shards):
 
 
 def test_figures_of_a_large_fit_are_those_of_all_examples(shards, small):
-    found = fit_and_measure(shards, "vector", metrics=["nll"])
+    found = fit_and_measure(shards, method="vector", metrics=["nll"])
     assert found.effect.before.n == (ARRAYS["labels"] != -100).sum()
     data = open_dataset(shards)
     assert replace(data, cache=None) == data

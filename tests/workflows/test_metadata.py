@@ -43,7 +43,7 @@ def arrays():
 
 @pytest.fixture(scope="module")
 def fitted(arrays):
-    return fit(arrays, "multicalibration", options=OPTIONS)
+    return fit(arrays, method="multicalibration", options=OPTIONS)
 
 
 def inputs(arrays, split="test"):
@@ -58,7 +58,7 @@ def test_a_fit_on_a_file_is_one_on_arrays(arrays, fitted, tmp_path):
     )
     expected = direct.predict_proba(arrays["test_logits"], inputs(arrays))
     assert len(direct.leaf_)
-    for again in (fitted, fit(path, "multicalibration", options=OPTIONS)):
+    for again in (fitted, fit(path, method="multicalibration", options=OPTIONS)):
         found = again.predict_proba(arrays["test_logits"], inputs(arrays))
         np.testing.assert_array_equal(found, expected)
 
@@ -82,7 +82,7 @@ def test_apply_and_the_effect_read_the_columns(suffix, arrays, fitted, tmp_path)
 
 def test_folds_are_measured_by_their_own_columns(arrays):
     crossed = cross_fit(
-        arrays, "multicalibration", options=OPTIONS, split="val", folds=2, level=None
+        arrays, method="multicalibration", options=OPTIONS, split="val", folds=2, level=None
     )
     logits, labels = arrays["val_logits"], arrays["val_labels"]
     parts = inputs(arrays, "val")
@@ -152,7 +152,7 @@ def test_a_corrected_prior_reads_what_its_calibrator_reads(arrays, fitted):
 def test_large_files_are_sampled_with_their_columns(arrays, monkeypatch):
     monkeypatch.setattr("calibrant.workflows.large.LARGE", 2000)
     with pytest.warns(UserWarning, match="random sample of"):
-        sampled = fit(arrays, "multicalibration", options=OPTIONS)
+        sampled = fit(arrays, method="multicalibration", options=OPTIONS)
     assert [column.name for column in sampled.metadata_] == NAMES
 
 
@@ -166,7 +166,7 @@ def test_missing_columns_are_named_with_the_remedy(arrays, fitted):
     without = {key: values for key, values in arrays.items() if not key.endswith("site")}
     wanted = "reads the metadata columns age, site: the arrays has no val_site in every shard"
     with pytest.raises(ValueError, match=wanted):
-        fit(without, "multicalibration", options=OPTIONS)
+        fit(without, method="multicalibration", options=OPTIONS)
     with pytest.raises(ValueError, match="has no test_site in every shard, only"):
         effects.effect(fitted, without)
     with pytest.raises(ValueError, match="columns must be metadata, got labels"):

@@ -49,9 +49,9 @@ def test_fit_on_a_file_is_the_fit_on_its_arrays(file, arrays):
     assert isinstance(fitted, TagScaling)
     expected = TagScaling().fit(*val(arrays))
     np.testing.assert_array_equal(fitted.slope_, expected.slope_)
-    again = cal.fit(file, TagScaling())  # the calibrator knows
+    again = cal.fit(file, method=TagScaling())  # the calibrator knows
     np.testing.assert_array_equal(again.intercept_, expected.intercept_)
-    weighted = cal.fit(file, "pooled", estimand="multilabel", sample_weight="size")
+    weighted = cal.fit(file, method="pooled", estimand="multilabel", sample_weight="size")
     pooled = PooledTags().fit(*val(arrays), sample_weight=arrays["val_size"])
     np.testing.assert_array_equal(weighted.slope_, pooled.slope_)
 
@@ -139,7 +139,7 @@ def test_apply_keeps_the_domain(rng, tmp_path):
 def test_logits_that_sum_to_one_are_not_told_of(rng):
     logits = rng.dirichlet(np.ones(3), 200)
     labels = (rng.random((200, 3)) < expit(logits)).astype(int)
-    cal.fit({"logits": logits, "labels": labels}, "pooled", estimand="multilabel")
+    cal.fit({"logits": logits, "labels": labels}, method="pooled", estimand="multilabel")
     cal.compare(
         {"logits": logits, "labels": labels}, methods="pooled", estimand="multilabel", level=None
     )

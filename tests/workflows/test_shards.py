@@ -65,7 +65,7 @@ def assert_equal(found, expected):
 @pytest.fixture(scope="module")
 def of_one_array():
     options: dict[str, Any] = {"level": None, **COLUMNS}
-    calibrator = fit(ARRAYS, "ts", **COLUMNS)
+    calibrator = fit(ARRAYS, method="ts", **COLUMNS)
     return (
         calibrant.evaluate(ARRAYS, by="region", **options),
         calibrator,
@@ -79,7 +79,7 @@ def test_any_sharding(executor, of_one_array, data):
     whole, calibrator, changed = of_one_array
     with use(executor=executor):
         found = calibrant.evaluate(data, by="region", level=None, **COLUMNS)
-        fitted = fit(data, "ts", **COLUMNS)
+        fitted = fit(data, method="ts", **COLUMNS)
         after = effect(calibrator, data, level=None, **COLUMNS)
     assert_equal(found, whole)
     assert found.by.keys() == whole.by.keys()
@@ -109,17 +109,19 @@ def test_comparison_and_folds_in_shards(executor):
             )
     assert found.advice() == expected.advice()
     with use(executor=executor):
-        folds = cross_fit(data, "ts", **options)
+        folds = cross_fit(data, method="ts", **options)
     np.testing.assert_allclose(
         folds.effect.after["nll"].value,
-        cross_fit(ARRAYS, "ts", **options).effect.after["nll"].value,
+        cross_fit(ARRAYS, method="ts", **options).effect.after["nll"].value,
     )
-    vector = fit(ARRAYS, "vector", **COLUMNS)
+    vector = fit(ARRAYS, method="vector", **COLUMNS)
     changed = [effect(vector, d, level=None, **COLUMNS).argmax_changed for d in (data, ARRAYS)]
     assert changed[0] == changed[1] > 0
     with use(executor=executor):
-        measured = fit_and_measure(data, "ts", **COLUMNS)
-    assert_equal(measured.effect.after, fit_and_measure(ARRAYS, "ts", **COLUMNS).effect.after)
+        measured = fit_and_measure(data, method="ts", **COLUMNS)
+    assert_equal(
+        measured.effect.after, fit_and_measure(ARRAYS, method="ts", **COLUMNS).effect.after
+    )
 
 
 def test_reports_in_shards(executor):

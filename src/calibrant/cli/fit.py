@@ -118,7 +118,7 @@ def fit(
         with engine.working(workers, dask):
             data = engine.opened(pred, skip_bad, estimand, cache)
             skipped.update(data.skipped)
-            fitted = workflow(data, name, **common, **selected)
+            fitted = workflow(data, method=name, **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():

@@ -241,7 +241,7 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     )
     code = (
         "import calibrant as cal\n",
-        f'calibrator = cal.fit({path!r}, "{method}"{option})',
+        f'calibrator = cal.fit({path!r}, method="{method}"{option})',
         'cal.save(calibrator, "calibrator")',
         "probs = calibrator.predict_proba(logits)",
     )

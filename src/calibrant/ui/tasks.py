@@ -179,7 +179,7 @@ def _fit(dataset: Dataset, choices: Choices) -> Fit:
     is_auto = choices.method == "auto" and choices.estimand != "multilabel"
     return fit_and_measure(
         dataset,
-        choices.method,
+        method=choices.method,
         split=choices.fit_split,
         options={"keep_argmax": choices.keep_argmax} if is_auto else None,
         estimand=choices.estimand,

@@ -15,6 +15,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import (
     IGNORED,
     IntArray,
+    Values,
     as_labels,
     check_some,
     known_rows,
@@ -162,7 +163,8 @@ def _rule_frame(result: FittedRule | AppliedRule) -> pd.DataFrame:
 
 @warnings_at_caller()
 def decide(
-    data: Data,
+    data: Data | Values,
+    labels: Values | None = None,
     *,
     max_error: float | None = None,
     level: float = 0.95,
@@ -177,8 +179,10 @@ def decide(
 
     Parameters
     ----------
-    data : path, Dataset, or mapping
-        A prediction file, a folder, a glob, or arrays by their keys in a file.
+    data : logits, path, Dataset, mapping or data frame
+        As for :func:`calibrant.evaluate`.
+    labels : (n,) integers
+        With logits; -100 is ignored.
     max_error, level : float
         For a threshold, as in :func:`calibrant.threshold`.
     coverage, score : float and str
@@ -204,7 +208,7 @@ def decide(
     if (max_error is None) == (coverage is None):
         got = "neither" if max_error is None else "both"
         raise TypeError(f"pass either max_error= or coverage=, got {got}")
-    dataset = as_dataset(data)
+    dataset = as_dataset(data, labels)
     if calibrator is not None:
         dataset = dataset.in_order(as_calibrator(calibrator).class_names_)
     if calibrator is not None and fit_split is None and dataset.find("test") is not None:

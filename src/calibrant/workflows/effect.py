@@ -157,8 +157,10 @@ class Effect(NamedTuple):
 @warnings_at_caller()
 def effect(
     calibrator: Calibrator | MaCCal,
-    data: Data,
+    data: Data | Values,
+    labels: Values | None = None,
     *,
+    features: Values | None = None,
     split: str | None = None,
     sample_weight: Values | str | None = None,
     estimand: EstimandChoice = "auto",
@@ -173,8 +175,12 @@ def effect(
     ----------
     calibrator : Calibrator
         Fitted.
-    data : path, Dataset, or mapping
-        A prediction file, a folder, a glob, or arrays by their keys in a file.
+    data : logits, path, Dataset, mapping or data frame
+        As for :func:`calibrant.evaluate`.
+    labels : (...) integers
+        With logits; -100 is ignored.
+    features : (..., width), optional
+        With logits, for calibrators that need them.
     split, sample_weight, estimand, bins, metrics, level, seed
         As in :func:`calibrant.evaluate`.
 
@@ -190,7 +196,13 @@ def effect(
     """
     calibrator = as_calibrator(calibrator)
     estimand = calibrator.estimand_for(estimand)
-    dataset = as_dataset(data, sample_weight=sample_weight, multilabel=calibrator.multilabel)
+    dataset = as_dataset(
+        data,
+        labels,
+        features=features,
+        sample_weight=sample_weight,
+        multilabel=calibrator.multilabel,
+    )
     examples = dataset.in_order(calibrator.class_names_).split(split, TEST_SPLITS)
     examples.warn_if_probs()
     examples.warn_of_copies()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from calibrant._core.checks import (
     IGNORED,
@@ -58,20 +58,24 @@ WHOLE = 1 << 27
 
 
 def fit(
-    data: Data,
-    method: str | Calibrator = "auto",
+    data: Data | Values | None = None,
+    labels: Values | None = None,
     *,
+    method: str | Calibrator = "auto",
+    probs: Values | None = None,
+    features: Values | None = None,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
     estimand: EstimandChoice = "auto",
 ) -> Calibrator:
-    """Fit a calibrator on a prediction file, or on a folder or glob of shards.
+    """Fit a calibrator on logits and labels, or on a prediction file of any size.
 
-    Methods that give each row a temperature are fitted from the log-partition table, a few
-    hundred bytes per row; the others read the split whole. ``auto`` reads it whole if it has at
-    most 2^27 logits; beyond, it chooses among the methods that the table suffices for.
+    It ends on the device of the logits. Methods that give each row a temperature are fitted from
+    the log-partition table, a few hundred bytes per row; the others read the split whole. ``auto``
+    reads it whole if it has at most 2^27 logits; beyond, it chooses among the methods that the
+    table suffices for.
 
     Of more than 2^22 rows the table is that of a random sample; a warning states what this costs.
     Splits of more than 2^30 logits are not read whole: ``vector``, ``matrix``, ``dirichlet`` and
@@ -80,11 +84,15 @@ def fit(
 
     Parameters
     ----------
-    data : path, Dataset, mapping or data frame
-        A prediction file, a folder, a glob, or arrays by their keys in a file.
+    data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
+        As for :func:`calibrant.evaluate`: a prediction file may be a folder or a glob of shards.
+    labels : (...) integers
+        With logits; -100 is ignored.
     method : str or Calibrator
         A name from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` for tags, or a calibrator, which
         is then fitted in place.
+    probs, features : optional
+        Probabilities instead of logits, and inputs of the last layer, beside arrays.
     split : str, optional
         Split to fit on; ``val``, else the plain arrays, by default. Never ``test`` unless named.
     options : dict, optional
@@ -99,12 +107,22 @@ def fit(
     Examples
     --------
     >>> from calibrant.data import sample_path
-    >>> fitted = fit(sample_path(), "ts")
+    >>> fitted = fit(sample_path(), method="ts")
     >>> round(float(fitted.temperature_), 2)
     1.83
     """
     calibrator = make_calibrator(method, options, estimand)
-    return _fitted(data, calibrator, split, sample_weight, groups)[0]
+    dataset = as_dataset(
+        data,
+        labels,
+        probs=probs,
+        features=features,
+        sample_weight=sample_weight,
+        groups=groups,
+        multilabel=calibrator.multilabel,
+    )
+    _fitted(dataset, calibrator, split)
+    return calibrator.to(data.device) if isinstance(data, Tensor) else calibrator
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +185,8 @@ class Fit:
 
 def fit_and_measure(
     data: Data,
-    method: str | Calibrator = "auto",
     *,
+    method: str | Calibrator = "auto",
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
@@ -182,21 +200,16 @@ def fit_and_measure(
     """
     calibrator = make_calibrator(method, options, estimand)
     estimand = calibrator.estimand_for(estimand)
-    calibrator, examples = _fitted(data, calibrator, split, sample_weight, groups)
+    roles: Any = {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, **roles, multilabel=calibrator.multilabel)
+    examples = _fitted(dataset, calibrator, split)
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream)
     return Fit(calibrator, meter.effect(), examples.name)
 
 
-def _fitted(
-    data: Data,
-    calibrator: Calibrator,
-    split: str | None = None,
-    sample_weight: Values | str | None = None,
-    groups: Values | str | None = None,
-) -> tuple[Calibrator, Split]:
-    """Fit on a split, from the table if that suffices; return it as well."""
-    dataset = _dataset(data, calibrator, sample_weight, groups)
+def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Split:
+    """Fit on a split, from the table if that suffices, and return the split."""
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
             f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
@@ -216,7 +229,7 @@ def _fitted(
         _fit_large(calibrator, floored)
     else:
         fit_whole(calibrator, floored)
-    return calibrator, examples
+    return examples
 
 
 def _fit_large(calibrator: Calibrator, split: Split) -> None:
@@ -231,18 +244,6 @@ def _fit_large(calibrator: Calibrator, split: Split) -> None:
         warnings.simplefilter("ignore")  # all examples may have what the sample lacks
         fit_whole(calibrator, sample)
     calibrator.refine(ShardPasses(split))
-
-
-def _dataset(
-    data: Data,
-    calibrator: Calibrator,
-    sample_weight: Values | str | None,
-    groups: Values | str | None,
-) -> Dataset:
-    """Return the data as the calibrator reads them."""
-    return as_dataset(
-        data, sample_weight=sample_weight, groups=groups, multilabel=calibrator.multilabel
-    )
 
 
 def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None:
@@ -316,9 +317,12 @@ class CrossFit(Fit):
 
 
 def cross_fit(
-    data: Data,
-    method: str | Calibrator = "auto",
+    data: Data | Values | None = None,
+    labels: Values | None = None,
     *,
+    method: str | Calibrator = "auto",
+    probs: Values | None = None,
+    features: Values | None = None,
     folds: int = 5,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -339,7 +343,7 @@ def cross_fit(
 
     Parameters
     ----------
-    data, method, options, sample_weight
+    data, labels, method, probs, features, options, sample_weight
         As in :func:`fit`.
     folds : int
         Number of folds, at least 2.
@@ -355,7 +359,7 @@ def cross_fit(
     >>> rng = np.random.default_rng(0)
     >>> honest = 2 * rng.normal(size=(2000, 5))
     >>> labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
-    >>> fitted = cross_fit({"logits": 2 * honest, "labels": labels}, "ts", level=None)
+    >>> fitted = cross_fit(2 * honest, labels, method="ts", level=None)
     >>> round(float(fitted.calibrator.temperature_), 1)
     2.0
     >>> fitted.effect.after["ece"].value < fitted.effect.before["ece"].value / 4
@@ -363,7 +367,15 @@ def cross_fit(
     """
     calibrator = make_calibrator(method, options, estimand)
     estimand = calibrator.estimand_for(estimand)
-    dataset = _dataset(data, calibrator, sample_weight, groups)
+    dataset = as_dataset(
+        data,
+        labels,
+        probs=probs,
+        features=features,
+        sample_weight=sample_weight,
+        groups=groups,
+        multilabel=calibrator.multilabel,
+    )
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     examples.warn_of_copies()

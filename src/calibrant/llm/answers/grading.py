@@ -328,7 +328,7 @@ def calibrated_choices(
     unless ``keep_predictions``.
     """
     auto = Auto(keep_argmax=keep_predictions)
-    fitted = cross_fit({"logits": logits, "labels": labels}, auto, folds=FOLDS, level=None)
+    fitted = cross_fit({"logits": logits, "labels": labels}, method=auto, folds=FOLDS, level=None)
     result = np.empty_like(logits)
     for i, calibrator in enumerate(fitted.calibrators):
         result[fitted.folds == i] = calibrator.transform(logits[fitted.folds == i])

@@ -38,7 +38,6 @@ import torch
 
 import calibrant
 from calibrant.cli import main as command_line
-from calibrant.retrain import as_calibrator
 
 FOLDERS = (
     *("cifar10_resnet50", "cifar10_resnet18", "tinyimagenet_resnet18", "cifar100_wideresnet16x4"),
@@ -334,9 +333,7 @@ def record_probabilities(kept: Record, title: str, module: Any, path: Path) -> N
     if not given:  # a file of probabilities, which only apply takes
         return
     try:
-        kept.outputs[f"{title}/predict_proba"] = fingerprint(
-            as_calibrator(module).predict_proba(*given)
-        )
+        kept.outputs[f"{title}/predict_proba"] = fingerprint(module.predict_proba(*given))
     except Exception as problem:
         kept.words[f"{title}/predict_proba/failure"] = type(problem).__name__
 

@@ -12,6 +12,7 @@ from torch import nn
 from calibrant import artifacts as io
 from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
@@ -19,7 +20,6 @@ from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.modules import HEADS, SHAPE_FEATURES, make_head
 from calibrant.monitor import Monitor
-from calibrant.retrain import MaCCal
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature
 
@@ -224,7 +224,7 @@ def test_an_object_of_another_class_is_refused(file):
 
 # ----------------------------------------------------------------------------------------- shapes
 
-FREE = {("procal", "reference_", 0)}
+FREE = {("procal", "reference_", 0), ("maccal", "history_", 0)}
 """Kinds, tensors and axes of any size that no other tensor has."""
 
 

@@ -305,7 +305,7 @@ def test_model_that_cannot_be_exported(model, by, tmp_path):
         (
             {"calibrator": nn.Identity()},
             TypeError,
-            "must be a Calibrator or a MaCCal, got Identity",
+            "must be a Calibrator, got Identity",
         ),
     ],
 )

@@ -94,7 +94,7 @@ def test_auto_with_a_nonlinear_choice():
     [
         ((TemperatureScaling(), nn.Linear(3, 4)), ValueError, "is not fitted"),
         ((Auto(), nn.Linear(3, 4)), ValueError, "Auto is not fitted"),
-        (("ts", nn.Linear(3, 4)), TypeError, "must be a Calibrator or a MaCCal, got str"),
+        (("ts", nn.Linear(3, 4)), TypeError, "must be a Calibrator, got str"),
         ((fitted("ts"), nn.Conv2d(1, 1, 1)), TypeError, "linear must be an nn.Linear, got Conv2d"),
         ((fitted("ts"), nn.Linear(3, 5)), ValueError, "linear must have 4 outputs, got 5"),
         ((fitted("ts", one_logit=True), nn.Linear(3, 2)), ValueError, "must have 1 outputs"),

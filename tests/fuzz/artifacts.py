@@ -24,7 +24,6 @@ from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
-from calibrant.retrain import MaCCal
 from tests.fuzz import damage
 from tests.fuzz.calibrators import quick
 from tests.support.simulate import drawn, drawn_pairs
@@ -185,9 +184,6 @@ def predict(obj: Any) -> None:
         obj.decide(np.eye(classes))
         return
     features = np.linspace(-1, 1, 5)[:, None] * np.ones(max(width, 1))
-    if isinstance(obj, MaCCal):
-        probs = obj.predict_proba(features)
-    else:
-        logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
-        probs = obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
+    logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
+    probs = obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
     assert not np.isnan(probs).any()

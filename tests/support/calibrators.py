@@ -13,6 +13,7 @@ from calibrant.calibrators.registry import CALIBRATORS
 QUICK: dict[str, dict[str, Any]] = {
     "auto": {"candidates": ("none", "ts", "beta")},
     "gc": {"partitions": 4},
+    "maccal": {"bottleneck": 16, "epochs": 20, "batch_size": 64, "rate": 0.01},
     "multicalibration": {"base": "ts", "rounds": 5},
 }
 """Options of methods whose fits take long."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.features import *  # noqa: F403
     from calibrant.calibrators.histogram import *  # noqa: F403
     from calibrant.calibrators.isotonic import *  # noqa: F403
+    from calibrant.calibrators.maccal import *  # noqa: F403
     from calibrant.calibrators.network import *  # noqa: F403
     from calibrant.calibrators.rank_gaps import *  # noqa: F403
     from calibrant.calibrators.registry import *  # noqa: F403

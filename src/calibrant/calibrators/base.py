@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
@@ -632,6 +633,18 @@ def _in_form_of(logits: Values, result: Tensor, places: IntArray | None) -> Tens
         return result
     values: NDArray[Any] = result.cpu().numpy()
     return values if places is None else values[..., np.argsort(places)]
+
+
+def check_calibrator(calibrator: object) -> None:
+    """Raise TypeError unless an object is a calibrator."""
+    if isinstance(calibrator, Calibrator):
+        return
+    got, remedy = type(calibrator).__name__, ""
+    if isinstance(calibrator, type):
+        got, remedy = f"the class {calibrator.__name__}", ": create one, and fit it"
+    elif isinstance(calibrator, (str, os.PathLike)):
+        remedy = ": pass calibrant.load(path) for a saved one"
+    raise TypeError(f"calibrator must be a Calibrator, got {got}{remedy}")
 
 
 class RecordPredictions(NamedTuple):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import nn
 
 from calibrant._core.checks import (
     IGNORED,
@@ -114,12 +113,6 @@ class Fit:
     calibrator: Calibrator
     effect: Effect
     split: str
-
-    @property
-    def artifact(self) -> nn.Module:
-        """The calibrator, or the retrained classifier that it wraps: the object to save."""
-        module: nn.Module = getattr(self.calibrator, "retrained", self.calibrator)
-        return module
 
     def describe(self) -> Iterator[str]:
         """Yield lines about what was learned."""

@@ -22,7 +22,7 @@ from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.top_and_rest import structured
-from calibrant.calibrators.top_label import ArgmaxByTask
+from calibrant.calibrators.top_label import keeps_by_task, kept_by_task
 from calibrant.display import html
 from calibrant.display.html import Html, html_table
 from calibrant.display.results import verdict
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
     weight: float
 
 
-class Auto(ArgmaxByTask, RecordsCalibrator):
+class Auto(RecordsCalibrator):
     r"""Weigh several methods by cross-validation, and average what they predict.
 
     Each candidate :math:`m` with :math:`k_m` parameters (ten at most) is fitted on four fifths of
@@ -142,7 +142,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """Whether the predicted class never changes."""
-        return super().keeps_argmax if self.chosen_ is None else self.chosen_.keeps_argmax
+        return keeps_by_task(self) if self.chosen_ is None else self.chosen_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -365,7 +365,7 @@ class _Data(NamedTuple):
     def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
         calibrator = _made(name)
-        if isinstance(calibrator, ArgmaxByTask):
+        if type(calibrator).keeps_argmax is kept_by_task:  # its option keep_argmax may be None
             calibrator.keep_argmax = True if keep_argmax else None
         if self.examples is not None:
             return self.context.part(calibrator, self.examples)

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant._core.checks import BoolArray, FloatArray, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
 from calibrant._core.options import Count, Seed
-from calibrant._core.solve import Objective, minimise_convex, minimise_within
+from calibrant._core.solve import Objective, Solution, minimise_convex, minimise_within
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import (
     BOUNDS,
@@ -29,28 +29,24 @@ CERTAIN = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 
 PRIOR = 10.0  # examples that the best single temperature is worth as a guess for that of the rest
 
 
-class ArgmaxByTask(Calibrator):
-    """A calibrator that keeps the predicted class or, for two classes, calibrates P(y = 1).
+def keeps_by_task(calibrator: Calibrator) -> bool:
+    """Return whether the predicted class never changes; before a fit, that of more than two.
 
-    ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than two
-    classes. For two classes the threshold of 0.5 then moves, as by an intercept.
+    The option ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than
+    two classes. For two classes the threshold of 0.5 then moves, as by an intercept.
     """
+    keep: bool | None = calibrator.keep_argmax  # type: ignore[assignment]
+    return calibrator.classes not in (1, 2) if keep is None else keep
 
-    keep_argmax: bool | None
 
-    def _maps_class_one(self, classes: int) -> bool:
-        """Whether the probability of class 1 is calibrated, and not that of the top class."""
-        return classes <= 2 and not self.keep_argmax
+def maps_class_one(calibrator: Calibrator, classes: int) -> bool:
+    """Return whether the probability of class 1 is calibrated, and not that of the top class."""
+    return classes <= 2 and not calibrator.keep_argmax
 
-    @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Whether the predicted class never changes; before a fit, that of more than two."""
-        return self._classes not in (1, 2) if self.keep_argmax is None else self.keep_argmax
 
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """Whether the order of the classes never changes, as it is when the first is kept."""
-        return self.keeps_argmax
+kept_by_task = property(keeps_by_task)
+"""``keeps_argmax`` of methods with the option ``keep_argmax``, and ``monotone``, since the order of
+the classes never changes when the first is kept."""
 
 
 def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
@@ -105,6 +101,11 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
+        if self.two_classes_only and records.classes > 2:
+            raise ValueError(
+                f"{type(self).__name__} is for two classes, got {records.classes}: use a method "
+                "for any number, such as isotonic, beta or dirichlet"
+            )
         best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
         rest = rest_sharpness(records, best) if self.tempered else 0.0
         self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
@@ -182,7 +183,7 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
 
 
-class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
+class TopLabelMap(OddsCalibrator):
     """New log-odds of one class as a function of the old ones alone.
 
     It is the top class or, for two classes unless ``keep_argmax``, class 1. Subclasses need not
@@ -190,6 +191,8 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
     probabilities near 1 have no digits left to tell examples apart.
     """
 
+    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keep_argmax: bool | None
     limit: ClassVar[float] = CERTAIN  # beyond which log-odds are cut
 
     def __init__(self, *, keep_argmax: bool | None = None) -> None:
@@ -203,6 +206,13 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
     def _map(self, odds: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def _keep(self, solution: Solution, count: int) -> FloatArray:
+        """Return the parameters of a search on a number of examples; warn if it found no best."""
+        self.solution_ = solution
+        if not solution.converged:
+            warn_of_bounds(self, count)
+        return solution.x
+
     def _fit_odds(self, records: Records) -> None:
         odds, side = self._mapped_odds(records)
         outcome = np.where(side > 0, records.correct, ~records.correct)
@@ -210,7 +220,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
     def _mapped_odds(self, records: Records) -> tuple[FloatArray, FloatArray]:
         """Log-odds of the mapped class, and 1, or -1 where it is not the top one, each ``(n,)``."""
-        if not self._maps_class_one(records.classes):
+        if not maps_class_one(self, records.classes):
             odds = record_odds(records, 1 / float(self.temperature_))
             return odds, np.ones(len(records))
         side = np.where(records.one_on_top, 1.0, -1.0)
@@ -227,7 +237,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
         The confidence is that of the class that was on top before.
         """
-        if not self._maps_class_one(records.classes):
+        if not maps_class_one(self, records.classes):
             return super().predict_records(records)
         odds = np.where(records.possible > 1, self._record_odds(records), np.inf)
         own = np.where(records.correct, odds, -odds)
@@ -235,7 +245,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
         odds = top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
-        if not self._maps_class_one(logits.shape[-1]):
+        if not maps_class_one(self, logits.shape[-1]):
             return self._map(odds)
         side = 2 * top_class(logits).to(odds.dtype) - 1  # 1 where class 1 is on top
         return side * self._map(side * odds)

@@ -59,7 +59,7 @@ FAST = ("none", "ts", "smart", "auto", "isotonic", "beta")
 FASTEST = ("none", "ts", "smart")
 """For files with more than ``MANY`` classes, and for a quick record."""
 MANY = 200
-NEED_FEATURES = ("gc", "procal", "fc")
+NEED_FEATURES = ("gc", "procal", "fc", "maccal")
 QUICK_FILES = ("sample", "tabular/oj_logistic_balanced", "tabular/chile_boosting", "made/plain")
 UNLABELLED = -100
 TOLERANCE = 1e-12

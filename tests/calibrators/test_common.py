@@ -14,7 +14,8 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from tests.support.calibrators import beside, features_of, make
 from tests.support.markup import check_inert

@@ -9,7 +9,7 @@ import pytest
 from calibrant import calibrators
 from calibrant.calibrators import registry
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
+from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import TemperatureScaling
 
 NAMES = (
@@ -125,3 +125,9 @@ def test_a_calibrator_without_a_size_says_what_is_missing():
     with pytest.raises(NotImplementedError, match=message):
         Sizeless().size(3)
     assert make_calibrator("none").size(3) == 0
+
+
+@pytest.mark.parametrize("kind", [*CALIBRATORS.values(), *TAG_CALIBRATORS.values()])
+def test_at_most_four_classes_stand_above_a_method(kind):
+    above = [c for c in kind.__mro__[1:] if c.__module__.startswith("calibrant.")]
+    assert len(above) <= 4, above

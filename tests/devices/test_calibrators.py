@@ -13,7 +13,7 @@ import calibrant as cal
 from calibrant._core import chunks
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.average import Average
-from calibrant.calibrators.base import TemperatureCalibrator
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.features.multicalibration import Multicalibration
 from calibrant.calibrators.registry import (
     CALIBRATORS,

@@ -11,7 +11,8 @@ from calibrant._core.logpartition import tabulate
 from calibrant.artifacts.formats import packed, unpacked
 from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.auto import Auto
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 from tests.fuzz.examples import Examples, random_examples

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import IGNORED
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS
 

@@ -17,7 +17,8 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, averaged
-from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrant._core import checks
 from calibrant._core.checks import (
@@ -45,12 +45,10 @@ from calibrant._core.class_names import (
 )
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
-from calibrant._core.options import WithOptions
+from calibrant._core.options import check_constructor
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import check_place, full_precision, rounds
-from calibrant.calibrators import data_checks
-from calibrant.calibrators.described import Described
-from calibrant.calibrators.learned_map import Drawable
+from calibrant.calibrators import data_checks, description, learned_map
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
@@ -97,7 +95,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(WithOptions, Described, Drawable):
+class Calibrator(nn.Module):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``
@@ -169,6 +167,10 @@ class Calibrator(WithOptions, Described, Drawable):
     if TYPE_CHECKING:  # learned values, which `_store` creates, are tensors
 
         def __getattr__(self, name: str) -> Tensor: ...
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        check_constructor(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -626,6 +628,22 @@ class Calibrator(WithOptions, Described, Drawable):
         fewest = "pooled has two" if self.multilabel else "ts has one"
         data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
+    # ------------------------------------------------------------- what it says of itself
+
+    describe = description.describe
+    learned = description.learned
+    key_values = description.key_values
+    properties = description.properties
+    held = description.held
+    extra_repr = description.extra_repr
+    __repr__ = description.in_words
+    fragment = description.fragment
+    charts = description.charts
+    reasoning = description.reasoning
+    _repr_html_ = description.as_html
+    to_frame = description.to_frame
+    plot = learned_map.plot
+
 
 def _in_form_of(logits: Values, result: Tensor, places: IntArray | None) -> Tensor | NDArray[Any]:
     """Return a tensor for a tensor and an array otherwise, with the columns in their places."""
@@ -645,93 +663,3 @@ def check_calibrator(calibrator: object) -> None:
     elif isinstance(calibrator, (str, os.PathLike)):
         remedy = ": pass calibrant.load(path) for a saved one"
     raise TypeError(f"calibrator must be a Calibrator, got {got}{remedy}")
-
-
-class RecordPredictions(NamedTuple):
-    """Predictions of a fitted calibrator for the examples of a table, each ``(n,)``."""
-
-    confidence: FloatArray
-    nll: FloatArray
-
-
-class RecordsCalibrator(Calibrator):
-    """A calibrator that is fitted on the log-partition table, whatever the number of classes."""
-
-    keeps_argmax = True
-    monotone = True
-
-    fits_records = True
-
-    def _fit_records(self, records: Records) -> None:
-        raise NotImplementedError
-
-    def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each example after calibration."""
-        raise NotImplementedError
-
-    def _fit(self, examples: Examples, context: Context) -> None:
-        self._fit_records(context.table(examples))
-
-    def fit_records(
-        self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
-    ) -> Self:
-        """Learn from records, such as those of all shards; of log-odds if ``one_logit``.
-
-        ``groups`` has one value per record; only methods with folds use it.
-        """
-        with checks.warnings_at_caller(), full_precision():
-            some = records.take(slice(checks.LOOKED_AT))
-            rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
-            self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
-            if same := data_checks.one_label(records.labels):
-                checks.warn(same)
-            self.set_floor(0)
-            self._fit_records(records.scale_free())
-            self._set_classes(1 if one_logit else records.classes)
-            return self
-
-
-class TemperatureCalibrator(RecordsCalibrator):
-    """A calibrator that divides the logits of each row by a temperature of its own."""
-
-    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        """Temperatures ``(..., 1)`` of logits ``(..., classes)`` whose largest is 0."""
-        raise NotImplementedError
-
-    def _sharpness(self, records: Records) -> float | FloatArray:
-        """Inverse temperatures, one or ``(n,)``, of the examples of a table."""
-        raise NotImplementedError
-
-    def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each example after calibration."""
-        sharpness = self._sharpness(records)
-        value = records.log_partition(sharpness).value
-        return RecordPredictions(np.exp(-value), sharpness * records.own_gap + value)
-
-    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return logits / self._temperature(logits, top)
-
-    @overload
-    def temperature(self, logits: Tensor) -> Tensor: ...
-    @overload
-    def temperature(self, logits: ArrayLike) -> NDArray[Any]: ...
-    def temperature(self, logits: Values) -> Tensor | NDArray[Any]:
-        """Temperature of each row, ``(..., classes) -> (...)``."""
-        self._warn_of_probs(logits)
-        _, top, temperature = self._row_temperatures(logits)
-        result = temperature.expand_as(top)[..., 0]
-        return result if isinstance(logits, Tensor) else result.cpu().numpy()
-
-    def transform_with_temperature(self, logits: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Calibrated logits as :meth:`transform` gives them, and the temperature of each row."""
-        wide, top, temperature = self._row_temperatures(logits)
-        result = self._narrow(self._finished(wide, top, (wide - top) / temperature))
-        return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
-
-    @torch.no_grad()
-    @full_precision()
-    def _row_temperatures(self, logits: Values) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of two classes or more, the largest of each row, and temperatures."""
-        wide = self._wide(self._checked(in_order(logits, self.class_names_)[0]))
-        top = wide.amax(-1, keepdim=True)
-        return wide, top, self._temperature(wide - top, top)

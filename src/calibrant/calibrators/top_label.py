@@ -15,12 +15,8 @@ from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, 
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, Solution, minimise_convex, minimise_within
 from calibrant._core.torch_models import top_class
-from calibrant.calibrators.base import (
-    BOUNDS,
-    Calibrator,
-    RecordPredictions,
-    RecordsCalibrator,
-)
+from calibrant.calibrators.base import BOUNDS, Calibrator
+from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.calibrators.smart import SMART

@@ -20,12 +20,8 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import printable
 from calibrant._core.tables import aligned, frame
-from calibrant.calibrators.base import (
-    Calibrator,
-    TemperatureCalibrator,
-    check_calibrator,
-    feature_rows,
-)
+from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk

@@ -28,7 +28,8 @@ from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
 from calibrant.calibrators import watch
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset

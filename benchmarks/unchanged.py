@@ -37,6 +37,7 @@ import numpy as np
 import torch
 
 import calibrant
+from calibrant.calibrators.registry import PARTS
 from calibrant.cli import main as command_line
 
 FOLDERS = (
@@ -234,7 +235,7 @@ def two_classes(keys: dict[str, tuple[int, ...]]) -> bool:
 
 
 def methods_for(everything: bool, keys: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    methods = tuple(calibrant.CALIBRATORS) if everything else FAST
+    methods = (*calibrant.CALIBRATORS, *PARTS) if everything else FAST
     if max(keys.get("val_logits", ())[1:], default=0) > MANY:
         methods = FASTEST
     return tuple(m for m in methods if m not in NEED_FEATURES or "val_features" in keys)

@@ -15,10 +15,11 @@ from calibrant._core.options import Options, check_options, options_of, parse_op
 from calibrant.artifacts.objects import KINDS, class_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.maccal import MaskedClassifier
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.llm.heads.modules import HEADS
 from calibrant.losses import CRL, LOSSES, FeDLaS
+from tests.support.calibrators import EVERY_METHOD
 
 
 class Optioned(NamedTuple):
@@ -35,7 +36,7 @@ def optioned(make: Callable[..., Any], **needed: Any) -> Optioned:
 
 SAVED = ("monitor", "answers", "signals")
 EVERYTHING = {
-    **{name: optioned(kind) for name, kind in CALIBRATORS.items()},
+    **{name: optioned(kind) for name, kind in EVERY_METHOD.items()},
     **{f"tags {name}": optioned(kind) for name, kind in TAG_CALIBRATORS.items()},
     **{
         f"loss {name}": Optioned(loss, loss.options, {"classes": 5, "examples": 50})

@@ -22,6 +22,7 @@ from calibrant.llm.heads.modules import HEADS, SHAPE_FEATURES, make_head
 from calibrant.monitor import Monitor
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature
+from tests.support.calibrators import EVERY_METHOD
 
 PLAIN = {"objective": "nll"}
 
@@ -234,7 +235,7 @@ def one_more(value, axis):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+    ("kind", "options"), [*((kind, {}) for kind in EVERY_METHOD), *OPTIONS.items()]
 )
 def test_tensors_of_another_shape_are_refused(kind, options, tmp_path):
     file = tmp_path / "saved.safetensors"
@@ -287,7 +288,7 @@ def forgeries(obj):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+    ("kind", "options"), [*((kind, {}) for kind in EVERY_METHOD), *OPTIONS.items()]
 )
 def test_what_is_loaded_gives_no_nan_whatever_was_forged(kind, options):
     rng, scale = np.random.default_rng(99), np.repeat([0, 1e-3, 3.0, 300.0], 10)[:, None]

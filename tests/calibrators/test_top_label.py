@@ -27,6 +27,7 @@ from calibrant.calibrators.top_label import (
     with_log_odds,
 )
 from calibrant.calibrators.watch import told
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 
@@ -390,7 +391,7 @@ def test_claims_about_ties_are_exact_where_predictions_may_change(name, rng):
     """Only the first of equal classes gets the new odds; the others share the rest."""
     logits, labels = drawn(rng, 300, 4)
     logits = np.round(logits)
-    kind: Any = cal.CALIBRATORS[name]
+    kind: Any = EVERY_METHOD[name]
     fitted = kind(keep_argmax=False).fit(logits, labels)
     own = fitted.predict_proba(logits)[np.arange(300), labels]
     tied = (logits == logits.max(1, keepdims=True)).sum(1) > 1

@@ -433,7 +433,7 @@ def test_failed_apply(run, arguments, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize(("verb", "count"), [("fit", 7), ("apply", 3), ("compare", 5)])
+@pytest.mark.parametrize(("verb", "count"), [("fit", 7), ("apply", 3), ("compare", 6)])
 def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
     code, out, _ = run(verb, "-h")

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from calibrant.calibrators.auto import Auto
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import fold_into_linear
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.models import CLASSES, WIDTH, fitted
 
 LINEAR = ["none", "ts", "vector", "matrix", "cts", "auto"]
@@ -73,12 +73,12 @@ def test_type_and_mode_are_kept():
 
 
 @pytest.mark.parametrize(
-    "name", [k for k, v in CALIBRATORS.items() if k not in LINEAR and not v.needs_features]
+    "name", [k for k, v in EVERY_METHOD.items() if k not in LINEAR and not v.needs_features]
 )
 def test_nonlinear_methods_are_refused(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator = fitted(name, one_logit=CALIBRATORS[name].two_classes_only)
+        calibrator = fitted(name, one_logit=EVERY_METHOD[name].two_classes_only)
     with pytest.raises(ValueError, match="is not linear in the logits"):
         fold_into_linear(calibrator, nn.Linear(3, calibrator.classes))
 

@@ -14,7 +14,7 @@ from calibrant._core.options import check_options, options_of
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import CALIBRATORS, PARTS, TAG_CALIBRATORS
 from calibrant.calibrators.trials import check_learned
 
 # Package and class of every kind besides calibrators; imported when needed.
@@ -38,7 +38,7 @@ NAMES = "class_names_"
 def calibrator_kinds() -> dict[str, type[Calibrator]]:
     """Return the classes of calibrators by kind; names of methods for tags may be taken."""
     tags = {f"multilabel_{name}": kind for name, kind in TAG_CALIBRATORS.items()}
-    return {**CALIBRATORS, **tags}
+    return {**CALIBRATORS, **PARTS, **tags}
 
 
 def kind_of(obj: Any) -> str:

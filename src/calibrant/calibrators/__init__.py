@@ -1,7 +1,7 @@
 """Post-hoc calibrators: fitted on held-out logits, they map logits to calibrated logits.
 
-The classes of :data:`calibrant.calibrators.registry.CALIBRATORS` and ``TAG_CALIBRATORS`` can be
-imported from here.
+The classes of :data:`calibrant.calibrators.registry.CALIBRATORS`, ``PARTS`` and ``TAG_CALIBRATORS``
+can be imported from here.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def __dir__() -> list[str]:
 
 def _exported() -> dict[str, Any]:
     registry = import_module(f"{__name__}.registry")
-    tables = {name: getattr(registry, name) for name in ("CALIBRATORS", "TAG_CALIBRATORS")}
+    tables = {name: getattr(registry, name) for name in ("CALIBRATORS", "PARTS", "TAG_CALIBRATORS")}
     kinds = [registry.Calibrator, *(kind for table in tables.values() for kind in table.values())]
     return {kind.__name__: kind for kind in kinds} | tables

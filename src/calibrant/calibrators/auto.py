@@ -87,9 +87,11 @@ class Auto(RecordsCalibrator):
     Parameters
     ----------
     candidates : sequence of str, optional
-        Names of any methods. By default ``none``, ``ts``, ``beta``, ``blend``, ``top_and_rest``
-        and, with features, ``gc`` and ``procal``. Two classes have maps of P(y = 1) instead:
-        ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``quadratic``, ``venn_abers``.
+        Names of any methods. By default ``none``, ``ts``, ``beta``, with features ``gc`` and
+        ``procal``, and parts that are in no list of methods: ``blend`` (:class:`Blend`) and
+        ``top_and_rest`` (:class:`TopAndRest`). Two classes have maps of P(y = 1) instead: ``none``,
+        ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
+        (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
     keep_argmax : bool, optional
         Keep the predicted class: by default for more than two classes, where ``reasons_`` says
         what other predictions would gain. False allows them, with ``sms`` and ``sms_blend``
@@ -310,16 +312,16 @@ class Auto(RecordsCalibrator):
 
 
 def _made(name: str, config: dict[str, Any] | None = None) -> Calibrator:
-    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+    from calibrant.calibrators.registry import find_calibrator  # which knows this module
 
-    return CALIBRATORS[name](**config or {})
+    return find_calibrator(name)[1](**config or {})
 
 
 def _known(candidates: Sequence[str]) -> tuple[str, ...]:
     """Check names of candidates; aliases become names."""
-    from calibrant.calibrators.registry import CALIBRATORS
+    from calibrant.calibrators.registry import find_calibrator
 
-    names = tuple(CALIBRATORS.name(name) for name in candidates)
+    names = tuple(find_calibrator(name)[0] for name in candidates)
     if not names or Auto.name in names:
         raise ValueError(f"candidates must be methods other than auto, got {tuple(candidates)}")
     return names

@@ -110,6 +110,8 @@ class Calibrator(nn.Module):
         Names on the command line and in saved files.
     summary : str
         A line for the table of methods in the documentation.
+    part_of_auto : bool
+        Made for ``auto``: its name is understood, but in no list of methods.
     parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
     keeps_argmax, monotone : bool
@@ -146,6 +148,7 @@ class Calibrator(nn.Module):
     name: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
+    part_of_auto: ClassVar[bool] = False
     parameter_count: ClassVar[int | None] = None
     keeps_argmax: bool = False
     monotone: bool = False

@@ -51,7 +51,7 @@ class QuadraticScaling(TopLabelMap):
 
     name = "quadratic"
     aliases = ("quadratic_scaling",)
-    summary = "a quadratic for the log-odds of class 1"
+    part_of_auto = True
     two_classes_only = True
     tempered = False
     parameter_count = 3
@@ -101,7 +101,7 @@ class RobustSigmoid(TopLabelMap):
 
     name = "robust_sigmoid"
     aliases = ("robust_platt",)
-    summary = "a line for the log-odds of class 1 that bends where they are large"
+    part_of_auto = True
     two_classes_only = True
     tempered = False
     parameter_count = 3

@@ -71,7 +71,7 @@ class TopAndRest(Calibrator):
     """
 
     name = "top_and_rest"
-    summary = "`blend` for the top class, `sms` and `rank_gaps` for the rest"
+    part_of_auto = True
     keeps_argmax = True
 
     def __init__(self, *, seed: Seed = 0) -> None:
@@ -131,7 +131,7 @@ class MatrixAndTop(Calibrator):
     """
 
     name = "sms_blend"
-    summary = "`sms`, then `blend` for the class on top; predictions may change"
+    part_of_auto = True
 
     def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()

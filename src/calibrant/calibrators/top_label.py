@@ -280,7 +280,7 @@ class OddsScaling(TopLabelMap):
 
     name = "odds"
     aliases = ("odds_scaling",)
-    summary = "a broken line for the log-odds of the top class"
+    part_of_auto = True
     LIMIT: ClassVar[float] = 5.0  # largest slope and offset, for data without an optimum
     knots_: Tensor
     line_: Tensor
@@ -351,7 +351,7 @@ class Blend(OddsCalibrator):
     """
 
     name = "blend"
-    summary = "the mean of `smart` and `odds`"
+    part_of_auto = True
 
     def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()

@@ -82,21 +82,20 @@ def fit(
     """  # noqa: D301
     from calibrant._core.options import options_of, parse_options
     from calibrant.artifacts import save
-    from calibrant.calibrators.registry import calibrators_for
+    from calibrant.calibrators.registry import find_calibrator
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     selected: dict[str, Any] = {**selection, **({"folds": folds, "seed": seed} if folds else {})}
     measured: Any = estimand or "auto"
-    name = calibrators_for(measured).name(method)
+    name, kind = find_calibrator(method, measured)
     if train and name != "maccal":
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     if choices and (name != "auto" or estimand == "multilabel"):
         got = "--multilabel" if estimand == "multilabel" else method
         raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
     chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
-    known = options_of(calibrators_for(measured)[name])
-    chosen |= parse_options(name, known, shared.named_texts(options))
+    chosen |= parse_options(name, options_of(kind), shared.named_texts(options))
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}

@@ -434,9 +434,9 @@ class Multicalibration(MetadataCalibrator):
 
 
 def _made_base(name: str, keep_argmax: bool | None) -> Calibrator:
-    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+    from calibrant.calibrators.registry import find_calibrator  # which knows this module
 
-    kind = CALIBRATORS[CALIBRATORS.name(name)]
+    _, kind = find_calibrator(name)
     if kind.needs_features or kind.needs_head:
         raise ValueError(f"base must be a method that needs no features, got {name!r}: pass auto")
     wanted = {"keep_argmax": keep_argmax}

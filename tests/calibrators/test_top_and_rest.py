@@ -8,9 +8,9 @@ from scipy.special import expit, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import top_and_rest
+from calibrant.calibrators.affine import StructuredMatrixScaling, StructuredVectorScaling
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.rank_gaps import RankGaps
-from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
 from calibrant.calibrators.top_and_rest import MatrixAndTop, TopAndRest
 from calibrant.calibrators.top_label import Blend
 from tests.support.simulate import drawn

@@ -17,7 +17,7 @@ from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"
 ORDER = (
-    *("scaling", "affine", "structured", "class_temperatures", "rank_gaps"),
+    *("scaling", "affine", "class_temperatures", "rank_gaps"),
     *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic", "binning"),
     *("features.groups", "features.proximity", "features.clipping", "top_label"),
 )

@@ -8,13 +8,13 @@ from torch import Tensor
 from calibrant._core.checks import IGNORED, silenced
 from calibrant._core.chunks import Examples
 from calibrant._core.options import Seed
-from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.rank_gaps import RankGaps
-from calibrant.calibrators.structured import (
+from calibrant.calibrators.affine import (
     Structured,
     StructuredMatrixScaling,
     StructuredVectorScaling,
 )
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.top_label import Blend, with_log_odds
 
 MOST_LOGITS = 1 << 21

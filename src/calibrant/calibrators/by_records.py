@@ -16,7 +16,7 @@ from calibrant._core.class_names import in_order
 from calibrant._core.logpartition import Records
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators import data_checks
-from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.base import PASS_LOGARITHM, Calibrator, Context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +92,7 @@ class TemperatureCalibrator(RecordsCalibrator):
     def temperature(self, logits: ArrayLike) -> NDArray[Any]: ...
     def temperature(self, logits: Values) -> Tensor | NDArray[Any]:
         """Temperature of each row, ``(..., classes) -> (...)``."""
-        self._warn_of_probs(logits)
+        _warn_of_probs(logits)
         _, top, temperature = self._row_temperatures(logits)
         result = temperature.expand_as(top)[..., 0]
         return result if isinstance(logits, Tensor) else result.cpu().numpy()
@@ -110,3 +110,8 @@ class TemperatureCalibrator(RecordsCalibrator):
         wide = self._wide(self._checked(in_order(logits, self.class_names_)[0]))
         top = wide.amax(-1, keepdim=True)
         return wide, top, self._temperature(wide - top, top)
+
+
+def _warn_of_probs(logits: Values) -> None:
+    """Warn at the caller of a public method, which calls this."""
+    checks.warn_of_probs(checks.as_scores(logits), PASS_LOGARITHM, checks.MANY_ODDS)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.isotonic import *  # noqa: F403
     from calibrant.calibrators.maccal import *  # noqa: F403
     from calibrant.calibrators.network import *  # noqa: F403
+    from calibrant.calibrators.parts import *  # noqa: F403
     from calibrant.calibrators.rank_gaps import *  # noqa: F403
     from calibrant.calibrators.registry import *  # noqa: F403
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403
     from calibrant.calibrators.tags import *  # noqa: F403
-    from calibrant.calibrators.top_and_rest import *  # noqa: F403
     from calibrant.calibrators.top_label import *  # noqa: F403
 
 

@@ -22,7 +22,7 @@ from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrato
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
-from calibrant.calibrators.top_and_rest import structured
+from calibrant.calibrators.parts import structured
 from calibrant.calibrators.top_label import keeps_by_task, kept_by_task
 from calibrant.display import html
 from calibrant.display.html import Html, html_table

@@ -19,7 +19,7 @@ PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "rank_gaps"),
     *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic", "binning"),
-    *("features.groups", "features.proximity", "features.clipping", "top_label"),
+    *("features.groups", "features.proximity", "features.clipping"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""
 

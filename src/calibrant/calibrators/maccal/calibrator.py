@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,11 +28,12 @@ from calibrant._core.options import (
 )
 from calibrant._core.solve import check_time
 from calibrant._core.tables import frame
-from calibrant._core.torch_models import device_of, digest, save_state
+from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import features as frozen
 from calibrant.calibrators.maccal.features import Batch, LabelledFeatures, as_labelled_features
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
+from calibrant.calibrators.maccal.run import Run, batch_sums
 from calibrant.display.elements import plain
 from calibrant.display.svg import Line, line_chart
 
@@ -51,47 +51,6 @@ WARM_UP = 100  # steps before the control starts: an untrained classifier would 
 LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
 MAX_SAMPLES = 1000
 SETTLED = 0.02  # largest final gap between confidence and its target without a warning
-
-
-@dataclass
-class _Run:
-    """State of a training run between two epochs."""
-
-    classifier: MaskedClassifier
-    optimiser: torch.optim.Optimizer
-    controller: KeepRate
-    watched: LabelledFeatures | None  # held-out examples that control the keep rate
-    fingerprint: str  # of the options and the data
-    epochs: int
-    checkpoint: Path | None
-    steps: int = 0
-    history: list[Epoch] = field(default_factory=list)
-
-    def save(self) -> None:
-        if self.checkpoint is None:
-            return
-        state = {
-            "fingerprint": self.fingerprint,
-            "classifier": self.classifier.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "controller": vars(self.controller),
-            "steps": self.steps,
-            "history": [tuple(epoch) for epoch in self.history],
-        }
-        save_state(state, self.checkpoint)
-
-    def resume(self) -> None:
-        path = self.checkpoint
-        if path is None or not path.exists():
-            return
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state.get("fingerprint") != self.fingerprint:
-            raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
-        self.classifier.load_state_dict(state["classifier"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.controller = KeepRate(**state["controller"])
-        self.steps = state["steps"]
-        self.history = [Epoch(*epoch) for epoch in state["history"]]
 
 
 class MaCCal(Calibrator):
@@ -415,14 +374,14 @@ class MaCCal(Calibrator):
         watched: LabelledFeatures | None,
         epochs: int,
         checkpoint: str | os.PathLike[str] | None,
-    ) -> _Run:
+    ) -> Run:
         classifier = self._new_classifier(*sizes, self.bottleneck)
         optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
         gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
         controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
         fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
         path, count = Path(checkpoint) if checkpoint else None, self.epochs or epochs
-        return _Run(classifier, optimiser, controller, watched, fingerprint, count, path)
+        return Run(classifier, optimiser, controller, watched, fingerprint, count, path)
 
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         classifier = MaskedClassifier(
@@ -431,7 +390,7 @@ class MaCCal(Calibrator):
         return classifier.to(self.device)
 
     def _train(
-        self, run: _Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
+        self, run: Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
     ) -> None:
         run.resume()
         for epoch in range(len(run.history), run.epochs):
@@ -448,7 +407,7 @@ class MaCCal(Calibrator):
         if self.step:
             self._warn_of_failure(run)
 
-    def _epoch(self, run: _Run, batches: Iterable[Batch], epoch: int) -> Epoch:
+    def _epoch(self, run: Run, batches: Iterable[Batch], epoch: int) -> Epoch:
         device = self.device
         # seeded by the epoch, so that a continued run takes the same steps
         random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
@@ -459,7 +418,7 @@ class MaCCal(Calibrator):
         for batch in batches:
             check_time()
             loss, logits = self._learn(run, batch, random)
-            sums += _sums(logits.detach(), batch, loss.detach())
+            sums += batch_sums(logits.detach(), batch, loss.detach())
             run.steps += 1
         weight, loss_sum, confidence, correct = sums.tolist()
         if not weight:
@@ -471,7 +430,7 @@ class MaCCal(Calibrator):
             seen = self._watch(run.classifier, run.watched)
         return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
 
-    def _learn(self, run: _Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _learn(self, run: Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Take one step with new masks; return the loss, a weighted mean, and the logits."""
         masks = run.classifier.draw(random)
         logits = run.classifier(batch.features, masks)
@@ -489,11 +448,11 @@ class MaCCal(Calibrator):
         """Return confidence and accuracy of the predictions that this classifier would make."""
         sums = torch.zeros(4, device=self.device)
         for batch in watched.chunks(sums.device):
-            sums += _sums(classifier(batch.features), batch)
+            sums += batch_sums(classifier(batch.features), batch)
         weight, _, confidence, correct = sums.tolist()
         return confidence / weight, correct / weight
 
-    def _warn_of_failure(self, run: _Run) -> None:
+    def _warn_of_failure(self, run: Run) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
         if last.accuracy * run.classifier.classes < LEAST_LIFT:
@@ -550,11 +509,3 @@ class MaCCal(Calibrator):
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.classifier = self._new_classifier(*sizes).requires_grad_(False)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-
-
-def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:
-    """Return the sums of weight, loss, confidence and correct answers over a batch."""
-    confidence, top = logits.softmax(-1).max(-1)
-    weight, total = batch.weight, batch.weight.sum()
-    correct = (weight * (top == batch.labels)).sum()
-    return torch.stack([total, total * loss, (weight * confidence).sum(), correct])

@@ -37,8 +37,8 @@ import numpy as np
 import torch
 
 import calibrant
+from calibrant.calibrators.registry import PARTS
 from calibrant.cli import main as command_line
-from calibrant.retrain import as_calibrator
 
 FOLDERS = (
     *("cifar10_resnet50", "cifar10_resnet18", "tinyimagenet_resnet18", "cifar100_wideresnet16x4"),
@@ -60,7 +60,7 @@ FAST = ("none", "ts", "smart", "auto", "isotonic", "beta")
 FASTEST = ("none", "ts", "smart")
 """For files with more than ``MANY`` classes, and for a quick record."""
 MANY = 200
-NEED_FEATURES = ("gc", "procal", "fc")
+NEED_FEATURES = ("gc", "procal", "fc", "maccal")
 QUICK_FILES = ("sample", "tabular/oj_logistic_balanced", "tabular/chile_boosting", "made/plain")
 UNLABELLED = -100
 TOLERANCE = 1e-12
@@ -235,7 +235,7 @@ def two_classes(keys: dict[str, tuple[int, ...]]) -> bool:
 
 
 def methods_for(everything: bool, keys: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    methods = tuple(calibrant.CALIBRATORS) if everything else FAST
+    methods = (*calibrant.CALIBRATORS, *PARTS) if everything else FAST
     if max(keys.get("val_logits", ())[1:], default=0) > MANY:
         methods = FASTEST
     return tuple(m for m in methods if m not in NEED_FEATURES or "val_features" in keys)
@@ -334,9 +334,7 @@ def record_probabilities(kept: Record, title: str, module: Any, path: Path) -> N
     if not given:  # a file of probabilities, which only apply takes
         return
     try:
-        kept.outputs[f"{title}/predict_proba"] = fingerprint(
-            as_calibrator(module).predict_proba(*given)
-        )
+        kept.outputs[f"{title}/predict_proba"] = fingerprint(module.predict_proba(*given))
     except Exception as problem:
         kept.words[f"{title}/predict_proba/failure"] = type(problem).__name__
 

@@ -18,7 +18,6 @@ TITLES = {
     "estimate": "Estimate without labels",
     "slices": "Subgroups",
     "losses": "Train: losses",
-    "retrain": "Train: masked classifiers",
     "data": "Prediction files",
     "_core": "Helpers",
 }
@@ -32,6 +31,8 @@ SUBMODULES = {
 MORE = {
     "calibrators": (
         *("margin_curves.margin_change", "margin_curves.margin_temperature"),
+        *("maccal.Epoch", "maccal.KeepRate", "maccal.MaskedClassifier"),
+        *("maccal.masked_step", "maccal.replace_head"),
         *("learned_map.learned_map", "learned_map.LearnedMap", "smart.margin_bounds"),
     ),
     "workflows": (

@@ -14,11 +14,12 @@ import pytest
 from calibrant._core.options import Options, check_options, options_of, parse_options
 from calibrant.artifacts.objects import KINDS, class_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.maccal import MaskedClassifier
+from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.llm.heads.modules import HEADS
 from calibrant.losses import CRL, LOSSES, FeDLaS
-from calibrant.retrain import MaskedClassifier
+from tests.support.calibrators import EVERY_METHOD
 
 
 class Optioned(NamedTuple):
@@ -33,9 +34,9 @@ def optioned(make: Callable[..., Any], **needed: Any) -> Optioned:
     return Optioned(make, options_of(make), needed)
 
 
-SAVED = ("maccal", "monitor", "answers", "signals")
+SAVED = ("monitor", "answers", "signals")
 EVERYTHING = {
-    **{name: optioned(kind) for name, kind in CALIBRATORS.items()},
+    **{name: optioned(kind) for name, kind in EVERY_METHOD.items()},
     **{f"tags {name}": optioned(kind) for name, kind in TAG_CALIBRATORS.items()},
     **{
         f"loss {name}": Optioned(loss, loss.options, {"classes": 5, "examples": 50})
@@ -167,5 +168,5 @@ def test_unknown_options_are_refused(name):
 
 
 def test_everything_that_is_saved_with_options_is_here():
-    without = {"threshold", "sets", "decision", "retrained", "head", "gate", "gate_watch"}
+    without = {"threshold", "sets", "decision", "head", "gate", "gate_watch"}
     assert {*KINDS} - without == {"prior", *SAVED}

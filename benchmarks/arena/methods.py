@@ -20,9 +20,13 @@ from benchmarks.arena.peers import PEERS
 from benchmarks.arena.tasks import Examples, Predictions, logits_of
 from calibrant import __version__
 from calibrant._core.options import options_of, parse_options, parsed_text
+from calibrant._core.registry import Registry
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
+from calibrant.calibrators.registry import CALIBRATORS, PARTS, make_calibrator
 from calibrant.data.formats import Array
+
+OURS = Registry("method", {**CALIBRATORS, **PARTS})
+"""Methods of calibrant, and the parts of ``auto``."""
 
 
 class Entrant(Protocol):
@@ -54,8 +58,8 @@ class Method:
     def make(self) -> Entrant:
         """Return a new calibrator, not fitted yet."""
         texts = dict(option.split("=", 1) for option in self.options)
-        if self.name in CALIBRATORS:
-            options = parse_options(self.name, options_of(CALIBRATORS[self.name]), texts)
+        if self.name in OURS:
+            options = parse_options(self.name, options_of(OURS[self.name]), texts)
             return _OnLogits(make_calibrator(self.name, options))
         library, _, method = self.name.partition(":")
         kind = partial(PEERS[library].make, method) if library in PEERS else _class_of(self.name)
@@ -81,7 +85,7 @@ def read_method(text: str) -> Method:
     """Return a method by its name with options, as ``name:key=value``."""
     parts = text.split(":")
     name = ":".join(part for part in parts if "=" not in part)
-    name = name if ":" in name else CALIBRATORS.name(name)
+    name = name if ":" in name else OURS.name(name)
     method = Method(name, tuple(part for part in parts if "=" in part))
     method.make()  # so that a wrong option or a missing package is an error before anything runs
     return method
@@ -103,7 +107,7 @@ def _version(name: str) -> str:
     library = name.partition(":")[0]
     if library in PEERS:
         return metadata.version(PEERS[library].package)
-    if name in CALIBRATORS:
+    if name in OURS:
         if "dev" not in __version__ and __version__ != "unknown":
             return str(__version__)
         folder = Path(calibrant.calibrators.__file__).parent

@@ -37,8 +37,8 @@ from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.retrain.maccal import MaCCal
-from calibrant.retrain.masked_classifier import masked_step
+from calibrant.calibrators.maccal import MaCCal
+from calibrant.calibrators.maccal.masked import masked_step
 
 FIGURES = ("accuracy", "ece", "ada_ece", "nll", "brier", "auroc")
 COLUMNS = (

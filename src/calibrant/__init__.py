@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         monitor as monitor,
         plots as plots,
         reports as reports,
-        retrain as retrain,
         slices as slices,
         ui as ui,
         workflows as workflows,

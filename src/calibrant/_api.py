@@ -13,6 +13,7 @@ from calibrant.calibrators import (
     TAG_CALIBRATORS as TAG_CALIBRATORS,
     Auto as Auto,
     Calibrator as Calibrator,
+    MaCCal as MaCCal,
     TemperatureScaling as TemperatureScaling,
 )
 from calibrant.data import (
@@ -49,7 +50,6 @@ from calibrant.metrics import (
 )
 from calibrant.monitor import Monitor as Monitor
 from calibrant.reports import report as report
-from calibrant.retrain import MaCCal as MaCCal
 from calibrant.slices import find_slices as find_slices
 from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare

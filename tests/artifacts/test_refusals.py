@@ -12,6 +12,7 @@ from torch import nn
 from calibrant import artifacts as io
 from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
@@ -19,9 +20,9 @@ from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.modules import HEADS, SHAPE_FEATURES, make_head
 from calibrant.monitor import Monitor
-from calibrant.retrain import MaCCal
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature
+from tests.support.calibrators import EVERY_METHOD
 
 PLAIN = {"objective": "nll"}
 
@@ -224,7 +225,7 @@ def test_an_object_of_another_class_is_refused(file):
 
 # ----------------------------------------------------------------------------------------- shapes
 
-FREE = {("procal", "reference_", 0)}
+FREE = {("procal", "reference_", 0), ("maccal", "history_", 0)}
 """Kinds, tensors and axes of any size that no other tensor has."""
 
 
@@ -234,7 +235,7 @@ def one_more(value, axis):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+    ("kind", "options"), [*((kind, {}) for kind in EVERY_METHOD), *OPTIONS.items()]
 )
 def test_tensors_of_another_shape_are_refused(kind, options, tmp_path):
     file = tmp_path / "saved.safetensors"
@@ -287,7 +288,7 @@ def forgeries(obj):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+    ("kind", "options"), [*((kind, {}) for kind in EVERY_METHOD), *OPTIONS.items()]
 )
 def test_what_is_loaded_gives_no_nan_whatever_was_forged(kind, options):
     rng, scale = np.random.default_rng(99), np.repeat([0, 1e-3, 3.0, 300.0], 10)[:, None]

@@ -19,6 +19,7 @@ from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind, temperature
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
@@ -73,7 +74,7 @@ class Held(Calibrator):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+    ("kind", "options"), [*((kind, {}) for kind in EVERY_METHOD), *OPTIONS.items()]
 )
 def test_every_calibrator_comes_back_bit_by_bit(kind, options, tmp_path):
     module = fitted_kind(kind, **options)
@@ -119,7 +120,7 @@ def test_one_logit_comes_back(kind, tmp_path):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=400)
     labels = (logits + rng.logistic(size=400) > 0).astype(int)
-    module = CALIBRATORS[kind]().fit(3 * logits, labels)
+    module = EVERY_METHOD[kind]().fit(3 * logits, labels)
     prior = PriorCorrection(module).set_priors([0.5, 0.5], [0.1, 0.9])
     for each in (module, prior):
         io.save(each, tmp_path / "saved")
@@ -192,7 +193,7 @@ def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
     torch.manual_seed(0)
     network, other = nn.Linear(5, 4), nn.Linear(5, 4)
     model = cal.calibrated(network, fitted_kind(kind))
-    again = cal.calibrated(other, CALIBRATORS[kind]())
+    again = cal.calibrated(other, EVERY_METHOD[kind]())
     inputs = torch.randn(6, 5)
     with pytest.raises(RuntimeError, match="not fitted"):
         again(inputs)
@@ -245,12 +246,12 @@ def test_sets_of_low_precision_have_a_plain_limit(dtype, tmp_path):
 
 def test_a_fit_on_one_example_comes_back(tmp_path):
     """A learned value of one number may have a stride of 0."""
-    for kind in CALIBRATORS:
-        if CALIBRATORS[kind].needs_features or kind == "auto":
+    for kind in EVERY_METHOD:
+        if EVERY_METHOD[kind].needs_features or kind == "auto":
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = CALIBRATORS[kind]().fit(np.array([[0.5, 1.0]]), [0])
+            found = EVERY_METHOD[kind]().fit(np.array([[0.5, 1.0]]), [0])
         io.save(found, tmp_path / "one.safetensors")
         again = io.load(tmp_path / "one.safetensors")
         assert torch.equal(again(torch.eye(2)), found(torch.eye(2))), kind

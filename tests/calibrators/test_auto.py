@@ -11,7 +11,7 @@ from scipy.special import expit, log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators import CALIBRATORS, auto
+from calibrant.calibrators import auto
 from calibrant.calibrators.auto import CHANGING, FEWEST, KEEPING, MANY, TWO_CLASSES, Auto
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
@@ -19,10 +19,11 @@ from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.calibrators.watch import told
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 SIMPLE = ("none", "ts")
-PLAIN = [name for name in KEEPING if not CALIBRATORS[name].needs_features]
+PLAIN = [name for name in KEEPING if not EVERY_METHOD[name].needs_features]
 """Candidates that a fit without features has."""
 
 
@@ -153,7 +154,7 @@ def test_calibrated_data_are_mostly_left_alone_and_lose_less_than_by_a_temperatu
         for name in lost:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                fitted = CALIBRATORS[name]().fit(logits, labels)
+                fitted = EVERY_METHOD[name]().fit(logits, labels)
             lost[name].append(cal.nll(fitted.transform(fresh), answers) - cal.nll(fresh, answers))
             left += isinstance(fitted, Auto) and names_of(fitted) == ["none"]
     assert np.mean(lost["auto"]) < np.mean(lost["ts"])
@@ -179,7 +180,7 @@ def judged():
             seen = np.setdiff1d(np.arange(500), held)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                one = CALIBRATORS[name]()
+                one = EVERY_METHOD[name]()
                 one.fit(logits[seen], labels[seen], sample_weight=weight[seen])
             scores = log_softmax(one.transform(logits[held]), -1)
             confidence[held] = np.exp(scores.max(-1))
@@ -220,7 +221,7 @@ def test_members_are_fitted_on_all_and_averaged(judged):
     expected = np.zeros(logits.shape)
     for c in fitted.candidates_:
         if c.weight:
-            alone = CALIBRATORS[c.name]().fit(logits, labels, sample_weight=weight)
+            alone = EVERY_METHOD[c.name]().fit(logits, labels, sample_weight=weight)
             expected += c.weight * alone.predict_proba(logits)
     np.testing.assert_allclose(fitted.predict_proba(logits), expected, atol=1e-5)
     assert names_of(fitted) == [c.name for c in fitted.candidates_ if c.weight]
@@ -264,7 +265,7 @@ def test_flat_rows_of_many_classes_are_judged_by_what_the_map_does():
     fresh, answers = logits[2000:], labels[2000:]
     records = tabulate(examples(fresh, answers))
     for name in ("none", "ts", "beta", "blend"):
-        fitted: Any = CALIBRATORS[name]().fit(logits[:2000], labels[:2000])
+        fitted: Any = EVERY_METHOD[name]().fit(logits[:2000], labels[:2000])
         actual = cal.nll(fitted(torch.from_numpy(fresh)).numpy(), answers)
         assert fitted.predict_records(records).nll.mean() == pytest.approx(actual, abs=5e-3)
 
@@ -386,8 +387,8 @@ def test_any_method_of_the_registry_can_be_a_candidate(rng):
 
 
 def test_candidates_keep_the_prediction_unless_it_may_change():
-    assert all(CALIBRATORS[name]().keeps_argmax for name in KEEPING)
-    assert not any(CALIBRATORS[name]().keeps_argmax for name in set(CHANGING) - set(KEEPING))
+    assert all(EVERY_METHOD[name]().keeps_argmax for name in KEEPING)
+    assert not any(EVERY_METHOD[name]().keeps_argmax for name in set(CHANGING) - set(KEEPING))
     assert KEEPING[0] == TWO_CLASSES[0] == "none"
 
 

@@ -14,34 +14,34 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator, TemperatureCalibrator
-from calibrant.calibrators.registry import CALIBRATORS
-from tests.support.calibrators import beside, features_of, make
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator, TemperatureCalibrator
+from tests.support.calibrators import EVERY_METHOD, beside, features_of, make
 from tests.support.markup import check_inert
 from tests.support.simulate import drawn
 
-TWO_ONLY = [name for name, kind in CALIBRATORS.items() if kind.two_classes_only]
-KEEPERS = [name for name, kind in CALIBRATORS.items() if kind().keeps_argmax]
+TWO_ONLY = [name for name, kind in EVERY_METHOD.items() if kind.two_classes_only]
+KEEPERS = [name for name, kind in EVERY_METHOD.items() if kind().keeps_argmax]
 TABLED = [
     name
-    for name, kind in CALIBRATORS.items()
+    for name, kind in EVERY_METHOD.items()
     if issubclass(kind, RecordsCalibrator) and not kind.two_classes_only
 ]
 MONOTONE = [
-    name for name, kind in CALIBRATORS.items() if kind().monotone and not kind.two_classes_only
+    name for name, kind in EVERY_METHOD.items() if kind().monotone and not kind.two_classes_only
 ]
-TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
+TEMPERED = [name for name, kind in EVERY_METHOD.items() if issubclass(kind, TemperatureCalibrator)]
 SIZES = {
     **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
     **{"sms": 43, "svs": 13, "rank_gaps": 6},
-    **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0},
+    **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0, "maccal": 0},
     **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
     **{"gc": 40, "procal": 21, "fc": 2},
     **{"quadratic": 3, "robust_sigmoid": 3, "venn_abers": 10},
     **{"top_and_rest": 104, "sms_blend": 98},
 }
-"""Parameters of methods for six classes; those of ``auto`` are known when it has chosen."""
+"""Parameters of methods for six classes; those of ``auto`` and ``maccal`` are known after a fit."""
 PENALISED = {"sms": 6, "svs": 6, "blend": 10, "top_and_rest": 10, "sms_blend": 10}
 """Numbers of parameters for which five examples each are enough, where they are fewer."""
 MASKABLE = [*TABLED, "rank_gaps"]
@@ -80,7 +80,7 @@ def overconfident(classes):
     return drawn(np.random.default_rng(7), 1500, classes, temperature=1.8, scale=2.5)
 
 
-@pytest.fixture(scope="module", params=list(CALIBRATORS))
+@pytest.fixture(scope="module", params=list(EVERY_METHOD))
 def name(request):
     return request.param
 
@@ -200,8 +200,8 @@ def test_a_constant_added_to_a_row_changes_nothing(name, calibrator, data):
 
 
 def test_order_of_the_examples_does_not_matter(name, calibrator, data, rng):
-    if name in ("auto", "gc", "multicalibration"):
-        pytest.skip("its folds depend on the order")
+    if name in ("auto", "gc", "multicalibration", "maccal"):
+        pytest.skip("its folds or batches depend on the order")
     order = rng.permutation(len(data[0]))
     again = fitted(name, data[0][order], data[1][order])
     np.testing.assert_allclose(predicted(again, data[0]), predicted(calibrator, data[0]), atol=5e-3)
@@ -222,8 +222,8 @@ def test_ignored_labels_and_zero_weights_are_rows_left_out(name, calibrator, dat
 
 
 def test_weight_two_is_a_row_twice(name, data):
-    if name in ("auto", "matrix", "dirichlet", "gc", "multicalibration"):
-        pytest.skip("its folds differ")
+    if name in ("auto", "matrix", "dirichlet", "gc", "multicalibration", "maccal"):
+        pytest.skip("its folds or batches differ")
     if name == "procal":
         pytest.skip("a row twice has a neighbour at no distance")
     if name == "venn_abers":
@@ -296,7 +296,7 @@ def test_log_odds_are_two_classes(name, rng):
 def test_state_dict_carries_the_fit(name, calibrator, data, classes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        other = CALIBRATORS[name](**calibrator.config())
+        other = EVERY_METHOD[name](**calibrator.config())
     other.load_state_dict(calibrator.state_dict())
     assert other.classes == calibrator.classes == classes
     assert other.describe() == calibrator.describe()
@@ -307,7 +307,7 @@ def test_state_dict_carries_the_fit(name, calibrator, data, classes):
 
 def test_it_shows_itself_in_a_line_and_in_a_notebook(name, calibrator):
     kind = type(calibrator).__name__
-    for one in (calibrator, CALIBRATORS[name]()):
+    for one in (calibrator, EVERY_METHOD[name]()):
         assert repr(one).startswith(f"{kind}(")
         assert str(one) == repr(one)
         assert ("not fitted" in repr(one)) == ("not fitted" in one.describe()) == (one.classes == 0)
@@ -335,7 +335,7 @@ def test_probabilities_count_as_at_least_the_floor_in_a_batch_or_alone(name, cal
         row = slice(i, i + 1)
         one = floored.predict_proba(logs[row], None if features is None else features[row])
         np.testing.assert_allclose(one, expected[row], rtol=1e-4, atol=1e-6)
-    again = CALIBRATORS[name](**calibrator.config())
+    again = EVERY_METHOD[name](**calibrator.config())
     again.load_state_dict(floored.state_dict())
     np.testing.assert_array_equal(
         again.predict_proba(logs, features), floored.predict_proba(logs, features)
@@ -355,7 +355,7 @@ def test_a_fit_on_logits_forgets_the_floor(name, data):
 
 def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):
     with pytest.raises(RuntimeError, match="is not fitted"):
-        CALIBRATORS[name]()(torch.zeros(2, 3))
+        EVERY_METHOD[name]()(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=rf"must be \(..., {classes}\), as in fit, got \(2, 5\)"):
         predicted(calibrator, np.zeros((2, 5)))
     with pytest.raises(ValueError, match="row 1 has NaN"):
@@ -365,13 +365,12 @@ def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):
 
 
 def test_the_config_rebuilds_it(name):
-    assert (
-        CALIBRATORS[name](**CALIBRATORS[name]().config()).config() == CALIBRATORS[name]().config()
-    )
+    kind = EVERY_METHOD[name]
+    assert kind(**kind().config()).config() == kind().config()
 
 
 def test_size_counts_what_is_learned_and_warns(name, data, classes):
-    calibrator = CALIBRATORS[name]()
+    calibrator = EVERY_METHOD[name]()
     size = calibrator.size(classes)
     assert size == SIZES.get(name, size)
     few = max(5 * PENALISED.get(name, size) // 2, 2)
@@ -483,7 +482,7 @@ def outcome_of(name, logits, labels, features):
     return probs
 
 
-SEVERAL = [name for name in CALIBRATORS if name not in TWO_ONLY]
+SEVERAL = [name for name in EVERY_METHOD if name not in TWO_ONLY]
 
 
 # each method with two of the masks, each mask with a good third of the methods
@@ -503,7 +502,7 @@ def test_huge_negative_numbers_are_masks(method, number, six):
     assert isinstance(wanted, str) or (wanted[masked] == 0).all()
 
 
-@pytest.mark.parametrize("method", [name for name in CALIBRATORS if name != "fc"])
+@pytest.mark.parametrize("method", [name for name in EVERY_METHOD if name != "fc"])
 @pytest.mark.parametrize("huge", [1e9, 1e300])
 def test_one_huge_value_makes_no_probability_nan(method, huge):
     logits, labels = (x[:300].copy() for x in overconfident(2 if method in TWO_ONLY else 6))

@@ -11,8 +11,8 @@ from scipy.special import log_softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import affine_fit
+from calibrant.calibrators.affine import StructuredMatrixScaling, StructuredVectorScaling
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
 from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 

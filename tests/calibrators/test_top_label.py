@@ -13,12 +13,11 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.parts import Blend, OddsScaling
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     CERTAIN,
-    Blend,
-    OddsScaling,
     confidence_objective,
     log_rest,
     record_odds,
@@ -27,6 +26,7 @@ from calibrant.calibrators.top_label import (
     with_log_odds,
 )
 from calibrant.calibrators.watch import told
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 
@@ -390,7 +390,7 @@ def test_claims_about_ties_are_exact_where_predictions_may_change(name, rng):
     """Only the first of equal classes gets the new odds; the others share the rest."""
     logits, labels = drawn(rng, 300, 4)
     logits = np.round(logits)
-    kind: Any = cal.CALIBRATORS[name]
+    kind: Any = EVERY_METHOD[name]
     fitted = kind(keep_argmax=False).fit(logits, labels)
     own = fitted.predict_proba(logits)[np.arange(300), labels]
     tied = (logits == logits.max(1, keepdims=True)).sum(1) > 1

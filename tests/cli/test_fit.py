@@ -433,7 +433,7 @@ def test_failed_apply(run, arguments, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize(("verb", "count"), [("fit", 7), ("apply", 3), ("compare", 5)])
+@pytest.mark.parametrize(("verb", "count"), [("fit", 7), ("apply", 3), ("compare", 6)])
 def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
     code, out, _ = run(verb, "-h")
@@ -474,9 +474,13 @@ def test_maccal_learns_from_the_train_split_of_another_file(run):
     probs = torch.tensor(arrays_in("a.npz")["test_logits"]).softmax(-1).numpy()
     np.testing.assert_allclose(probs, head.predict_proba(parts["test_features"]), atol=1e-6)
 
+    code, said, err = run(*command, *options, *out)  # on val, as other methods
+    assert code == 0, err
+    assert calibrant.load("head").history != head.history
+
     for wrong, message in (
-        (command, "no train_features"),
-        ([*command, "--cross-fit", "5"], "leave out --cross-fit"),
+        ([*command, "--train", "predictions.npz"], "no train_features"),
+        ([*command, "--train", "train.npz", "--cross-fit", "5"], "leave out --cross-fit"),
         (["fit", "predictions.npz", "--method", "ts", "--train", "x"], "for the method maccal"),
     ):
         code, _, err = run(*wrong, *out)
@@ -505,7 +509,7 @@ def test_a_map_without_a_temperature_tells_of_none(run):
 
 def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monkeypatch):
     monkeypatch.setattr("calibrant.workflows.retrain.retrain", None)  # never reached
-    code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
+    code, _, err = run("fit", "p.npz", "--method", "maccal", "--train", "p.npz", "-o", "saved")
     assert code == 2
     assert "p.npz has no val_features" in err
 
@@ -528,9 +532,6 @@ def test_tags_from_the_file_to_the_calibrated_one(run):
     code, _, err = run("fit", "tags.npz", "--multilabel", "--method", "ts", "-o", "x")
     assert code == 2
     assert "unknown multi-label method 'ts': did you mean tags?" in err
-    code, _, err = run("fit", "tags.npz", "--multilabel", "--method", "maccal", "-o", "x")
-    assert code == 2
-    assert "leave out --cross-fit, --split, --sample-weight, --groups and --multilabel" in err
     code, _, err = run("fit", "tags.npz", "-o", "x")
     assert code == 2
     assert 'estimand="multilabel" (--multilabel)' in err

@@ -24,6 +24,7 @@ from calibrant._core.checks import (
     logits_from_probs,
     look_like_probs,
 )
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 INF = math.inf
@@ -800,7 +801,7 @@ def test_a_fit_on_probabilities_warns_once_at_the_line_of_the_caller(rng, method
     truth = rng.dirichlet(np.ones(3), 300)
     labels = (np.log(truth) + rng.gumbel(size=truth.shape)).argmax(-1)
     options: dict[str, Any] = {"candidates": ["none", "ts"]} if method == "auto" else {}
-    calibrator = cal.CALIBRATORS[method](**options)
+    calibrator = EVERY_METHOD[method](**options)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         calibrator.fit(truth, labels)

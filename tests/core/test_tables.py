@@ -8,8 +8,8 @@ import pytest
 
 import calibrant
 from calibrant._core.tables import latex_escaped, latex_table
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.monitor import Monitor
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 ODD = r"a_b & 50 % \ $x^2$ ~ {#1} <b> [c] | 'd' \"e\" "
@@ -26,7 +26,7 @@ def evaluation():
 def comparison():
     logits, labels = drawn(np.random.default_rng(1), 400, 3)
     kinds = {"none": "none", "my_ts & co": "ts", "two": "quadratic"}  # which fails: three classes
-    methods = {name: CALIBRATORS[kind]() for name, kind in kinds.items()}
+    methods = {name: EVERY_METHOD[kind]() for name, kind in kinds.items()}
     return calibrant.compare({"logits": 2 * logits, "labels": labels}, methods=methods)
 
 

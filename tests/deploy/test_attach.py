@@ -275,7 +275,7 @@ def test_compiled(network, inputs, features):
             (nn.Identity(), "none"),
             {},
             TypeError,
-            "calibrator must be a Calibrator or a MaCCal, got str",
+            "calibrator must be a Calibrator, got str",
         ),
         (
             (nn.Identity(), shifted()),

@@ -16,12 +16,12 @@ from torch import nn
 
 import calibrant
 from calibrant.calibrators.average import Average
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import EXPORTS, export_onnx, export_program
 from calibrant.deploy.export import precise
 from calibrant.deploy.export_graph import quiet
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.exported import (
     CLASSES,
     WIDTH,
@@ -116,7 +116,7 @@ def check_parity(calibrator, path, tokens=False, probabilities=False):
                 np.testing.assert_array_equal(output.argmax(-1), arrays[0].argmax(-1))
 
 
-@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name not in PROGRAMS])
+@pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in PROGRAMS])
 def test_every_method(name, tmp_path):
     calibrator, path = fitted(name), tmp_path / "calibrator.onnx"
     options = dict(OPTIONS.get(name, {}))
@@ -305,7 +305,7 @@ def test_model_that_cannot_be_exported(model, by, tmp_path):
         (
             {"calibrator": nn.Identity()},
             TypeError,
-            "must be a Calibrator or a MaCCal, got Identity",
+            "must be a Calibrator, got Identity",
         ),
     ],
 )

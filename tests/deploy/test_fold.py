@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from calibrant.calibrators.auto import Auto
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import fold_into_linear
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.models import CLASSES, WIDTH, fitted
 
 LINEAR = ["none", "ts", "vector", "matrix", "cts", "auto"]
@@ -73,12 +73,12 @@ def test_type_and_mode_are_kept():
 
 
 @pytest.mark.parametrize(
-    "name", [k for k, v in CALIBRATORS.items() if k not in LINEAR and not v.needs_features]
+    "name", [k for k, v in EVERY_METHOD.items() if k not in LINEAR and not v.needs_features]
 )
 def test_nonlinear_methods_are_refused(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator = fitted(name, one_logit=CALIBRATORS[name].two_classes_only)
+        calibrator = fitted(name, one_logit=EVERY_METHOD[name].two_classes_only)
     with pytest.raises(ValueError, match="is not linear in the logits"):
         fold_into_linear(calibrator, nn.Linear(3, calibrator.classes))
 
@@ -94,7 +94,7 @@ def test_auto_with_a_nonlinear_choice():
     [
         ((TemperatureScaling(), nn.Linear(3, 4)), ValueError, "is not fitted"),
         ((Auto(), nn.Linear(3, 4)), ValueError, "Auto is not fitted"),
-        (("ts", nn.Linear(3, 4)), TypeError, "must be a Calibrator or a MaCCal, got str"),
+        (("ts", nn.Linear(3, 4)), TypeError, "must be a Calibrator, got str"),
         ((fitted("ts"), nn.Conv2d(1, 1, 1)), TypeError, "linear must be an nn.Linear, got Conv2d"),
         ((fitted("ts"), nn.Linear(3, 5)), ValueError, "linear must have 4 outputs, got 5"),
         ((fitted("ts", one_logit=True), nn.Linear(3, 2)), ValueError, "must have 1 outputs"),

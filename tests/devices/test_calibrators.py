@@ -13,21 +13,17 @@ import calibrant as cal
 from calibrant._core import chunks
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.average import Average
-from calibrant.calibrators.base import TemperatureCalibrator
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.features.multicalibration import Multicalibration
-from calibrant.calibrators.registry import (
-    CALIBRATORS,
-    TAG_CALIBRATORS,
-    make_calibrator,
-)
-from tests.support.calibrators import beside, make
+from calibrant.calibrators.registry import TAG_CALIBRATORS, make_calibrator
+from tests.support.calibrators import EVERY_METHOD, beside, make
 from tests.support.simulate import drawn, drawn_tags
 from tests.support.tensors import tensors
 
-ALL = [*CALIBRATORS, *(f"tags: {name}" for name in TAG_CALIBRATORS)]
-TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
-MASKABLE = [n for n, kind in CALIBRATORS.items() if kind().accepts_masked]
-ONE_OF_TWO = [n for n, kind in CALIBRATORS.items() if not kind.two_classes_only]
+ALL = [*EVERY_METHOD, *(f"tags: {name}" for name in TAG_CALIBRATORS)]
+TEMPERED = [name for name, kind in EVERY_METHOD.items() if issubclass(kind, TemperatureCalibrator)]
+MASKABLE = [n for n, kind in EVERY_METHOD.items() if kind().accepts_masked]
+ONE_OF_TWO = [n for n, kind in EVERY_METHOD.items() if not kind.two_classes_only]
 
 
 @pytest.fixture(params=ALL)
@@ -49,7 +45,7 @@ def data_of(name):
     if name.startswith("tags"):
         logits, labels = drawn_tags(rng, 200, np.array([0.5, 0.8, 1.2]), np.array([0.3, 0.0, -0.5]))
     else:
-        classes = 2 if CALIBRATORS[name].two_classes_only else 4
+        classes = 2 if EVERY_METHOD[name].two_classes_only else 4
         logits, labels = drawn(rng, 240, classes, temperature=1.8, scale=2.5)
     return tensors(logits, labels)
 
@@ -259,7 +255,7 @@ def test_masked_classes_there(maskable, device):
     wanted = plain.predict_proba(logits, features.get("features"))
     probs = calibrator.predict_proba(logits.to(device), features.get("features"))
     assert_near(probs, wanted, device)
-    if maskable not in CALIBRATORS or CALIBRATORS[maskable]().keeps_argmax:
+    if maskable not in EVERY_METHOD or EVERY_METHOD[maskable]().keeps_argmax:
         assert float(probs.cpu()[masked].max()) == 0
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import calibrant as cal
-from calibrant.retrain import MaskedClassifier, RetrainedClassifier, replace_head
+from calibrant.calibrators.maccal import MaskedClassifier, replace_head
 from tests.support.features import clustered_features
 
 
@@ -73,12 +73,10 @@ def test_features_are_where_the_labels_are_not(data, device):
 def test_as_a_calibrator(data, device):
     features, labels = data
     retrained = cal.MaCCal(**QUICK).fit(features.to(device), labels)
-    calibrator = RetrainedClassifier(retrained)
-    assert places(calibrator) == {device}
     logits = torch.zeros(300, 4).to(device)
     wanted = retrained.predict_proba(features.to(device))
     for beside in (features.to(device), features, features.numpy()):
-        probs = calibrator.predict_proba(logits, beside)
+        probs = retrained.predict_proba(logits, beside)
         assert probs.device == device
         torch.testing.assert_close(probs.cpu(), wanted.cpu())
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import calibrant as cal
 from calibrant.losses import LOSSES
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.losses import made
 from tests.support.simulate import drawn
 from tests.support.tensors import tensors
@@ -100,12 +101,12 @@ def test_a_process_of_a_distributed_run(name, cuda, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-METHODS = [name for name, kind in cal.CALIBRATORS.items() if not kind.needs_features]
+METHODS = [name for name, kind in EVERY_METHOD.items() if not kind.needs_features]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_compiled_calibrator_is_one_graph_and_the_same(name, cuda):
-    kind = cal.CALIBRATORS[name]
+    kind = EVERY_METHOD[name]
     logits, labels = drawn(np.random.default_rng(0), 2000, 2 if kind.two_classes_only else 6, 1.7)
     there, targets = (x.to(cuda) for x in tensors(logits, labels))
     with warnings.catch_warnings():

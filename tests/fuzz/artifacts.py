@@ -14,7 +14,7 @@ from safetensors.torch import load as tensors_of, save as bytes_of
 from calibrant import artifacts, decide
 from calibrant.artifacts import formats
 from calibrant.artifacts.objects import artifact_of
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
@@ -24,9 +24,9 @@ from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
-from calibrant.retrain import MaCCal
 from tests.fuzz import damage
 from tests.fuzz.calibrators import quick
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn, drawn_pairs
 
 OTHERS = [
@@ -39,7 +39,7 @@ TAGS = [f"tags {name}" for name in TAG_CALIBRATORS]
 
 def check(rng: np.random.Generator) -> None:
     """Damage or edit the artifact of one kind, and load it."""
-    names = [*CALIBRATORS, *TAGS, *OTHERS]
+    names = [*EVERY_METHOD, *TAGS, *OTHERS]
     kind = names[rng.integers(len(names))]
     content = saved(kind)
     edit = rng.random() < 0.6
@@ -68,11 +68,11 @@ def original(kind: str) -> Any:
         if first == "tags":
             logits = rng.normal(size=(60, 3))
             return TAG_CALIBRATORS[last]().fit(logits, (logits > rng.normal(size=(60, 3))) + 0)
-        if kind in CALIBRATORS:
-            classes = 2 if CALIBRATORS[kind].two_classes_only else 3
+        if kind in EVERY_METHOD:
+            classes = 2 if EVERY_METHOD[kind].two_classes_only else 3
             logits, labels = drawn(rng, 60, classes)
             head = (np.eye(classes), np.zeros(classes))
-            return quick(CALIBRATORS[kind]).fit(logits, labels, features=logits, head=head)
+            return quick(EVERY_METHOD[kind]).fit(logits, labels, features=logits, head=head)
         if first == "head":
             options: dict[str, Any] = {"attention_heads": 2} if last == "decoder" else {}
             mark = ModelFingerprint("tiny", 4, 9, "0" * 16, None)
@@ -185,9 +185,6 @@ def predict(obj: Any) -> None:
         obj.decide(np.eye(classes))
         return
     features = np.linspace(-1, 1, 5)[:, None] * np.ones(max(width, 1))
-    if isinstance(obj, MaCCal):
-        probs = obj.predict_proba(features)
-    else:
-        logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
-        probs = obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
+    logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
+    probs = obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
     assert not np.isnan(probs).any()

@@ -11,10 +11,12 @@ from calibrant._core.logpartition import tabulate
 from calibrant.artifacts.formats import packed, unpacked
 from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.auto import Auto
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.network import NetworkTemperature
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import TAG_CALIBRATORS
 from tests.fuzz.examples import Examples, random_examples
+from tests.support.calibrators import EVERY_METHOD
 
 SLOW = ("auto", "pts", "smart", "blend", "sms_blend", "top_and_rest", "multicalibration")
 """Methods that take longer and are drawn less often."""
@@ -23,7 +25,7 @@ SLOW = ("auto", "pts", "smart", "blend", "sms_blend", "top_and_rest", "multicali
 def check(rng: np.random.Generator) -> None:
     """Fit one method to one set of examples, and hold it to what it declares."""
     tags = rng.random() < 0.08
-    kinds: Any = TAG_CALIBRATORS if tags else CALIBRATORS
+    kinds: Any = TAG_CALIBRATORS if tags else EVERY_METHOD
     names = [name for name in kinds if name not in SLOW or rng.random() < 0.15]
     kind = kinds[names[rng.integers(len(names))]]
     # features that give the logits of masked classes would be as huge

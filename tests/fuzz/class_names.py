@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from calibrant._core.class_names import class_order
-from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import save_predictions
 from calibrant.data.dataset import as_dataset
 from calibrant.workflows.apply import apply
 from tests.fuzz.decisions import quiet
+from tests.support.calibrators import EVERY_METHOD
 
 WORDS = ["cat", "Dog", "owl ", "é", "prob", "logit", "y", "a_b", "-1", "x2", "ø"]
 
@@ -84,7 +84,7 @@ def check_calibrator(rng: np.random.Generator, names: list[str]) -> None:
     labels = rng.integers(len(names), size=60)
     method = str(rng.choice(["ts", "vector", "histogram", "isotonic_ovr"]))
     frame = pd.DataFrame(logits, columns=[f"logit_{name}" for name in names])
-    fitted = quiet(CALIBRATORS[method]().fit, frame, [names[k] for k in labels])
+    fitted = quiet(EVERY_METHOD[method]().fit, frame, [names[k] for k in labels])
     order = rng.permutation(len(names))
     expected = fitted.predict_proba(frame)[:, order]
     found = fitted.predict_proba(frame.iloc[:, order])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from calibrant._core.options import options_of, parse_options
-from calibrant.calibrators import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators import TAG_CALIBRATORS
 from calibrant.losses import LOSSES
-from calibrant.retrain import MaCCal
+from tests.support.calibrators import EVERY_METHOD
 
-KINDS: list[Any] = [*CALIBRATORS.values(), *TAG_CALIBRATORS.values(), *LOSSES.values(), MaCCal]
+KINDS: list[Any] = [*EVERY_METHOD.values(), *TAG_CALIBRATORS.values(), *LOSSES.values()]
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 ODD = ["", " ", "nan", "inf", "-1", "1e3", "0x10", "1_0", "½", "True,", "[", "None None", "9" * 40]
 PARTS = [*TRUE, *FALSE, "none", "ts", "ece", "2", "0.5", ",", "-", "'", "é", "=", "\x00"]

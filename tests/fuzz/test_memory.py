@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from calibrant import artifacts
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.llm import FittedHead
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import make_head
@@ -22,6 +21,7 @@ from tests.fuzz import damage
 from tests.fuzz.artifacts import original, saved
 from tests.fuzz.tables import write_table
 from tests.support.artifacts import rewrite, write_state
+from tests.support.calibrators import EVERY_METHOD
 
 SIZES = {
     *(("odds", "knots"), ("gc", "group_count"), ("gc", "partitions"), ("procal", "bins")),
@@ -75,7 +75,7 @@ def hostile_arrays(folder):
 
 def hostile_configs(folder):
     """Artifacts with one whole number of their config after the other made very large."""
-    for kind in CALIBRATORS:
+    for kind in EVERY_METHOD:
         about = original(kind).config()
         for name, value in about.items():
             for size in (10**9, 10**30):

@@ -8,6 +8,7 @@ import pytest
 import calibrant as cal
 from calibrant.calibrators.learned_map import learned_map
 from tests.plots.test_reliability import assert_whole, legend
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 
@@ -18,7 +19,7 @@ def data():
 
 
 def fitted(name, logits, labels):
-    return cal.CALIBRATORS[name]().fit(logits, labels)
+    return EVERY_METHOD[name]().fit(logits, labels)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -61,9 +62,9 @@ def test_varying_temperatures_are_drawn_by_margin(data):
 
 
 @pytest.mark.filterwarnings("ignore:.*may fit their noise")  # few examples
-@pytest.mark.parametrize("name", cal.CALIBRATORS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_calibrator_can_be_drawn_or_says_what_it_needs(name, data):
-    kind = cal.CALIBRATORS[name]
+    kind = EVERY_METHOD[name]
     logits, labels = (x[:200] for x in data)
     if kind.two_classes_only:
         logits, labels = logits[:, 0], (labels == 0).astype(int)
@@ -85,8 +86,8 @@ def test_every_calibrator_can_be_drawn_or_says_what_it_needs(name, data):
 def test_features_are_asked_for(rng):
     logits, labels = drawn(rng, 100, 3)
     features = rng.normal(size=(100, 2))
-    name = next(n for n, kind in cal.CALIBRATORS.items() if kind.needs_features)
-    calibrator = cal.CALIBRATORS[name]()
+    name = next(n for n, kind in EVERY_METHOD.items() if kind.needs_features)
+    calibrator = EVERY_METHOD[name]()
     head = (rng.normal(size=(3, 2)), np.zeros(3))
     calibrator.fit(logits, labels, features=features, head=head)
     with pytest.raises(ValueError, match="needs features, too"):

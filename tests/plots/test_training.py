@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant import plots
-from calibrant.retrain import Epoch
+from calibrant.calibrators.maccal import Epoch
 
 
 def test_the_gate_is_drawn_as_shares_of_the_examples_by_epoch():

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load as tensors_of, save as bytes_of
 
 from calibrant.artifacts import formats
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from tests.support.calibrators import EVERY_METHOD
 
 
 def examples(n=400, classes=4, width=6):
@@ -34,7 +34,7 @@ def fitted(module):
 @functools.cache
 def fitted_kind(kind, **options):
     few = {"candidates": ("ts", "blend")} if kind == "auto" else {}  # all would take long
-    return fitted(CALIBRATORS[kind](**few, **options))
+    return fitted(EVERY_METHOD[kind](**few, **options))
 
 
 def temperature(value=2.0):

@@ -6,13 +6,17 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import IGNORED
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.network import NetworkTemperature
-from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.registry import CALIBRATORS, PARTS
 
+EVERY_METHOD = {**CALIBRATORS, **PARTS}
+"""Methods, and the parts of ``auto``, by name."""
 QUICK: dict[str, dict[str, Any]] = {
     "auto": {"candidates": ("none", "ts", "beta")},
     "gc": {"partitions": 4},
+    "maccal": {"bottleneck": 16, "epochs": 20, "batch_size": 64, "rate": 0.01},
     "multicalibration": {"base": "ts", "rounds": 5},
 }
 """Options of methods whose fits take long."""
@@ -38,7 +42,7 @@ def beside(calibrator, logits) -> dict[str, Any]:
 
 def make(name) -> Any:
     """A calibrator that is quick to fit: few steps of networks, few candidates of ``auto``."""
-    calibrator = CALIBRATORS[name](**QUICK.get(name, {}))
+    calibrator = EVERY_METHOD[name](**QUICK.get(name, {}))
     for part in calibrator.modules():
         if isinstance(part, NetworkTemperature):
             part.steps = 50

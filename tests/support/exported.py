@@ -8,13 +8,13 @@ import numpy as np
 import onnxruntime
 import torch
 
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from tests.support.calibrators import EVERY_METHOD
 
 CLASSES, WIDTH = 100, 16
 FEWER = {
     **dict.fromkeys(["vector", "matrix", "dirichlet"], 20),
-    **{name: 2 for name, kind in CALIBRATORS.items() if kind.two_classes_only},
+    **{name: 2 for name, kind in EVERY_METHOD.items() if kind.two_classes_only},
 }
 """Numbers of classes of methods whose fits take long, or that take only two."""
 
@@ -53,7 +53,7 @@ def fitted(name):
         data["head"] = tuple(part[:1] for part in data["head"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few examples for many parameters
-        return CALIBRATORS[name](**QUICK.get(name, {})).fit(**data).eval()
+        return EVERY_METHOD[name](**QUICK.get(name, {})).fit(**data).eval()
 
 
 class Shifted(TemperatureScaling):

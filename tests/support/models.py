@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
 CLASSES, WIDTH = 4, 6
@@ -17,7 +17,7 @@ def fitted(name, *, one_logit=False, **options):
     logits, labels = drawn(rng, 500, CLASSES, 2.0)
     if one_logit:
         logits, labels = logits[:, 0], (logits[:, 0] / 2 + rng.logistic(size=500) > 0.5).astype(int)
-    kind: Any = CALIBRATORS[name]
+    kind: Any = EVERY_METHOD[name]
     return kind(**options).fit(logits, labels)
 
 

@@ -15,7 +15,7 @@ import calibrant
 from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
-from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import dataset
 from calibrant.data.records import records_of
@@ -231,7 +231,8 @@ def test_methods_that_need_features_run_where_there_are_some(both, tmp_path, mon
     named = {"val": val, "test": test}
     for name in shared:
         named[name]["features"] = np.ones((len(named[name]["labels"]), 3), np.float32)
-    found = compare(as_npz(tmp_path, splits(**named)), level=None, time_limit=0.01)
+    data = as_npz(tmp_path, splits(**named))
+    found = compare(data, methods="all", level=None, time_limit=0.01)
     methods = [row.method for row in found.rows]
     assert methods[:2] == ["none", "ts"]
     assert ("featured" in methods) == (len(shared) == 2)
@@ -249,6 +250,22 @@ def test_methods_that_need_features_run_where_there_are_some(both, tmp_path, mon
 def test_unknown_methods_are_no_rows(both, methods, message):
     with pytest.raises(ValueError, match=message):
         compare(both[0], methods=methods)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_dozen_methods_by_default(classes):
+    logits, labels = drawn(np.random.default_rng(0), 400, classes, temperature=2.0)
+    methods = [row.method for row in compare(logits, labels, level=None, time_limit=0.01).rows]
+    assert len(methods) == 12
+    assert set(methods) <= set(CALIBRATORS)
+    assert ("venn_abers" in methods) == (classes == 2)
+
+
+def test_parts_of_auto_are_understood_and_in_no_list(both):
+    assert not set(PARTS) & set(CALIBRATORS)
+    assert [row.method for row in compare(both[0], methods="odds", level=None).rows] == ["odds"]
+    with pytest.raises(ValueError, match="unknown method 'oddz': choose from none, ts"):
+        compare(both[0], methods="oddz")
 
 
 def test_one_method_by_its_name(both):

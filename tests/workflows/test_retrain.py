@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.retrain.maccal import MaCCal
+from calibrant.calibrators.maccal import MaCCal
 from calibrant.workflows.retrain import retrain
 from tests.support.features import CLASSES, QUICK, WIDTH, clustered_features
 

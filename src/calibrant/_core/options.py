@@ -89,8 +89,13 @@ class WithOptions:
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        if "__init__" in vars(cls):
-            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+        check_constructor(cls)
+
+
+def check_constructor(cls: type) -> None:
+    """Let the constructor of a class, if it has its own, check its arguments."""
+    if "__init__" in vars(cls):
+        cls.__init__ = _checked(cls.__init__)  # type: ignore[misc]
 
 
 def _checked(constructor: F) -> F:

@@ -32,13 +32,17 @@ class Registry(dict[str, T]):
             for alias in getattr(entry, "aliases", ())
         }
 
+    def has(self, typed: str) -> bool:
+        """Return True if a name as people type it is that of an entry."""
+        plain = plain_name(typed)
+        return plain in self or plain in self.aliases
+
     def name(self, typed: str) -> str:
         """Return the name of an entry for a name as people type it."""
-        plain = plain_name(typed)
-        plain = self.aliases.get(plain, plain)
-        if plain not in self:
+        if not self.has(typed):
             raise unknown_name(self.kind, typed, self, self.aliases)
-        return plain
+        plain = plain_name(typed)
+        return self.aliases.get(plain, plain)
 
     def __missing__(self, typed: str) -> T:
         try:

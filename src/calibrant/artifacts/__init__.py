@@ -40,7 +40,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     obj : object
-        A fitted calibrator, a ``PriorCorrection``, ``MaCCal``, ``Threshold``, ``ConformalSets``,
+        A fitted calibrator, a ``PriorCorrection``, ``Threshold``, ``ConformalSets``,
         ``DecisionRule``, ``Monitor``, or of :mod:`calibrant.llm` a ``FittedHead``,
         ``AnswerCalibrator``, ``SignalCalibrator``, ``Gate`` or ``GateWatch``.
     path : path

@@ -14,10 +14,8 @@ from calibrant._core.options import check_options, options_of
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.registry import CALIBRATORS, PARTS, TAG_CALIBRATORS
 from calibrant.calibrators.trials import check_learned
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 
 # Package and class of every kind besides calibrators; imported when needed.
 KINDS = {
@@ -25,8 +23,6 @@ KINDS = {
     "threshold": "calibrant.decide:Threshold",
     "sets": "calibrant.decide:ConformalSets",
     "decision": "calibrant.decide:DecisionRule",
-    "maccal": "calibrant.retrain:MaCCal",
-    "retrained": "calibrant.retrain:RetrainedClassifier",
     "head": "calibrant.llm:FittedHead",
     "answers": "calibrant.llm:AnswerCalibrator",
     "gate": "calibrant.llm:Gate",
@@ -42,7 +38,7 @@ NAMES = "class_names_"
 def calibrator_kinds() -> dict[str, type[Calibrator]]:
     """Return the classes of calibrators by kind; names of methods for tags may be taken."""
     tags = {f"multilabel_{name}": kind for name, kind in TAG_CALIBRATORS.items()}
-    return {**CALIBRATORS, **tags}
+    return {**CALIBRATORS, **PARTS, **tags}
 
 
 def kind_of(obj: Any) -> str:
@@ -152,8 +148,8 @@ def restored(artifact: Artifact) -> Any:
         module = obj.get_submodule(path.removesuffix(NAMES).rstrip("."))
         module.class_names_ = _checked_names(names, max(module.classes, 2))
     for module in inside:
-        if isinstance(module, (Calibrator, MaCCal)):
-            check_learned(as_calibrator(module))
+        if isinstance(module, Calibrator):
+            check_learned(module)
     return obj
 
 

@@ -1,7 +1,7 @@
 """Post-hoc calibrators: fitted on held-out logits, they map logits to calibrated logits.
 
-The classes of :data:`calibrant.calibrators.registry.CALIBRATORS` and ``TAG_CALIBRATORS`` can be
-imported from here.
+The classes of :data:`calibrant.calibrators.registry.CALIBRATORS`, ``PARTS`` and ``TAG_CALIBRATORS``
+can be imported from here.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.base import *  # noqa: F403
     from calibrant.calibrators.binary import *  # noqa: F403
     from calibrant.calibrators.binning import *  # noqa: F403
+    from calibrant.calibrators.by_records import *  # noqa: F403
     from calibrant.calibrators.class_temperatures import *  # noqa: F403
     from calibrant.calibrators.confidence_maps import *  # noqa: F403
     from calibrant.calibrators.features import *  # noqa: F403
     from calibrant.calibrators.histogram import *  # noqa: F403
     from calibrant.calibrators.isotonic import *  # noqa: F403
+    from calibrant.calibrators.maccal import *  # noqa: F403
     from calibrant.calibrators.network import *  # noqa: F403
+    from calibrant.calibrators.parts import *  # noqa: F403
     from calibrant.calibrators.rank_gaps import *  # noqa: F403
     from calibrant.calibrators.registry import *  # noqa: F403
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403
-    from calibrant.calibrators.structured import *  # noqa: F403
     from calibrant.calibrators.tags import *  # noqa: F403
-    from calibrant.calibrators.top_and_rest import *  # noqa: F403
     from calibrant.calibrators.top_label import *  # noqa: F403
 
 
@@ -49,6 +50,6 @@ def __dir__() -> list[str]:
 
 def _exported() -> dict[str, Any]:
     registry = import_module(f"{__name__}.registry")
-    tables = {name: getattr(registry, name) for name in ("CALIBRATORS", "TAG_CALIBRATORS")}
+    tables = {name: getattr(registry, name) for name in ("CALIBRATORS", "PARTS", "TAG_CALIBRATORS")}
     kinds = [registry.Calibrator, *(kind for table in tables.values() for kind in table.values())]
     return {kind.__name__: kind for kind in kinds} | tables

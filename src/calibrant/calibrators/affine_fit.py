@@ -29,8 +29,10 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Chunk, Examples, exponential
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
+from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.data_checks import masked_row
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.passes import Passes, Sums
 from calibrant.calibrators.scaling import best_sharpness
 
 RIDGE = 1e-6
@@ -40,7 +42,9 @@ PATIENCE, RISE = 6, 0.01
 """Penalties in a row that may be worse than the best before cross-validation stops, and how much
 worse the last may be, relative to the loss. Weak penalties are slow and over-fit quickly."""
 CHUNK_OF_INPUTS = 1 << 17  # elements that are processed at a time: a megabyte
+MAX_STEPS, TOLERANCE = 50, 1e-10  # of Newton's method for the sharpness, over passes
 
+Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 T = TypeVar("T")
 
@@ -112,7 +116,7 @@ class FitData(NamedTuple):
 
 def gather(
     examples: Examples,
-    inputs: Callable[[Tensor], Tensor],
+    inputs: Inputs,
     fold: IntArray | None = None,
     *,
     sharpness: float | None = None,
@@ -143,7 +147,7 @@ def gather(
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
-def finite_inputs(inputs: Callable[[Tensor], Tensor], examples: Examples, chunk: Chunk) -> Tensor:
+def finite_inputs(inputs: Inputs, examples: Examples, chunk: Chunk) -> Tensor:
     """Return the inputs of a chunk in float64, or raise for the row that has none."""
     transformed = inputs(chunk.logits.double())
     bad = ~torch.isfinite(transformed).all(-1)
@@ -338,3 +342,80 @@ def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tens
         for a in range(first, last, step):
             rows = slice(a, min(a + step, last))
             yield data.inputs[rows].double(), data.labels[rows, None], data.weight[rows]
+
+
+# ------------------------------------------- sums over passes, where logits are too many to hold
+
+
+def refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArray) -> Solution:
+    """Minimise the penalised loss of all examples, from parameters of a fit on some of them."""
+    weight = passes.sums(_total_weight)[0]
+    sharpness = sharpness_of_all(passes, weight)
+    task = partial(_curvature_task, inputs, sharpness, penalty.size)
+    curvature = passes.sums(task)[0] / weight
+
+    def loss(x: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = passes.sums(partial(_loss_task, inputs, x))
+        return float(value / weight), np.asarray(gradient / weight)
+
+    centre = tempered(passes.classes, sharpness, penalty.size)
+    return minimise_penalised(loss, centre, penalty, curvature, start)
+
+
+def sharpness_of_all(passes: Passes, weight: FloatArray) -> float:
+    """Return 1 / T of temperature scaling, by Newton's method on the convex loss."""
+    low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
+    sharpness = 1.0
+    for _ in range(MAX_STEPS):
+        slope, bend = (
+            float(total / weight) for total in passes.sums(partial(_slope_task, sharpness))
+        )
+        # in the logarithm, where a step cannot leave the positive numbers
+        step = slope * sharpness / max(bend * sharpness**2 + abs(slope * sharpness), 1e-300)
+        after = float(np.clip(sharpness * np.exp(-np.clip(step, -1, 1)), low, high))
+        if abs(after - sharpness) <= TOLERANCE * sharpness:
+            return after
+        sharpness = after
+    return sharpness
+
+
+def class_counts(examples: Examples) -> Sums:
+    """Return the number of labels of each class."""
+    labels = examples.labels[examples.labels != IGNORED]
+    return [np.bincount(labels, minlength=examples.classes)]
+
+
+def _total_weight(examples: Examples) -> Sums:
+    weight = examples.labelled_weight()
+    return [np.float64((examples.labels != IGNORED).sum() if weight is None else weight.sum())]
+
+
+def _slope_task(sharpness: float, examples: Examples) -> Sums:
+    """Return first and second derivative of the summed loss by the sharpness."""
+    slope = bend = 0.0
+    for inputs, labels, weight in _rows(centred, examples):
+        probs = (sharpness * inputs).softmax(-1)
+        mean = (probs * inputs).sum(-1)
+        slope += float(weight @ (mean - inputs.gather(-1, labels)[:, 0]))
+        bend += float(weight @ ((probs * inputs**2).sum(-1) - mean**2))
+    return [np.float64(slope), np.float64(bend)]
+
+
+def _curvature_task(inputs: Inputs, sharpness: float, size: int, examples: Examples) -> Sums:
+    rows = _rows(inputs, examples)
+    return [curvature_sums(rows, sharpness, examples.classes, size).numpy()]
+
+
+def _loss_task(inputs: Inputs, x: FloatArray, examples: Examples) -> Sums:
+    value, gradient = nll_sums(x, examples.classes, _rows(inputs, examples))
+    return [np.float64(value), gradient.numpy()]
+
+
+def _rows(inputs: Inputs, examples: Examples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
+    for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
+        values = finite_inputs(inputs, examples, chunk)
+        weight = chunk.weight
+        if weight is None:
+            weight = values.new_ones(len(chunk.labels))
+        yield values, chunk.labels[:, None], weight

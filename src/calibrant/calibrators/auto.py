@@ -17,12 +17,13 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, averaged
-from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
-from calibrant.calibrators.top_and_rest import structured
-from calibrant.calibrators.top_label import ArgmaxByTask
+from calibrant.calibrators.parts import structured
+from calibrant.calibrators.top_label import keeps_by_task, kept_by_task
 from calibrant.display import html
 from calibrant.display.html import Html, html_table
 from calibrant.display.results import verdict
@@ -68,7 +69,7 @@ class Candidate(NamedTuple):
     weight: float
 
 
-class Auto(ArgmaxByTask, RecordsCalibrator):
+class Auto(RecordsCalibrator):
     r"""Weigh several methods by cross-validation, and average what they predict.
 
     Each candidate :math:`m` with :math:`k_m` parameters (ten at most) is fitted on four fifths of
@@ -86,9 +87,11 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     Parameters
     ----------
     candidates : sequence of str, optional
-        Names of any methods. By default ``none``, ``ts``, ``beta``, ``blend``, ``top_and_rest``
-        and, with features, ``gc`` and ``procal``. Two classes have maps of P(y = 1) instead:
-        ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``quadratic``, ``venn_abers``.
+        Names of any methods. By default ``none``, ``ts``, ``beta``, with features ``gc`` and
+        ``procal``, and parts that are in no list of methods: ``blend`` (:class:`Blend`) and
+        ``top_and_rest`` (:class:`TopAndRest`). Two classes have maps of P(y = 1) instead: ``none``,
+        ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
+        (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
     keep_argmax : bool, optional
         Keep the predicted class: by default for more than two classes, where ``reasons_`` says
         what other predictions would gain. False allows them, with ``sms`` and ``sms_blend``
@@ -142,7 +145,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """Whether the predicted class never changes."""
-        return super().keeps_argmax if self.chosen_ is None else self.chosen_.keeps_argmax
+        return keeps_by_task(self) if self.chosen_ is None else self.chosen_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -309,16 +312,16 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
 
 
 def _made(name: str, config: dict[str, Any] | None = None) -> Calibrator:
-    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+    from calibrant.calibrators.registry import find_calibrator  # which knows this module
 
-    return CALIBRATORS[name](**config or {})
+    return find_calibrator(name)[1](**config or {})
 
 
 def _known(candidates: Sequence[str]) -> tuple[str, ...]:
     """Check names of candidates; aliases become names."""
-    from calibrant.calibrators.registry import CALIBRATORS
+    from calibrant.calibrators.registry import find_calibrator
 
-    names = tuple(CALIBRATORS.name(name) for name in candidates)
+    names = tuple(find_calibrator(name)[0] for name in candidates)
     if not names or Auto.name in names:
         raise ValueError(f"candidates must be methods other than auto, got {tuple(candidates)}")
     return names
@@ -365,7 +368,7 @@ class _Data(NamedTuple):
     def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
         calibrator = _made(name)
-        if isinstance(calibrator, ArgmaxByTask):
+        if type(calibrator).keeps_argmax is kept_by_task:  # its option keep_argmax may be None
             calibrator.keep_argmax = True if keep_argmax else None
         if self.examples is not None:
             return self.context.part(calibrator, self.examples)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrant._core import checks
 from calibrant._core.checks import (
@@ -44,12 +45,10 @@ from calibrant._core.class_names import (
 )
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
-from calibrant._core.options import WithOptions
+from calibrant._core.options import check_constructor
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import check_place, full_precision, rounds
-from calibrant.calibrators import data_checks
-from calibrant.calibrators.described import Described
-from calibrant.calibrators.learned_map import Drawable
+from calibrant.calibrators import data_checks, description, learned_map
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
@@ -58,8 +57,8 @@ if TYPE_CHECKING:
 
 BOUNDS = (0.05, 20.0)
 """Range of fitted temperatures. Data without an optimum (all right, all wrong) end at a bound."""
-
-
+PASS_LOGARITHM = "if they are, pass their logarithm"
+"""Remedy where predictions get what look like probabilities."""
 C = TypeVar("C", bound="Calibrator")
 
 
@@ -96,7 +95,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(WithOptions, Described, Drawable):
+class Calibrator(nn.Module):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``
@@ -111,6 +110,8 @@ class Calibrator(WithOptions, Described, Drawable):
         Names on the command line and in saved files.
     summary : str
         A line for the table of methods in the documentation.
+    part_of_auto : bool
+        Made for ``auto``: its name is understood, but in no list of methods.
     parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
     keeps_argmax, monotone : bool
@@ -147,6 +148,7 @@ class Calibrator(WithOptions, Described, Drawable):
     name: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
+    part_of_auto: ClassVar[bool] = False
     parameter_count: ClassVar[int | None] = None
     keeps_argmax: bool = False
     monotone: bool = False
@@ -169,6 +171,10 @@ class Calibrator(WithOptions, Described, Drawable):
 
         def __getattr__(self, name: str) -> Tensor: ...
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        check_constructor(cls)
+
     def __init__(self) -> None:
         super().__init__()
         self.solution_: Solution | None = None
@@ -179,6 +185,8 @@ class Calibrator(WithOptions, Described, Drawable):
         # as Python numbers, so that an exported graph does not depend on them
         self._classes = self._width = 0
         self._floor = 0.0
+
+    # ---------------------------------------------------------------------- what a method writes
 
     def _fit(self, examples: Examples, context: Context) -> None:
         raise NotImplementedError
@@ -201,6 +209,16 @@ class Calibrator(WithOptions, Described, Drawable):
         """
         return self.size(classes)
 
+    def refine(self, passes: Passes) -> None:
+        """Learn from all examples, after a fit on some of them, if it ``fits_passes``."""
+        raise NotImplementedError
+
+    def left_out(self) -> list[str]:
+        """Sentences about clear gains that the last fit left out."""
+        return []
+
+    # ---------------------------------------------------------------------------- what it is for
+
     @property
     def classes(self) -> int:
         """Number of classes; 1 if fitted on log-odds ``(n,)``, 0 before a fit."""
@@ -210,6 +228,11 @@ class Calibrator(WithOptions, Described, Drawable):
     def one_logit(self) -> bool:
         """True if fitted on log-odds ``(n,)``, each of which stands for two classes."""
         return self._classes == 1 and not self.multilabel
+
+    @property
+    def width(self) -> int:
+        """Width of the features that are required; 0 if none are."""
+        return max(part._width for part in self.modules() if isinstance(part, Calibrator))
 
     def estimand_for(self, choice: EstimandChoice) -> EstimandChoice:
         """Return the estimand of its predictions for the caller's choice, or raise.
@@ -237,11 +260,6 @@ class Calibrator(WithOptions, Described, Drawable):
             )
 
     @property
-    def width(self) -> int:
-        """Width of the features that are required; 0 if none are."""
-        return max(part._width for part in self.modules() if isinstance(part, Calibrator))
-
-    @property
     def input_columns(self) -> tuple[str, ...]:
         """Columns of a prediction file that it reads beside the logits."""
         return ("features",) if self.needs_features else ()
@@ -259,6 +277,8 @@ class Calibrator(WithOptions, Described, Drawable):
             name = type(self).__name__
             raise TypeError(f"features of {name} must be numbers (..., width), got a mapping")
         return as_scores(features, "features")
+
+    # --------------------------------------------------------------------------------------- fit
 
     def fit(
         self,
@@ -307,17 +327,22 @@ class Calibrator(WithOptions, Described, Drawable):
                     f"{name} needs the last layer: pass head=(weight, bias), of shapes "
                     "(classes, width) and (classes,)"
                 )
-            known = examples.labels[examples.labels != IGNORED]
-            distinct = None  # labels of one row of tags are several
-            if not self.multilabel:
-                distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
-            self._warn_of_few(len(known), examples.columns, distinct)
             members = None if groups is None else data_checks.flat_groups(groups, shape)
-            if groups is None and not self.multilabel:
-                warn_of_copies(examples.logits, examples.labels)
+            self._warn_of_examples(examples, grouped=groups is not None)
             self.set_floor(0)
             with watched(self, examples, inputs):
                 return self.fit_examples(examples, Context(inputs, head, members))
+
+    def _warn_of_examples(self, examples: Examples, *, grouped: bool) -> None:
+        """Warn of few examples, and of copies unless groups tell them."""
+        count = int((examples.labels != IGNORED).sum())
+        if self.multilabel:  # labels of one row of tags are several
+            self._warn_of_few(count, examples.columns, None)
+            return
+        distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
+        self._warn_of_few(count, examples.columns, distinct)
+        if not grouped:
+            warn_of_copies(examples.logits, examples.labels)
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
         """Learn from checked examples; calibrators that hold others fit them with this.
@@ -343,13 +368,25 @@ class Calibrator(WithOptions, Described, Drawable):
                 part._store(floor_=float(floor))
                 part._floor = float(part.floor_)
 
-    def left_out(self) -> list[str]:
-        """Sentences about clear gains that the last fit left out."""
-        return []
+    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
+        name, size = type(self).__name__, self.size(classes)
+        enough = data_checks.ENOUGH * self.effective_size(classes)
+        fewest = "pooled has two" if self.multilabel else "ts has one"
+        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
-    def refine(self, passes: Passes) -> None:
-        """Learn from all examples, after a fit on some of them, if it ``fits_passes``."""
-        raise NotImplementedError
+    def _labelled_features(self, examples: Examples, context: Context) -> Tensor:
+        """Features of the labelled examples, ``(n, width)`` float32; stores the width."""
+        assert context.features is not None
+        kept = np.flatnonzero(examples.labels != IGNORED)
+        checks.check_some(len(kept))
+        self._width = int(context.features.shape[-1])
+        self._store(width_=torch.tensor(self._width))
+        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
+        labelled = labelled.to(self.device, torch.float32)
+        self._check_feature_values(labelled, kept)
+        return labelled
+
+    # -------------------------------------------------------------------------------------- call
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
@@ -367,20 +404,10 @@ class Calibrator(WithOptions, Described, Drawable):
     def _whole(self, logits: Tensor, features: Tensor | None) -> Tensor:
         return self._narrow(self._calibrated(self._wide(logits), features))
 
-    def _flat(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits ``(n, classes)``, or ``(n,)`` log-odds, and features ``(n, width)``."""
-        rows = logits.reshape(-1) if self.one_logit else logits.reshape(-1, self._classes)
-        return rows, None if features is None else features.reshape(-1, features.shape[-1])
-
     def _calibrated(self, wide: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)`` of such logits, of two classes for one logit."""
         top = wide.amax(-1, keepdim=True)
         return self._finished(wide, top, self._transform(wide - top, top, features))
-
-    def log_probs(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        """Logarithms of calibrated probabilities ``(..., classes)``, of two for one logit."""
-        result = self(logits, features if self.needs_features else None)
-        return self._pairs(result).log_softmax(-1)
 
     def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
         """Calibrated logits whose largest is 0 and, where promised, at the argmax of ``wide``."""
@@ -390,18 +417,48 @@ class Calibrator(WithOptions, Described, Drawable):
             return torch.where(wide < top, result.clamp(max=below), 0)
         return result - result.amax(-1, keepdim=True)
 
+    def _flat(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Logits ``(n, classes)``, or ``(n,)`` log-odds, and features ``(n, width)``."""
+        rows = logits.reshape(-1) if self.one_logit else logits.reshape(-1, self._classes)
+        return rows, None if features is None else features.reshape(-1, features.shape[-1])
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        """Logits of two classes or more, in float32 or wider, and -inf where they are masked.
+
+        With a floor nothing is masked, and no probability is smaller.
+        """
+        return self._raised(with_masks(self._pairs(logits), mask_gap(logits)))
+
+    def _pairs(self, logits: Tensor) -> Tensor:
+        """Logits of two classes or more, in float32 or wider."""
+        wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+
+    def _raised(self, wide: Tensor) -> Tensor:
+        """Logits of probabilities that are not below the floor, if there is one."""
+        if not self._floor:
+            return wide
+        least = wide.logsumexp(-1, keepdim=True) + math.log(self._floor)
+        return torch.maximum(wide, least)  # the others stay, bit by bit, and so do near ties
+
+    def _narrow(self, logits: Tensor) -> Tensor:
+        """Log-odds of logits of two classes, for a fit on one logit."""
+        return logits[..., 1] - logits[..., 0] if self._classes == 1 else logits
+
+    def log_probs(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Logarithms of calibrated probabilities ``(..., classes)``, of two for one logit."""
+        result = self(logits, features if self.needs_features else None)
+        return self._pairs(result).log_softmax(-1)
+
+    # -------------------------------------------------------- predictions for arrays and tensors
+
     @overload
     def transform(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
     @overload
     def transform(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
     def transform(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
         """Calibrated logits of checked values: an array for arrays, a tensor for a tensor."""
-        values, places = in_order(logits, self.class_names_)
-        self._warn_of_probs(values)
-        scores = self._checked(values)
-        with torch.no_grad():
-            result: Tensor = self(scores, self._checked_features(features, scores.device))
-        return _in_form_of(logits, result, places)
+        return self._predicted(self, logits, features)
 
     @overload
     def predict_proba(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
@@ -416,12 +473,7 @@ class Calibrator(WithOptions, Described, Drawable):
 
         Their columns have the order of those of the logits.
         """
-        values, places = in_order(logits, self.class_names_)
-        self._warn_of_probs(values)
-        scores = self._checked(values)
-        with torch.no_grad():
-            probs = self._probs(scores, self._checked_features(features, scores.device))
-        return _in_form_of(logits, probs, places)
+        return self._predicted(self._probs, logits, features)
 
     @overload
     def predict(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
@@ -441,12 +493,6 @@ class Calibrator(WithOptions, Described, Drawable):
         classes: Tensor | NDArray[Any] = probs.argmax(-1)
         return classes
 
-    def _warn_of_probs(self, logits: Values) -> None:
-        """Warn of probabilities where the logits of predictions are wanted."""
-        if not self.multilabel:
-            remedy = "if they are, pass their logarithm"
-            checks.warn_of_probs(as_scores(logits), remedy, checks.MANY_ODDS)
-
     def probs_of_classes(self, logits: Logits, features: Logits | None = None) -> FloatArray:
         """Calibrated probabilities ``(n, classes)`` of logits of any form, in float64."""
         scores = self._checked(logits).to(self.classes_.device)
@@ -454,6 +500,34 @@ class Calibrator(WithOptions, Described, Drawable):
             probs = self._probs(scores, self._checked_features(features, scores.device))
         exact = checks.as_float64(probs)
         return np.stack([1 - exact, exact], -1) if self.one_logit else exact
+
+    def _probs(self, scores: Tensor, features: Tensor | None) -> Tensor:
+        """Probabilities of checked logits, some rows at a time to save memory."""
+        one = self._classes == 1
+        self.check_features(features, scores.shape if one else scores.shape[:-1])
+
+        def probs(rows: Tensor, inputs: Tensor | None) -> Tensor:
+            result: Tensor = self(rows, inputs)
+            return result.sigmoid() if one else result.softmax(-1)
+
+        return in_blocks(probs, *self._flat(scores, features)).reshape(scores.shape)
+
+    def _predicted(
+        self, call: Callable[..., Tensor], logits: Values, features: Features | None
+    ) -> Tensor | NDArray[Any]:
+        """What ``call`` makes of checked logits: a tensor for a tensor, and an array otherwise."""
+        values, places = in_order(logits, self.class_names_)
+        if not self.multilabel:
+            checks.warn_of_probs(as_scores(values), PASS_LOGARITHM, checks.MANY_ODDS)
+        scores = self._checked(values)
+        with torch.no_grad():
+            result = call(scores, self._checked_features(features, scores.device))
+        if isinstance(logits, Tensor):
+            return result
+        array: NDArray[Any] = result.cpu().numpy()
+        return array if places is None else array[..., np.argsort(places)]
+
+    # ------------------------------------------------------------------------------------ checks
 
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
@@ -490,60 +564,6 @@ class Calibrator(WithOptions, Described, Drawable):
                 f"rows of shape {tuple(rows)}"
             )
 
-    def config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as they can be written to JSON."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-    @property
-    def device(self) -> torch.device:
-        """Device of what was learned, where tensors must be that it is called with."""
-        return self.classes_.device
-
-    def _store(self, **buffers: Any) -> None:
-        """Set learned values: float32, so that every device can hold them."""
-        for name, value in buffers.items():
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-            tensor = tensor.float() if tensor.is_floating_point() else tensor
-            device = self.device if "classes_" in self._buffers else tensor.device
-            self.register_buffer(name, tensor.to(device))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move learned values between devices; ``.half()`` and the like do not round them."""
-
-        def moved(value: Tensor) -> Tensor:
-            result = fn(value)
-            return result if result.dtype == value.dtype else value.to(result.device)
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def _set_classes(self, classes: int) -> None:
-        self._store(classes_=torch.tensor(classes))
-        self._classes = classes
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
-    ) -> None:
-        for name in self._buffers:
-            if prefix + name in state_dict:
-                self._store(**{name: torch.empty_like(state_dict[prefix + name])})
-        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-        self._classes, self._floor = int(self.classes_), float(self.floor_)
-        self._width = int(self.width_) if "width_" in self._buffers else 0
-
-    def _labelled_features(self, examples: Examples, context: Context) -> Tensor:
-        """Features of the labelled examples, ``(n, width)`` float32; stores the width."""
-        assert context.features is not None
-        kept = np.flatnonzero(examples.labels != IGNORED)
-        checks.check_some(len(kept))
-        self._width = int(context.features.shape[-1])
-        self._store(width_=torch.tensor(self._width))
-        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
-        labelled = labelled.to(self.device, torch.float32)
-        self._check_feature_values(labelled, kept)
-        return labelled
-
     def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
         """Raise unless features ``(n, width)`` are finite; ``numbers`` are those of the rows."""
         checks.check_finite_rows(features, numbers)
@@ -577,40 +597,6 @@ class Calibrator(WithOptions, Described, Drawable):
             self._check_feature_values(inputs.reshape(-1, inputs.shape[-1]))
         return inputs
 
-    def _probs(self, scores: Tensor, features: Tensor | None) -> Tensor:
-        """Probabilities of checked logits, some rows at a time to save memory."""
-        one = self._classes == 1
-        self.check_features(features, scores.shape if one else scores.shape[:-1])
-
-        def probs(rows: Tensor, inputs: Tensor | None) -> Tensor:
-            result: Tensor = self(rows, inputs)
-            return result.sigmoid() if one else result.softmax(-1)
-
-        return in_blocks(probs, *self._flat(scores, features)).reshape(scores.shape)
-
-    def _wide(self, logits: Tensor) -> Tensor:
-        """Logits of two classes or more, in float32 or wider, and -inf where they are masked.
-
-        With a floor nothing is masked, and no probability is smaller.
-        """
-        return self._raised(with_masks(self._pairs(logits), mask_gap(logits)))
-
-    def _pairs(self, logits: Tensor) -> Tensor:
-        """Logits of two classes or more, in float32 or wider."""
-        wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
-
-    def _raised(self, wide: Tensor) -> Tensor:
-        """Logits of probabilities that are not below the floor, if there is one."""
-        if not self._floor:
-            return wide
-        least = wide.logsumexp(-1, keepdim=True) + math.log(self._floor)
-        return torch.maximum(wide, least)  # the others stay, bit by bit, and so do near ties
-
-    def _narrow(self, logits: Tensor) -> Tensor:
-        """Log-odds of logits of two classes, for a fit on one logit."""
-        return logits[..., 1] - logits[..., 0] if self._classes == 1 else logits
-
     def _tensor(self, values: Values, device: Any = None) -> Tensor:
         if isinstance(values, Tensor):
             return values.detach()
@@ -619,106 +605,74 @@ class Calibrator(WithOptions, Described, Drawable):
         tensor = torch.from_numpy(array) if plain else as_tensor(array)
         return on_device(tensor, device or self.device)
 
-    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        name, size = type(self).__name__, self.size(classes)
-        enough = data_checks.ENOUGH * self.effective_size(classes)
-        fewest = "pooled has two" if self.multilabel else "ts has one"
-        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
+    # ------------------------------------------------------------------------------------- state
+
+    def config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as they can be written to JSON."""
+        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of what was learned, where tensors must be that it is called with."""
+        return self.classes_.device
+
+    def _store(self, **buffers: Any) -> None:
+        """Set learned values: float32, so that every device can hold them."""
+        for name, value in buffers.items():
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+            tensor = tensor.float() if tensor.is_floating_point() else tensor
+            device = self.device if "classes_" in self._buffers else tensor.device
+            self.register_buffer(name, tensor.to(device))
+
+    def _set_classes(self, classes: int) -> None:
+        self._store(classes_=torch.tensor(classes))
+        self._classes = classes
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move learned values between devices; ``.half()`` and the like do not round them."""
+
+        def moved(value: Tensor) -> Tensor:
+            result = fn(value)
+            return result if result.dtype == value.dtype else value.to(result.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
+    ) -> None:
+        for name in self._buffers:
+            if prefix + name in state_dict:
+                self._store(**{name: torch.empty_like(state_dict[prefix + name])})
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+        self._classes, self._floor = int(self.classes_), float(self.floor_)
+        self._width = int(self.width_) if "width_" in self._buffers else 0
+
+    # -------------------------------------------------------------------- what it says of itself
+
+    describe = description.describe
+    learned = description.learned
+    key_values = description.key_values
+    properties = description.properties
+    held = description.held
+    extra_repr = description.extra_repr
+    __repr__ = description.in_words
+    fragment = description.fragment
+    charts = description.charts
+    reasoning = description.reasoning
+    _repr_html_ = description.as_html
+    to_frame = description.to_frame
+    plot = learned_map.plot
 
 
-def _in_form_of(logits: Values, result: Tensor, places: IntArray | None) -> Tensor | NDArray[Any]:
-    """Return a tensor for a tensor and an array otherwise, with the columns in their places."""
-    if isinstance(logits, Tensor):
-        return result
-    values: NDArray[Any] = result.cpu().numpy()
-    return values if places is None else values[..., np.argsort(places)]
-
-
-class RecordPredictions(NamedTuple):
-    """Predictions of a fitted calibrator for the examples of a table, each ``(n,)``."""
-
-    confidence: FloatArray
-    nll: FloatArray
-
-
-class RecordsCalibrator(Calibrator):
-    """A calibrator that is fitted on the log-partition table, whatever the number of classes."""
-
-    keeps_argmax = True
-    monotone = True
-
-    fits_records = True
-
-    def _fit_records(self, records: Records) -> None:
-        raise NotImplementedError
-
-    def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each example after calibration."""
-        raise NotImplementedError
-
-    def _fit(self, examples: Examples, context: Context) -> None:
-        self._fit_records(context.table(examples))
-
-    def fit_records(
-        self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
-    ) -> Self:
-        """Learn from records, such as those of all shards; of log-odds if ``one_logit``.
-
-        ``groups`` has one value per record; only methods with folds use it.
-        """
-        with checks.warnings_at_caller(), full_precision():
-            some = records.take(slice(checks.LOOKED_AT))
-            rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
-            self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
-            if same := data_checks.one_label(records.labels):
-                checks.warn(same)
-            self.set_floor(0)
-            self._fit_records(records.scale_free())
-            self._set_classes(1 if one_logit else records.classes)
-            return self
-
-
-class TemperatureCalibrator(RecordsCalibrator):
-    """A calibrator that divides the logits of each row by a temperature of its own."""
-
-    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        """Temperatures ``(..., 1)`` of logits ``(..., classes)`` whose largest is 0."""
-        raise NotImplementedError
-
-    def _sharpness(self, records: Records) -> float | FloatArray:
-        """Inverse temperatures, one or ``(n,)``, of the examples of a table."""
-        raise NotImplementedError
-
-    def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each example after calibration."""
-        sharpness = self._sharpness(records)
-        value = records.log_partition(sharpness).value
-        return RecordPredictions(np.exp(-value), sharpness * records.own_gap + value)
-
-    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return logits / self._temperature(logits, top)
-
-    @overload
-    def temperature(self, logits: Tensor) -> Tensor: ...
-    @overload
-    def temperature(self, logits: ArrayLike) -> NDArray[Any]: ...
-    def temperature(self, logits: Values) -> Tensor | NDArray[Any]:
-        """Temperature of each row, ``(..., classes) -> (...)``."""
-        self._warn_of_probs(logits)
-        _, top, temperature = self._row_temperatures(logits)
-        result = temperature.expand_as(top)[..., 0]
-        return result if isinstance(logits, Tensor) else result.cpu().numpy()
-
-    def transform_with_temperature(self, logits: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Calibrated logits as :meth:`transform` gives them, and the temperature of each row."""
-        wide, top, temperature = self._row_temperatures(logits)
-        result = self._narrow(self._finished(wide, top, (wide - top) / temperature))
-        return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
-
-    @torch.no_grad()
-    @full_precision()
-    def _row_temperatures(self, logits: Values) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of two classes or more, the largest of each row, and temperatures."""
-        wide = self._wide(self._checked(in_order(logits, self.class_names_)[0]))
-        top = wide.amax(-1, keepdim=True)
-        return wide, top, self._temperature(wide - top, top)
+def check_calibrator(calibrator: object) -> None:
+    """Raise TypeError unless an object is a calibrator."""
+    if isinstance(calibrator, Calibrator):
+        return
+    got, remedy = type(calibrator).__name__, ""
+    if isinstance(calibrator, type):
+        got, remedy = f"the class {calibrator.__name__}", ": create one, and fit it"
+    elif isinstance(calibrator, (str, os.PathLike)):
+        remedy = ": pass calibrant.load(path) for a saved one"
+    raise TypeError(f"calibrator must be a Calibrator, got {got}{remedy}")

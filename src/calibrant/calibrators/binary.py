@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, Values
-from calibrant._core.logpartition import LARGEST_GAP, Records
+from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import check_time
 from calibrant.calibrators.confidence_maps import STEEPEST, fit_logistic
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
-from calibrant.calibrators.top_label import TopLabelMap, warn_of_bounds
+from calibrant.calibrators.top_label import TopLabelMap
 
 Point: TypeAlias = tuple[float, float]
 
@@ -22,61 +22,7 @@ SURE = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
 STEPS = 10  # parameters that Venn-Abers counts for; in truth its steps grow with the examples
 
 
-class TwoClassMap(TopLabelMap):
-    """A map of the log-odds of class 1, which may move the threshold of 0.5."""
-
-    two_classes_only = True
-    tempered = False
-
-    def __init__(self) -> None:
-        super().__init__(keep_argmax=False)
-
-    def _fit_records(self, records: Records) -> None:
-        if records.classes > 2:
-            raise ValueError(
-                f"{type(self).__name__} is for two classes, got {records.classes}: use a method "
-                "for any number, such as isotonic, beta or dirichlet"
-            )
-        super()._fit_records(records)
-
-
-class LogisticMap(TwoClassMap):
-    """A logistic regression on two functions of the log-odds.
-
-    Attributes
-    ----------
-    line_ : (3,) Tensor
-        Two coefficients and the offset.
-    """
-
-    parameter_count = 3
-    start: ClassVar[tuple[float, float]]
-    """Coefficients that change nothing, to which a ridge draws."""
-    ridge: ClassVar[tuple[float, float]] = (1.0, 1.0)
-    lowest: ClassVar[float] = 0.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._store(line_=torch.tensor([*self.start, 0.0]))
-
-    def _inputs(self, odds: Tensor) -> Tensor:
-        """The two functions, ``(...) -> (..., 2)``."""
-        raise NotImplementedError
-
-    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        inputs = self._inputs(torch.from_numpy(odds)).numpy()
-        options: Any = {"start": self.start, "ridge": self.ridge, "lowest": self.lowest}
-        self.solution_ = fit_logistic(inputs, outcome, weight, **options)
-        if not self.solution_.converged:
-            warn_of_bounds(self, len(odds))
-        self._store(line_=self.solution_.x)
-
-    def _map(self, odds: Tensor) -> Tensor:
-        line = self.line_.to(odds.dtype)
-        return self._inputs(odds) @ line[:2] + line[2]
-
-
-class QuadraticScaling(LogisticMap):
+class QuadraticScaling(TopLabelMap):
     r"""A quadratic for the log-odds of class 1: :math:`x' = a x^2 + b x + c`.
 
     It is right where the log-odds of both classes are normal, with different variances. The mean
@@ -105,17 +51,28 @@ class QuadraticScaling(LogisticMap):
 
     name = "quadratic"
     aliases = ("quadratic_scaling",)
-    summary = "a quadratic for the log-odds of class 1"
-    start = (0.0, 1.0)
-    ridge = (SURE**2, 1.0)
-    lowest = -STEEPEST
+    part_of_auto = True
+    two_classes_only = True
+    tempered = False
+    parameter_count = 3
     limit = SURE
 
-    def _inputs(self, odds: Tensor) -> Tensor:
-        return torch.stack([odds * odds, odds], -1)
+    def __init__(self) -> None:
+        super().__init__(keep_argmax=False)
+        self._store(line_=torch.tensor([0.0, 1.0, 0.0]))
+
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        inputs = np.stack([odds * odds, odds], -1)
+        prior: Any = {"start": (0.0, 1.0), "ridge": (SURE**2, 1.0), "lowest": -STEEPEST}
+        result = fit_logistic(inputs, outcome, weight, **prior)
+        self._store(line_=self._keep(result, len(odds)))
+
+    def _map(self, odds: Tensor) -> Tensor:
+        line = self.line_.to(odds.dtype)
+        return torch.stack([odds * odds, odds], -1) @ line[:2] + line[2]
 
 
-class RobustSigmoid(LogisticMap):
+class RobustSigmoid(TopLabelMap):
     r"""A line for the log-odds of class 1 that bends where they are large.
 
     .. math:: x' = a\,(x - \operatorname{asinh} x) + b \operatorname{asinh} x + c
@@ -144,15 +101,30 @@ class RobustSigmoid(LogisticMap):
 
     name = "robust_sigmoid"
     aliases = ("robust_platt",)
-    summary = "a line for the log-odds of class 1 that bends where they are large"
-    start = (1.0, 1.0)
+    part_of_auto = True
+    two_classes_only = True
+    tempered = False
+    parameter_count = 3
+
+    def __init__(self) -> None:
+        super().__init__(keep_argmax=False)
+        self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
+
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        inputs = self._inputs(torch.from_numpy(odds)).numpy()
+        result = fit_logistic(inputs, outcome, weight, ridge=(1.0, 1.0))
+        self._store(line_=self._keep(result, len(odds)))
+
+    def _map(self, odds: Tensor) -> Tensor:
+        line = self.line_.to(odds.dtype)
+        return self._inputs(odds) @ line[:2] + line[2]
 
     def _inputs(self, odds: Tensor) -> Tensor:
         bent = torch.asinh(odds)
         return torch.stack([odds - bent, bent], -1)
 
 
-class VennAbers(TwoClassMap):
+class VennAbers(TopLabelMap):
     r"""Inductive Venn-Abers prediction (Vovk, Petej and Fedorova 2015).
 
     An isotonic regression is fitted with the new example labelled 0, and one with it labelled 1.
@@ -186,13 +158,15 @@ class VennAbers(TwoClassMap):
     name = "venn_abers"
     aliases = ("ivap", "vennabers")
     summary = "isotonic regressions with the new example in either class (Venn-Abers)"
+    two_classes_only = True
+    tempered = False
     parameter_count = STEPS
     limit = LARGEST_GAP
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
-    positive = (*TwoClassMap.positive, "levels_")
+    positive = (*TopLabelMap.positive, "levels_")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(keep_argmax=False)
         self._store(edges_=torch.zeros(2, 0), levels_=torch.full((2, 1), 0.5))
 
     def predict_bounds(self, logits: Values) -> tuple[Any, Any]:

@@ -6,21 +6,30 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.special import expit, gammaln, logsumexp
+from torch import Tensor
 
 from calibrant._core.binning import BinCount
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.solve import check_time
 from calibrant.calibrators import histogram
 from calibrant.calibrators.confidence_maps import fit_platt
-from calibrant.calibrators.histogram import RankedOdds, StepMap, equal_mass, ranked
-from calibrant.calibrators.top_label import warn_of_bounds
+from calibrant.calibrators.histogram import (
+    STEPS,
+    RankedOdds,
+    as_steps,
+    equal_mass,
+    ranked,
+    step_map,
+)
+from calibrant.calibrators.top_label import TopLabelMap
 
 STRENGTH = 2.0  # examples that the prior of a binning is worth, N' of Naeini et al. 2015
 NEGLIGIBLE = 1e-6  # share of the posterior below which a binning is left out
 
 
-class BBQ(StepMap):
+class BBQ(TopLabelMap):
     r"""An average over many histograms: Bayesian binning into quantiles (Naeini et al. 2015).
 
     Binnings of equal mass have from :math:`\lfloor n^{1/3}/10 \rfloor` to :math:`\lceil 10\,
@@ -54,8 +63,14 @@ class BBQ(StepMap):
 
     name = "bbq"
     summary = "a Bayesian average over histograms"
+    tempered = False
+    learned_shapes = STEPS
     parameter_count = 10
     """Bins in the middle of the range for a thousand examples: they grow with the examples."""
+
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
+        super().__init__(keep_argmax=keep_argmax)
+        self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         ranks = ranked(odds, outcome, weight)
@@ -65,10 +80,14 @@ class BBQ(StepMap):
         cuts = np.unique(np.concatenate([b.cuts for b, _ in kept]))
         last = np.append(cuts, len(ranks.value) - 1)  # the last example of each step
         mean = sum(s * b.mean[np.searchsorted(b.cuts, last)] for b, s in kept)
-        self._keep(ranks.edge[cuts], np.asarray(mean) / sum(s for _, s in kept))
+        confidence = np.asarray(mean) / sum(s for _, s in kept)
+        self._store(**as_steps(ranks.edge[cuts], confidence))
+
+    def _map(self, odds: Tensor) -> Tensor:
+        return step_map(self, odds)
 
 
-class ScalingBinning(StepMap):
+class ScalingBinning(TopLabelMap):
     r"""A line through the log-odds, then its mean in each bin (Kumar et al. 2019).
 
     .. math:: c' = \operatorname{mean}_{i \in \text{bin}} \sigma(a s_i + b)
@@ -92,25 +111,29 @@ class ScalingBinning(StepMap):
 
     name = "scaling_binning"
     summary = "a line for the log-odds, cut into steps"
+    tempered = False
+    learned_shapes = STEPS
 
     def __init__(self, *, bins: BinCount = 15, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self.bins = bins
+        self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
     def size(self, classes: int) -> int:
         """The line and one level per bin."""
         return self.bins + 2
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_platt(odds, outcome, weight)
-        if not self.solution_.converged:
-            warn_of_bounds(self, len(odds))
-        slope, offset = self.solution_.x
+        slope, offset = self._keep(fit_platt(odds, outcome, weight), len(odds))
         # the line rises, so bins of its outputs are bins of its inputs
         ranks = ranked(odds, outcome, weight)
         edges = ranks.edge[equal_mass(ranks, self.bins)]
         line = expit(slope * odds + offset)
-        self._keep(edges, histogram.bin_means(ranks.value[ranks.group], line, edges, weight))
+        confidence = histogram.bin_means(ranks.value[ranks.group], line, edges, weight)
+        self._store(**as_steps(edges, confidence))
+
+    def _map(self, odds: Tensor) -> Tensor:
+        return step_map(self, odds)
 
 
 class Binning(NamedTuple):

@@ -67,10 +67,7 @@ class SigmoidScaling(TopLabelMap):
         self._store(slope_=1.0, offset_=0.0)
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_platt(odds, outcome, weight)
-        if not self.solution_.converged:
-            warn_of_bounds(self, len(odds))
-        slope, offset = self.solution_.x
+        slope, offset = self._keep(fit_platt(odds, outcome, weight), len(odds))
         self._store(slope_=slope, offset_=offset)
 
     def _map(self, odds: Tensor) -> Tensor:
@@ -114,10 +111,7 @@ class BetaCalibration(TopLabelMap):
         self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_beta(odds, outcome, weight)
-        if not self.solution_.converged:
-            warn_of_bounds(self, len(odds))
-        self._store(line_=self.solution_.x)
+        self._store(line_=self._keep(fit_beta(odds, outcome, weight), len(odds)))
 
     def _map(self, odds: Tensor) -> Tensor:
         a, b, m = self.line_.to(odds.dtype).unbind()

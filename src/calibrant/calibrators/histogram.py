@@ -33,34 +33,22 @@ SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences 
 GROUP = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
 
 
-class StepMap(TopLabelMap):
-    """New log-odds of the top class that are constant within bins of the old ones.
-
-    Attributes
-    ----------
-    edges_, levels_ : (m,) and (m + 1,) Tensor
-        Log-odds between the bins, and those that the bins give.
-    """
-
-    tempered = False
-    learned_shapes = "edges_ cuts; levels_ cuts+1"
-    edges_: Tensor
-    levels_: Tensor
-
-    def __init__(self, *, keep_argmax: bool | None = None) -> None:
-        super().__init__(keep_argmax=keep_argmax)
-        self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
-
-    def _keep(self, edges: FloatArray, confidence: FloatArray) -> None:
-        with np.errstate(divide="ignore"):
-            levels = np.clip(logit(confidence), -CERTAIN, CERTAIN)
-        self._store(edges_=edges, levels_=levels)
-
-    def _map(self, odds: Tensor) -> Tensor:
-        return at_place(self.levels_.to(odds.dtype), place(odds, self.edges_))
+STEPS = "edges_ cuts; levels_ cuts+1"
+"""Shapes of the learned values of step functions."""
 
 
-class HistogramBinning(StepMap):
+def as_steps(edges: FloatArray, confidence: FloatArray) -> dict[str, FloatArray]:
+    """Return what a step function learns: log-odds between bins, and those that the bins give."""
+    with np.errstate(divide="ignore"):
+        return {"edges_": edges, "levels_": np.clip(logit(confidence), -CERTAIN, CERTAIN)}
+
+
+def step_map(calibrator: Calibrator, odds: Tensor) -> Tensor:
+    """Return the learned log-odds of the bins that log-odds are in."""
+    return at_place(calibrator.levels_.to(odds.dtype), place(odds, calibrator.edges_))
+
+
+class HistogramBinning(TopLabelMap):
     """The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
 
     Only the confidence of the top class is binned; the other classes keep their proportions. For
@@ -77,6 +65,11 @@ class HistogramBinning(StepMap):
         Hold the other classes below the top one; by default for more than two classes. With True,
         the confidence is binned for two classes as well.
 
+    Attributes
+    ----------
+    edges_, levels_ : (m,) and (m + 1,) Tensor
+        Log-odds between the bins, and those that the bins give.
+
     Examples
     --------
     >>> odds = np.array([0.1, 0.3, 2.0, 4.0] * 5) + np.arange(20) / 1000
@@ -88,6 +81,8 @@ class HistogramBinning(StepMap):
     name = "histogram"
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
+    tempered = False
+    learned_shapes = STEPS
 
     def __init__(
         self, *, bins: BinCount = 15, mass: bool = True, keep_argmax: bool | None = None
@@ -95,13 +90,17 @@ class HistogramBinning(StepMap):
         super().__init__(keep_argmax=keep_argmax)
         self.bins = bins
         self.mass = mass
+        self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
     def size(self, classes: int) -> int:
         """One level per bin."""
         return self.bins
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        self._keep(*histogram(odds, outcome, weight, self.bins, self.mass))
+        self._store(**as_steps(*histogram(odds, outcome, weight, self.bins, self.mass)))
+
+    def _map(self, odds: Tensor) -> Tensor:
+        return step_map(self, odds)
 
 
 class HistogramOneVsRest(Calibrator):

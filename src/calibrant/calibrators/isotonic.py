@@ -26,7 +26,7 @@ from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.histogram import by_class
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.top_label import ArgmaxByTask, log_rest
+from calibrant.calibrators.top_label import kept_by_task, log_rest, maps_class_one
 
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
@@ -83,7 +83,7 @@ class StepCalibrator(Calibrator):
         return result - result.amax(-1, keepdim=True)
 
 
-class IsotonicCalibration(ArgmaxByTask, StepCalibrator):
+class IsotonicCalibration(StepCalibrator):
     r"""One isotonic regression for the probabilities of all classes (Zhang et al. 2020, IRM).
 
     .. math:: p'_k \propto f(p_k) + 10^{-9} p_k
@@ -125,6 +125,7 @@ class IsotonicCalibration(ArgmaxByTask, StepCalibrator):
     name = "isotonic"
     aliases = ("isotonic_regression",)
     summary = "a temperature, then one rising step curve for the probabilities of all classes"
+    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
     learned_shapes = "odds_ points|classes points; prob_ points|classes points"
 
     def __init__(self, *, temperature: bool = True, keep_argmax: bool | None = None) -> None:
@@ -136,7 +137,7 @@ class IsotonicCalibration(ArgmaxByTask, StepCalibrator):
         return STEPS + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
-        if self._maps_class_one(examples.classes):
+        if maps_class_one(self, examples.classes):
             return _class_curves(self, examples, len(odds))
         hit_odds, hits = counted(odds, examples.labelled_weight())
         walk = partial(_others, examples, float(self.temperature_), hit_odds)

@@ -166,38 +166,35 @@ def _of_examples(calibrator: Fitted, logits: Logits, features: Features | None) 
     return LearnedMap(centres, middle, low, high, event, "nine tenths of the examples")
 
 
-class Drawable:
-    """Calibrators as figures."""
+def plot(
+    calibrator: Any,
+    logits: Values | None = None,
+    *,
+    features: Features | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+) -> Axes:
+    """Draw what was learned: temperature by margin if it varies, else confidence by confidence.
 
-    def plot(
-        self: Any,
-        logits: Values | None = None,
-        *,
-        features: Features | None = None,
-        ax: Axes | None = None,
-        label: str = "",
-    ) -> Axes:
-        """Draw what was learned: temperature by margin if it varies, else confidence by confidence.
+    Parameters
+    ----------
+    logits : (..., classes) or (n,), optional
+        Examples to draw it for: the line is their median, and nine tenths of them are shaded.
+        Without, examples are imagined whose other classes are equally probable.
+    features : (..., width), optional
+        Of the examples, for methods that need them.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    label : str
+        Name of the line; that of the method by default.
+    """
+    from calibrant.plots import map_plot, temperature_plot
 
-        Parameters
-        ----------
-        logits : (..., classes) or (n,), optional
-            Examples to draw it for: the line is their median, and nine tenths of them are shaded.
-            Without, examples are imagined whose other classes are equally probable.
-        features : (..., width), optional
-            Of the examples, for methods that need them.
-        ax : matplotlib.axes.Axes, optional
-            Where to draw; a new figure by default.
-        label : str
-            Name of the line; that of the method by default.
-        """
-        from calibrant.plots import map_plot, temperature_plot
-
-        check_drawable(self, logits, features)
-        name = label or self.name or type(self).__name__
-        if callable(getattr(self, "temperature", None)):  # an option of some has that name
-            rows = margin_rows(self.classes) if logits is None else logits
-            curve = margin_temperature(self, rows, bins=POINTS if logits is None else 30)
-            if np.ptp(curve.temperature) > 1e-4 * curve.temperature.max():
-                return temperature_plot(curve, ax, label=name)
-        return map_plot(learned_map(self, logits, features=features), ax, label=name)
+    check_drawable(calibrator, logits, features)
+    name = label or calibrator.name or type(calibrator).__name__
+    if callable(getattr(calibrator, "temperature", None)):  # an option of some has that name
+        rows = margin_rows(calibrator.classes) if logits is None else logits
+        curve = margin_temperature(calibrator, rows, bins=POINTS if logits is None else 30)
+        if np.ptp(curve.temperature) > 1e-4 * curve.temperature.max():
+            return temperature_plot(curve, ax, label=name)
+    return map_plot(learned_map(calibrator, logits, features=features), ax, label=name)

@@ -20,7 +20,7 @@ from calibrant._core.logpartition import TOP, Records, softplus
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, adam
 from calibrant.calibrators import objectives
-from calibrant.calibrators.base import TemperatureCalibrator
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 Layers = list[tuple[FloatArray, FloatArray]]

@@ -78,7 +78,7 @@ class RankGaps(Calibrator):
     """
 
     name = "rank_gaps"
-    summary = "a temperature, then a factor for each gap between logits in order of size"
+    part_of_auto = True
     keeps_argmax = True
     monotone = True
     learned_shapes = "factors_ classes-1|="

@@ -17,9 +17,9 @@ from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"
 ORDER = (
-    *("scaling", "affine", "structured", "class_temperatures", "rank_gaps"),
+    *("scaling", "affine", "class_temperatures", "rank_gaps"),
     *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic", "binning"),
-    *("features.groups", "features.proximity", "features.clipping", "top_label"),
+    *("features.groups", "features.proximity", "features.clipping"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""
 
@@ -39,8 +39,11 @@ def _calibrators(*, multilabel: bool = False) -> Iterator[type[Calibrator]]:
                 yield kind
 
 
-CALIBRATORS = Registry("method", {kind.name: kind for kind in _calibrators()})
+_KINDS = list(_calibrators())
+CALIBRATORS = Registry("method", {kind.name: kind for kind in _KINDS if not kind.part_of_auto})
 """Every calibrator of exclusive classes by its name on the command line and in saved files."""
+PARTS = Registry("part of auto", {kind.name: kind for kind in _KINDS if kind.part_of_auto})
+"""Calibrators that ``auto`` is made of: their names are understood, but in no list of methods."""
 TAG_CALIBRATORS = Registry(
     "multi-label method", {kind.name: kind for kind in _calibrators(multilabel=True)}
 )
@@ -50,6 +53,15 @@ TAG_CALIBRATORS = Registry(
 def calibrators_for(estimand: EstimandChoice) -> Registry[type[Calibrator]]:
     """Return the calibrators of tags if the estimand is ``"multilabel"``, else the others."""
     return TAG_CALIBRATORS if estimand == "multilabel" else CALIBRATORS
+
+
+def find_calibrator(typed: str, estimand: EstimandChoice = "auto") -> tuple[str, type[Calibrator]]:
+    """Return name and class of a method, or of a part of ``auto``, for a name as people type it."""
+    registry = calibrators_for(estimand)
+    if registry is CALIBRATORS and PARTS.has(typed):
+        registry = PARTS
+    name = registry.name(typed)
+    return name, registry[name]
 
 
 def make_calibrator(
@@ -77,10 +89,9 @@ def make_calibrator(
         if isinstance(method, type):
             got, remedy = f"the class {method.__name__}", f"pass {method.__name__}()"
         raise TypeError(f"method must be a name or a calibrator, got {got}: {remedy}")
-    registry = calibrators_for(estimand)
-    name, options = registry.name(method), options or {}
-    known = options_of(registry[name])
+    (name, kind), options = find_calibrator(method, estimand), options or {}
+    known = options_of(kind)
     for option in options:
         if option not in known:
             raise unknown_option(name, option, known)
-    return registry[name](**options)
+    return kind(**options)

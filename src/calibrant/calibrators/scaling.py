@@ -15,8 +15,12 @@ from calibrant._core.checks import IGNORED, FloatArray, as_float64, check_some, 
 from calibrant._core.chunks import Examples, labelled_chunks, on_threads, thread_ranges
 from calibrant._core.logpartition import Records, gap_chunks, tabulate
 from calibrant._core.solve import Solution
-from calibrant.calibrators import base
-from calibrant.calibrators.base import BOUNDS, Context, RecordPredictions
+from calibrant.calibrators.base import BOUNDS, Context
+from calibrant.calibrators.by_records import (
+    RecordPredictions,
+    RecordsCalibrator,
+    TemperatureCalibrator,
+)
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
 LARGE = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
@@ -25,7 +29,7 @@ SAMPLE = 1000  # rows whose optimum they start at
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
 
-class Identity(base.TemperatureCalibrator):
+class Identity(TemperatureCalibrator):
     """Leave the logits as they are: the baseline of every other method.
 
     >>> Identity().fit([[2.0, 1.0]], [0]).temperature([[2.0, 1.0]])
@@ -50,7 +54,7 @@ class Identity(base.TemperatureCalibrator):
         return 1.0
 
 
-class TemperatureScaling(base.TemperatureCalibrator):
+class TemperatureScaling(TemperatureCalibrator):
     r"""One temperature for all: :math:`\mathrm{softmax}(z / T)` (Guo et al. 2017).
 
     The negative log-likelihood is convex in :math:`1/T`; the other objectives are searched on a
@@ -104,7 +108,7 @@ class TemperatureScaling(base.TemperatureCalibrator):
         return 1 / float(self.temperature_)
 
 
-class EnsembleTemperatureScaling(base.RecordsCalibrator):
+class EnsembleTemperatureScaling(RecordsCalibrator):
     r"""A mixture of the tempered, the raw and the uniform distribution (Zhang et al. 2020).
 
     .. math:: p = w_1\,\mathrm{softmax}(z / T) + w_2\,\mathrm{softmax}(z) + w_3 / K

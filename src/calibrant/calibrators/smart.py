@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -149,10 +149,12 @@ class SMART(NetworkTemperature):
         inputs = self._tensor(values)[:, None]
         return values, self._network(inputs)[:, 0].cpu().numpy()
 
-    def _key_values(self) -> Iterator[str]:
+    def key_values(self) -> dict[str, str]:
+        """Return the range of the temperatures."""
         temperature = self.curve()[1]
-        if temperature.size:
-            yield f"temperature={temperature.min():.4g}..{temperature.max():.4g}"
+        if not temperature.size:
+            return {}
+        return {"temperature": f"{temperature.min():.4g}..{temperature.max():.4g}"}
 
     def charts(self) -> list[str]:
         """Temperature against the indicator, as SVG."""

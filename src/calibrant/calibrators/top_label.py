@@ -3,54 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, silenced, warn
+from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
-from calibrant._core.options import Count, Seed
-from calibrant._core.solve import Objective, minimise_convex, minimise_within
+from calibrant._core.solve import Objective, Solution, minimise_convex
 from calibrant._core.torch_models import top_class
-from calibrant.calibrators.base import (
-    BOUNDS,
-    Calibrator,
-    RecordPredictions,
-    RecordsCalibrator,
-)
+from calibrant.calibrators.base import BOUNDS, Calibrator
+from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.calibrators.smart import SMART
 
 CERTAIN = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
 PRIOR = 10.0  # examples that the best single temperature is worth as a guess for that of the rest
 
 
-class ArgmaxByTask(Calibrator):
-    """A calibrator that keeps the predicted class or, for two classes, calibrates P(y = 1).
+def keeps_by_task(calibrator: Calibrator) -> bool:
+    """Return whether the predicted class never changes; before a fit, that of more than two.
 
-    ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than two
-    classes. For two classes the threshold of 0.5 then moves, as by an intercept.
+    The option ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than
+    two classes. For two classes the threshold of 0.5 then moves, as by an intercept.
     """
+    keep: bool | None = calibrator.keep_argmax  # type: ignore[assignment]
+    return calibrator.classes not in (1, 2) if keep is None else keep
 
-    keep_argmax: bool | None
 
-    def _maps_class_one(self, classes: int) -> bool:
-        """Whether the probability of class 1 is calibrated, and not that of the top class."""
-        return classes <= 2 and not self.keep_argmax
+def maps_class_one(calibrator: Calibrator, classes: int) -> bool:
+    """Return whether the probability of class 1 is calibrated, and not that of the top class."""
+    return classes <= 2 and not calibrator.keep_argmax
 
-    @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Whether the predicted class never changes; before a fit, that of more than two."""
-        return self._classes not in (1, 2) if self.keep_argmax is None else self.keep_argmax
 
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """Whether the order of the classes never changes, as it is when the first is kept."""
-        return self.keeps_argmax
+kept_by_task = property(keeps_by_task)
+"""``keeps_argmax`` of methods with the option ``keep_argmax``, and ``monotone``, since the order of
+the classes never changes when the first is kept."""
 
 
 def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
@@ -105,6 +95,11 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
+        if self.two_classes_only and records.classes > 2:
+            raise ValueError(
+                f"{type(self).__name__} is for two classes, got {records.classes}: use a method "
+                "for any number, such as isotonic, beta or dirichlet"
+            )
         best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
         rest = rest_sharpness(records, best) if self.tempered else 0.0
         self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
@@ -182,7 +177,7 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
 
 
-class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
+class TopLabelMap(OddsCalibrator):
     """New log-odds of one class as a function of the old ones alone.
 
     It is the top class or, for two classes unless ``keep_argmax``, class 1. Subclasses need not
@@ -190,6 +185,8 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
     probabilities near 1 have no digits left to tell examples apart.
     """
 
+    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keep_argmax: bool | None
     limit: ClassVar[float] = CERTAIN  # beyond which log-odds are cut
 
     def __init__(self, *, keep_argmax: bool | None = None) -> None:
@@ -203,6 +200,13 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
     def _map(self, odds: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def _keep(self, solution: Solution, count: int) -> FloatArray:
+        """Return the parameters of a search on a number of examples; warn if it found no best."""
+        self.solution_ = solution
+        if not solution.converged:
+            warn_of_bounds(self, count)
+        return solution.x
+
     def _fit_odds(self, records: Records) -> None:
         odds, side = self._mapped_odds(records)
         outcome = np.where(side > 0, records.correct, ~records.correct)
@@ -210,7 +214,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
     def _mapped_odds(self, records: Records) -> tuple[FloatArray, FloatArray]:
         """Log-odds of the mapped class, and 1, or -1 where it is not the top one, each ``(n,)``."""
-        if not self._maps_class_one(records.classes):
+        if not maps_class_one(self, records.classes):
             odds = record_odds(records, 1 / float(self.temperature_))
             return odds, np.ones(len(records))
         side = np.where(records.one_on_top, 1.0, -1.0)
@@ -227,7 +231,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
         The confidence is that of the class that was on top before.
         """
-        if not self._maps_class_one(records.classes):
+        if not maps_class_one(self, records.classes):
             return super().predict_records(records)
         odds = np.where(records.possible > 1, self._record_odds(records), np.inf)
         own = np.where(records.correct, odds, -odds)
@@ -235,148 +239,10 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
         odds = top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
-        if not self._maps_class_one(logits.shape[-1]):
+        if not maps_class_one(self, logits.shape[-1]):
             return self._map(odds)
         side = 2 * top_class(logits).to(odds.dtype) - 1  # 1 where class 1 is on top
         return side * self._map(side * odds)
-
-
-class OddsScaling(TopLabelMap):
-    r"""A rising broken line for the log-odds of the top class, and a temperature for the rest.
-
-    .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
-        + \theta_0
-
-    with slopes of at least 0 and two knots :math:`k` that cut the sum of :math:`c\,(1 - c)`, the
-    variance of being right, into thirds. This is calibrant's own method.
-
-    Parameters
-    ----------
-    objective : {"both", "nll"}
-        ``both`` adds the soft-binned calibration error to the negative log-likelihood.
-    knots : int
-
-    Attributes
-    ----------
-    temperature_, rest_temperature_ : scalar Tensor
-        The best one for all, under which log-odds are taken, and the one of the other classes.
-    knots_, line_ : (knots,) and (knots + 2,) Tensor
-        ``line_`` has the slopes, then the offset.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> truth = 2 * rng.normal(size=(5000, 10))
-    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
-    >>> OddsScaling().fit(3 * truth, labels).temperature_
-    tensor(3.0...)
-    """
-
-    name = "odds"
-    aliases = ("odds_scaling",)
-    summary = "a broken line for the log-odds of the top class"
-    LIMIT: ClassVar[float] = 5.0  # largest slope and offset, for data without an optimum
-    knots_: Tensor
-    line_: Tensor
-
-    def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: Count = 2) -> None:
-        super().__init__(keep_argmax=True)
-        self.objective = objective
-        self.knots = knots
-        straight = torch.ones(knots + 2)
-        straight[-1] = 0
-        self._store(knots_=torch.zeros(knots), line_=straight)
-
-    def size(self, classes: int) -> int:
-        """Slopes, offset and the temperatures."""
-        return self.knots + 4
-
-    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        share = weight / weight.sum()
-        self._store(knots_=self._place(odds, share))
-        basis = self._basis(self._tensor(odds[:, None])).cpu().numpy()
-        inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
-        calibration = float(self.objective == "both")
-        self.solution_ = minimise_within(
-            confidence_objective(inputs, outcome, share, calibration),
-            np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
-            [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
-        )
-        if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
-            warn_of_bounds(self, len(odds))
-        self._store(line_=self.solution_.x)
-
-    def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
-        confidence = expit(odds)
-        order = np.argsort(odds, kind="stable")
-        doubt = np.cumsum((share * confidence * (1 - confidence))[order])
-        cuts = doubt[-1] * np.arange(1, self.knots + 1) / (self.knots + 1)
-        return np.asarray(odds[order][np.searchsorted(doubt, cuts)])
-
-    def _basis(self, odds: Tensor) -> Tensor:
-        """Segments of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
-        knots = self.knots_.to(odds.dtype)
-        low = torch.cat([knots.new_full((1,), -torch.inf), knots])
-        high = torch.cat([knots, knots.new_full((1,), torch.inf)])
-        start = torch.cat([knots.new_zeros(1), knots])
-        return odds.clamp(low, high) - start
-
-    def _map(self, odds: Tensor) -> Tensor:
-        line = self.line_.to(odds.dtype)
-        return self._basis(odds[..., None]) @ line[:-1] + line[-1]
-
-
-class Blend(OddsCalibrator):
-    r"""The mean of the log-odds of the top class under SMART and odds scaling.
-
-    .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
-
-    The other classes have a temperature of their own. One looks at the margin, the other at the
-    confidence, and their errors partly cancel. This is calibrant's own method, and the choice of
-    ``auto`` where one temperature is not enough. ``seed`` is that of SMART.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> truth = 2 * rng.normal(size=(2000, 10))
-    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
-    >>> Blend().fit(3 * truth, labels).temperature_
-    tensor(3.0...)
-    """
-
-    name = "blend"
-    summary = "the mean of `smart` and `odds`"
-
-    def __init__(self, *, seed: Seed = 0) -> None:
-        super().__init__()
-        self.seed = seed
-        self.smart = SMART(seed=seed)
-        self.odds = OddsScaling()
-
-    def size(self, classes: int) -> int:
-        """Those of both."""
-        return self.smart.size(classes) + self.odds.size(classes)
-
-    def effective_size(self, classes: int) -> int:
-        """Ten: both searches start at one temperature, and SMART's ends after a few steps.
-
-        On calibrated examples it loses what five free parameters would lose.
-        """
-        return 10
-
-    def _fit_odds(self, records: Records) -> None:
-        with silenced():  # this one has warned of the number of examples
-            self.smart.fit_records(records)
-        self.odds.fit_records(records)
-        self.solution_ = self.smart.solution_
-
-    def _record_odds(self, records: Records) -> FloatArray:
-        by_margin = record_odds(records, self.smart._sharpness(records))
-        return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
-
-    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        by_margin = top_odds(logits / self.smart._temperature(logits, top))
-        return (by_margin + self.odds._odds(logits, top)) / 2
 
 
 def confidence_objective(

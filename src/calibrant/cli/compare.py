@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pred")
-@click.option("--methods", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option("--methods", metavar="NAMES", help="With commas between, or all.  [default: a dozen]")
 @click.option(
     "--time-limit",
     default=60.0,
@@ -59,7 +59,7 @@ def compare(
     cache: str | None,
     **options: Any,
 ) -> int:
-    """Fit all methods and measure them side by side.
+    """Fit a dozen methods, or others, and measure them side by side.
 
     Methods are fitted on the val split and measured on the test split. A file with only one set
     of examples is cut at random into two halves, each with its share of every class. The advice
@@ -70,6 +70,7 @@ def compare(
     Examples:
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
+      calibrant compare predictions.npz --methods all
       calibrant compare mmlu.npz --choices
       calibrant compare patients.csv --methods auto,multicalibration --columns age,site
       calibrant compare tags.npz --multilabel

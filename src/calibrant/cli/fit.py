@@ -36,7 +36,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @shared.GROUPS
 @click.option("--seed", default=0, show_default=True, help="Seed of the folds.")
 @click.option(
-    "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
+    "--train", metavar="FILE", help="Let maccal learn from the train split of a file, or of PRED."
 )
 @shared.MULTILABEL
 @shared.TOP_LABEL
@@ -66,8 +66,9 @@ def fit(
     """Fit a calibrator on a prediction file and save it in a folder.
 
     PRED is a file as for "calibrant evaluate". The fit uses its val split or, if there is none,
-    the arrays without a name in front; never the test split, unless you name it. The method
-    maccal retrains the last layer: it learns from the train split, which may be in another file.
+    the arrays without a name in front; never the test split, unless you name it. With --train
+    the method maccal retrains the last layer on the features of a training set, and val controls
+    how sure it is.
 
     \b
     Examples:
@@ -79,40 +80,35 @@ def fit(
       calibrant fit patients.csv --method multicalibration --columns age,site -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
-    from calibrant._core.messages import plain_name
     from calibrant._core.options import options_of, parse_options
     from calibrant.artifacts import save
-    from calibrant.calibrators.registry import calibrators_for
-    from calibrant.retrain import MaCCal
+    from calibrant.calibrators.registry import find_calibrator
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     selected: dict[str, Any] = {**selection, **({"folds": folds, "seed": seed} if folds else {})}
     measured: Any = estimand or "auto"
-    retrained = plain_name(method) == "maccal"
-    name = "maccal" if retrained else calibrators_for(measured).name(method)
+    name, kind = find_calibrator(method, measured)
+    if train and name != "maccal":
+        raise click.UsageError(f"--train is for the method maccal, got {method}")
     if choices and (name != "auto" or estimand == "multilabel"):
         got = "--multilabel" if estimand == "multilabel" else method
         raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
-    kind = MaCCal if retrained else calibrators_for(measured)[name]
     chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
     chosen |= parse_options(name, options_of(kind), shared.named_texts(options))
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
     skipped: dict[str, str] = {}
-    if retrained:
+    if train:
         at_scale = workers is not None or dask is not None or skip_bad or cache
-        if any(selected.values()) or estimand == "multilabel" or at_scale:
+        if any(selected.values()) or at_scale:
             raise click.UsageError(
-                "maccal learns from the train split and is measured on val: leave out "
-                "--cross-fit, --split, --sample-weight, --groups and --multilabel, and options "
-                "for shards"
+                "with --train, maccal learns from the train split and is measured on val: leave "
+                "out --cross-fit, --split, --sample-weight and --groups, and options for shards"
             )
         with engine.working(unit="epochs"):
             fitted = retrain_and_measure(pred, train=train, **common)
-    elif train:
-        raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
         workflow = cross_fit if folds else fit_and_measure
         with engine.working(workers, dask):
@@ -120,7 +116,7 @@ def fit(
             skipped.update(data.skipped)
             fitted = workflow(data, method=name, **common, **selected)
     written = shared.how_written(out, "saved in")
-    save(fitted.artifact, out)
+    save(fitted.calibrator, out)
     with shared.until_closed():
         if form == "json":
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}

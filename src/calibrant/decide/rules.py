@@ -13,15 +13,13 @@ from torch import nn
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, Features, IntArray
 from calibrant._core.class_names import as_array, in_order
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import in_form_of, probabilities
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import Html, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.metrics.reductions import Input, check_one_input
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +90,7 @@ class DecisionRule(nn.Module):
         self,
         guarantee: Threshold | ConformalSets,
         classes: int,
-        calibrator: Calibrator | MaCCal | None = None,
+        calibrator: Calibrator | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -103,8 +101,9 @@ class DecisionRule(nn.Module):
             raise ValueError("this threshold does not know what it promises: find it again")
         if class_names is not None and len(class_names) != classes:
             raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
-        if calibrator is not None and not isinstance(calibrator, MaCCal):
-            as_calibrator(calibrator).refuse_tags("DecisionRule")
+        if calibrator is not None:
+            check_calibrator(calibrator)
+            calibrator.refuse_tags("DecisionRule")
         self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
         self.class_names = None if class_names is None else [str(name) for name in class_names]
 
@@ -118,7 +117,7 @@ class DecisionRule(nn.Module):
         cls,
         guarantee: Mapping[str, Any],
         classes: int,
-        calibrator: Calibrator | MaCCal | None,
+        calibrator: Calibrator | None,
         class_names: Sequence[str] | None,
     ) -> DecisionRule:
         """Make a rule of what :meth:`config` returned."""
@@ -150,7 +149,7 @@ class DecisionRule(nn.Module):
         data: dict[str, Any] = {"logits": values} if probs is None else {"probs": values}
         if self.calibrator is not None:
             scores = values if probs is None else checks.logits_from_probs(values)
-            data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
+            data = {"logits": self.calibrator.transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:
             raise ValueError(f"the rule is for {self.classes} classes, got {rows.shape[-1]}")
@@ -227,7 +226,7 @@ class DecisionRule(nn.Module):
         fitted = f"fitted on {self.guarantee.n:,} examples of {self.classes} classes"
         if self.calibrator is None:
             return fitted
-        return f"{fitted}, calibrated by: {as_calibrator(self.calibrator).describe()}"
+        return f"{fitted}, calibrated by: {self.calibrator.describe()}"
 
     def p_value(self, tally: Tally) -> float:
         """Return the probability of as many mistakes as counted, or more, if the promise holds.

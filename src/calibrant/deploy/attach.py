@@ -19,9 +19,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_whole, warn, warnings_at_caller
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
-from calibrant.calibrators.base import Calibrator
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
+from calibrant.calibrators.base import Calibrator, check_calibrator
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +33,7 @@ OURS = "<!-- Written by calibrant, and again by the next save: delete this line 
 
 
 def calibrated(
-    model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: Layer | None = None
+    model: nn.Module, calibrator: Calibrator, *, last_layer: Layer | None = None
 ) -> CalibratedModel:
     """Put a calibrator behind a model: the same model, with calibrated logits.
 
@@ -82,12 +80,12 @@ class CalibratedModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: Layer | None = None
+        self, model: nn.Module, calibrator: Calibrator, *, last_layer: Layer | None = None
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        calibrator = as_calibrator(calibrator)
+        check_calibrator(calibrator)
         name = type(calibrator).__name__
         if calibrator.input_columns not in ((), ("features",)):
             raise ValueError(
@@ -264,11 +262,12 @@ class CalibratedModel(nn.Module):
 
 def fitted_calibrator(module: nn.Module) -> Calibrator:
     """Return a module as a calibrator; raise unless it is a fitted one."""
-    calibrator = as_calibrator(module)
-    if not calibrator.classes:
-        name = type(calibrator).__name__
+    check_calibrator(module)
+    assert isinstance(module, Calibrator)
+    if not module.classes:
+        name = type(module).__name__
         raise ValueError(f"this {name} is not fitted: call fit(logits, labels) first")
-    return calibrator
+    return module
 
 
 def _warn_of_softmax(model: nn.Module) -> None:

@@ -22,13 +22,11 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import class_order, is_frame
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import Calibrator, feature_rows
+from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.data.columns import CHUNK
 from calibrant.data.formats import Array, load_pyarrow
 from calibrant.data.keys import SCORES
 from calibrant.data.tables import RULES, layout_of
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import check_shape, probs_of
 
 T = TypeVar("T")
@@ -36,7 +34,7 @@ TABLE = "the table"  # in place of a path
 
 
 @warnings_at_caller()
-def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = "calibrated") -> T:
+def calibrate_table(table: T, calibrator: Calibrator, *, prefix: str = "calibrated") -> T:
     """Return a table with calibrated probabilities as further columns.
 
     Scores are found by their names, as in files: a column per class, such as ``logit_cat`` and
@@ -70,13 +68,14 @@ def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = 
     0  a       4.0        0.0           0.75            0.25
     1  b       NaN        1.0            NaN             NaN
     """
-    module, form = as_calibrator(calibrator), _form_of(table)
-    scores = _scores(form, prefix, module.class_names_)
+    check_calibrator(calibrator)
+    form = _form_of(table)
+    scores = _scores(form, prefix, calibrator.class_names_)
     if taken := [name for name in scores.new if name in form.columns]:
         raise ValueError(
             f"{TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
         )
-    new = _calibrated(form, scores, module)
+    new = _calibrated(form, scores, calibrator)
     result: T = form.extended(table, new)
     return result
 

@@ -17,14 +17,13 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.deploy import export_graph
 from calibrant.deploy.attach import Layer
 from calibrant.deploy.export_graph import TOLERANCE, ExportGraph, check_export, quiet
-from calibrant.retrain.maccal import MaCCal
 
 LARGEST = 1_900_000_000
 """Bytes of weights that fit into one ONNX file, whose limit is 2 GB."""
 
 
 def export_onnx(
-    calibrator: Calibrator | MaCCal,
+    calibrator: Calibrator,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
@@ -118,7 +117,7 @@ def export_onnx(
 
 
 def export_program(
-    calibrator: Calibrator | MaCCal,
+    calibrator: Calibrator,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,

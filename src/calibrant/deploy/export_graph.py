@@ -21,7 +21,6 @@ from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
 from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
-from calibrant.retrain.maccal import MaCCal
 
 TOLERANCE = 1e-5
 """Largest difference of a probability between the written file and the calibrator."""
@@ -42,7 +41,7 @@ class ExportGraph(nn.Module):
 
     def __init__(
         self,
-        calibrator: Calibrator | MaCCal,
+        calibrator: Calibrator,
         model: nn.Module | None,
         example: Any,
         last_layer: Layer | None,
@@ -164,7 +163,7 @@ def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
     return target
 
 
-def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
+def metadata(calibrator: Calibrator) -> dict[str, str]:
     """Return method, classes and version, to be stored in the file."""
     from calibrant import __version__
 

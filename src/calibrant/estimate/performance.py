@@ -17,7 +17,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.shards import located
 from calibrant.estimate.agreement import compare_labels
@@ -30,8 +30,6 @@ from calibrant.estimate.strata import Strata, fill_strata, make_strata
 from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
 from calibrant.metrics.reliability import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 
 MOST_GAP = 0.05
 """Root mean squared gap of confidence and accuracy of a reference beyond which predictions are
@@ -98,7 +96,7 @@ class PerformanceEstimator:
         self,
         reference: Data | None = None,
         *,
-        calibrator: Calibrator | MaCCal | None = None,
+        calibrator: Calibrator | None = None,
         reference_split: str | None = None,
         threshold: float | None = None,
         level: float = 0.9,
@@ -113,9 +111,10 @@ class PerformanceEstimator:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold must be a confidence between 0 and 1, got {threshold}")
-        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
-        if self.calibrator is not None:
-            self.calibrator.refuse_tags("PerformanceEstimator")
+        if calibrator is not None:
+            check_calibrator(calibrator)
+            calibrator.refuse_tags("PerformanceEstimator")
+        self.calibrator = calibrator
         self.threshold, self.level, self.tolerance = threshold, level, tolerance
         self.drift_level, self.false_alarms, self.seed = drift_level, false_alarms, seed
         self._reference: Summary | None = None
@@ -378,7 +377,7 @@ def estimate_performance(
     data: Data | Values | None = None,
     reference: Data | None = None,
     *,
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     reference_split: str | None = None,
     threshold: float | None = None,
     level: float = 0.9,

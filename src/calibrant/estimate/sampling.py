@@ -34,7 +34,7 @@ from calibrant._core.chunks import joined
 from calibrant._core.messages import comma_separated
 from calibrant._core.sampling import uniform
 from calibrant._core.tables import columns_frame
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Data, Split
 from calibrant.data.shards import Chunk
 from calibrant.display.results import one_line
@@ -48,8 +48,6 @@ from calibrant.estimate.predictions import (
     summarise,
 )
 from calibrant.estimate.strata import equal_parts
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.inputs import input_names
 
 if TYPE_CHECKING:
@@ -115,7 +113,7 @@ def choose_labels(
     data: Data | Values | None = None,
     budget: int = 100,
     *,
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     probs: Values | None = None,
     features: Values | None = None,
     split: str | None = None,
@@ -146,7 +144,8 @@ def choose_labels(
     1.0
     """
     check_whole("budget", budget)
-    calibrator = None if calibrator is None else as_calibrator(calibrator)
+    if calibrator is not None:
+        check_calibrator(calibrator)
     chosen = batch_split(data, probs=probs, features=features, split=split)
     chosen = with_known_labels(chosen, labels)
     if calibrator is not None:

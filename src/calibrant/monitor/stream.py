@@ -24,7 +24,7 @@ from calibrant._core.class_names import (
 )
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
 from calibrant.data.shards import located
@@ -37,8 +37,6 @@ from calibrant.monitor.predictions import Id, PendingPredictions
 from calibrant.monitor.reference import as_bins
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.inputs import input_names
 
 WindowId: TypeAlias = int | date
@@ -102,7 +100,7 @@ class Monitor(WithOptions):
 
     def __init__(
         self,
-        calibrator: Calibrator | MaCCal | None = None,
+        calibrator: Calibrator | None = None,
         *,
         window: Count = 1000,
         false_alarms: Annotated[float, above(0), below(1)] = 0.05,
@@ -114,9 +112,10 @@ class Monitor(WithOptions):
         keep: Count = 1000,
         remember: Count = 1_000_000,
     ) -> None:
-        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
-        if self.calibrator is not None:
-            self.calibrator.refuse_tags("Monitor")
+        if calibrator is not None:
+            check_calibrator(calibrator)
+            calibrator.refuse_tags("Monitor")
+        self.calibrator = calibrator
         self.fingerprint = (
             None if self.calibrator is None else calibrator_fingerprint(self.calibrator)
         )
@@ -381,12 +380,12 @@ class Monitor(WithOptions):
             },
         )
 
-    def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
+    def resume(self, calibrator: Calibrator) -> Monitor:
         """Continue a loaded stream with logits; the calibrator must be the one of the stream.
 
         Without a calibrator a loaded monitor reports, merges and takes pairs, but no logits.
         """
-        calibrator = as_calibrator(calibrator)
+        check_calibrator(calibrator)
         wanted, got = self.fingerprint or "no calibrator", calibrator_fingerprint(calibrator)
         if wanted != got:
             message = f"this stream was collected with {wanted}, not with {got}"

@@ -19,7 +19,7 @@ from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
 from calibrant._core.engines import current_work, reporting, silently
-from calibrant.calibrators.registry import calibrators_for
+from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import find_subgroups, measure
 from calibrant.reports.model import Subject
@@ -120,7 +120,8 @@ def _names(methods: str | Sequence[str] | None, estimand: EstimandChoice) -> lis
     if methods is None:
         return None
     return [
-        *map(calibrators_for(estimand).name, [methods] if isinstance(methods, str) else methods)
+        find_calibrator(name, estimand)[0]
+        for name in ([methods] if isinstance(methods, str) else methods)
     ]
 
 

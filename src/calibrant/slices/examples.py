@@ -28,14 +28,12 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import joined
 from calibrant._core.sampling import uniform
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 
 T = TypeVar("T")
 SAMPLE = 20_000
@@ -141,15 +139,13 @@ class Reading:
         columns += [*self.inputs.values(), *([] if self.centres is None else ["features"])]
         return list(dict.fromkeys(columns))
 
-    def calibrated_by(
-        self, calibrator: Calibrator | MaCCal | None, keys: Mapping[str, str]
-    ) -> Reading:
+    def calibrated_by(self, calibrator: Calibrator | None, keys: Mapping[str, str]) -> Reading:
         """Return a reading that applies a calibrator first; ``keys`` of all metadata by name."""
         if calibrator is None:
             return self
-        fitted = as_calibrator(calibrator)
-        inputs = {name: keys.get(name, name) for name in fitted.input_columns}
-        return replace(self, calibrator=fitted, inputs=inputs)
+        check_calibrator(calibrator)
+        inputs = {name: keys.get(name, name) for name in calibrator.input_columns}
+        return replace(self, calibrator=calibrator, inputs=inputs)
 
     def labelled(self, chunk: Chunk) -> tuple[Outcomes, FloatArray, BoolArray]:
         """Return the outcomes, the probabilities ``(n, classes)``, and which rows have a label."""

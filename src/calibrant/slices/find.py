@@ -20,14 +20,12 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import as_array, is_frame
 from calibrant._core.messages import unknown_name
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
 from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.slices import selection
 from calibrant.slices.examples import (
     CLUSTER,
@@ -62,7 +60,7 @@ def find_slices(
     features: Values | None = None,
     columns: Sequence[str] | None = None,
     sample_weight: Values | str | None = None,
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     split: str | None = None,
     depth: int = 2,
     min_size: int | None = None,
@@ -274,7 +272,7 @@ def open_examples(
     features: Values | None,
     sample_weight: Values | str | None,
     split: str | None,
-    calibrator: Calibrator | MaCCal | None,
+    calibrator: Calibrator | None,
 ) -> tuple[Split, dict[str, str]]:
     """Return the examples, in the class order of a calibrator, and the keys of metadata by name."""
     beside = {} if metadata is None else as_metadata(metadata)
@@ -294,7 +292,8 @@ def open_examples(
         raise TypeError("metadata goes with arrays: a file or data frame has it as further columns")
     dataset = as_dataset(data, features=features, sample_weight=sample_weight)
     if calibrator is not None:
-        dataset = dataset.in_order(as_calibrator(calibrator).class_names_)
+        check_calibrator(calibrator)
+        dataset = dataset.in_order(calibrator.class_names_)
     chosen = dataset.split(split, TEST_SPLITS)
     stored = {name: key for name, key in metadata_keys(chosen).items() if key not in further}
     return chosen, {**stored, **names}

@@ -20,7 +20,6 @@ from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.display.html import joined, notebook
 from calibrant.display.results import heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.reliability import Estimate
-from calibrant.retrain.maccal import MaCCal
 from calibrant.slices.examples import Reading, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
 from calibrant.slices.result import calibration_cells, count_off, off_alike
@@ -223,7 +222,7 @@ def measure_groups(
     probs: Values | None = None,
     features: Values | None = None,
     sample_weight: Values | str | None = None,
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     split: str | None = None,
     level: float = 0.9,
 ) -> Groups:

@@ -21,7 +21,7 @@ from calibrant._core.checks import IntArray
 from calibrant._core.class_names import class_order
 from calibrant._core.engines import current_work, reporting
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.columns import Column, joint_header, read_all
 from calibrant.data.dataset import Data, Dataset, Split, as_dataset
 from calibrant.data.files import check_writable, write_arrays
@@ -29,13 +29,11 @@ from calibrant.data.formats import Array, NoArrayError, joined
 from calibrant.data.keys import SCORES, full_key
 from calibrant.data.readers import ARROW_TYPES
 from calibrant.data.shards import Chunk
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.inputs import check_fitted_inputs
 
 
 def apply(
-    calibrator: Calibrator | MaCCal,
+    calibrator: Calibrator,
     data: Data,
     out: str | os.PathLike[str],
 ) -> None:
@@ -76,7 +74,7 @@ def apply(
     >>> calibrated.shape, float(calibrated.max())
     ((10000, 10), 0.0)
     """
-    calibrator = as_calibrator(calibrator)
+    check_calibrator(calibrator)
     dataset = as_dataset(data, multilabel=calibrator.multilabel)
 
     splits = scored_splits(dataset)

@@ -10,21 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
 from calibrant.data.dataset import Dataset, as_dataset
 from calibrant.data.keys import full_key
 from calibrant.data.outputs import output_folder
 from calibrant.data.shards import Report
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import Make, calibrated_by, check_fits, scored_splits, write_splits
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
 
 
 def apply_shards(
-    calibrator: Calibrator | MaCCal,
+    calibrator: Calibrator,
     data: str | os.PathLike[str] | Dataset,
     out: str | os.PathLike[str],
 ) -> WrittenShards:
@@ -63,18 +61,18 @@ def apply_shards(
     >>> first.describe(), second.describe()
     ('wrote 2 shards', 'wrote 0 shards, kept 2 of an earlier run')
     """
-    module = as_calibrator(calibrator)
-    dataset = as_dataset(data, multilabel=module.multilabel)
+    check_calibrator(calibrator)
+    dataset = as_dataset(data, multilabel=calibrator.multilabel)
     shapes = {}
     for split in scored_splits(dataset):
-        check_fits(module, split)
+        check_fits(calibrator, split)
         split.warn_if_probs()
         shapes[split.name] = split.shape
     shards = [_with_shapes(one, shapes) for one in _scored_files(dataset, shapes)]
-    folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(module)
+    folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(calibrator)
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_rows)
     warn_of_orphans(jobs)
-    write = partial(_write, calibrated_by(module, dataset.class_names))
+    write = partial(_write, calibrated_by(calibrator, dataset.class_names))
     return write_shards(jobs, write)
 
 

@@ -24,7 +24,7 @@ from calibrant._core.checks import (
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant._core.tables import frame
-from calibrant.calibrators.base import Calibrator, feature_rows
+from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.data.dataset import Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.keys import CLASS_NAMES
@@ -34,8 +34,6 @@ from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import Kind, one_line, verdict
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import (
     check_fits,
     check_target,
@@ -170,7 +168,7 @@ def decide(
     level: float = 0.95,
     coverage: float | None = None,
     score: Score = "aps",
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     fit_split: str | None = None,
     test_split: str | None = None,
     seed: int = 0,
@@ -210,13 +208,14 @@ def decide(
         raise TypeError(f"pass either max_error= or coverage=, got {got}")
     dataset = as_dataset(data, labels)
     if calibrator is not None:
-        dataset = dataset.in_order(as_calibrator(calibrator).class_names_)
+        check_calibrator(calibrator)
+        dataset = dataset.in_order(calibrator.class_names_)
     if calibrator is not None and fit_split is None and dataset.find("test") is not None:
         fit_split = test_split = test_split or "test"
     splits, names = fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
     if calibrator is not None:
         for split in splits:
-            check_fits(as_calibrator(calibrator), split)
+            check_fits(calibrator, split)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
     with located(dataset.path), known_rows():
         guarantee: Threshold | ConformalSets
@@ -229,7 +228,7 @@ def decide(
     return FittedRule(rule, *names, *tallies)
 
 
-def _calibrated_examples(split: Split, calibrator: Calibrator | MaCCal | None) -> dict[str, Array]:
+def _calibrated_examples(split: Split, calibrator: Calibrator | None) -> dict[str, Array]:
     """Return the labelled examples of a split, read whole, as a rule sees them."""
     labels = split.labels
     if labels.shape[1:] != split.shape[:-1]:
@@ -241,7 +240,6 @@ def _calibrated_examples(split: Split, calibrator: Calibrator | MaCCal | None) -
     check_some(int(kept.sum()))
     if calibrator is None:
         return {split.domain: split.read(split.domain)[kept], "labels": labels[kept]}
-    calibrator = as_calibrator(calibrator)
     features = whole_inputs(calibrator, split, kept)
     with known_rows():
         after = calibrator.transform(split.logits[kept], features)
@@ -312,7 +310,7 @@ def _check_split(rule: DecisionRule, split: Split) -> None:
             f"the rule is for {rule.classes} classes, but {split.path} has {split.classes}"
         )
     if rule.calibrator is not None:
-        check_fits(as_calibrator(rule.calibrator), split)
+        check_fits(rule.calibrator, split)
     if taken := [name for name in (*DECISIONS, rule.decision) if name in split.keys]:
         raise ValueError(f"{split.path} has {comma_separated(taken)} already: rename that column")
 
@@ -332,7 +330,7 @@ def _walk(
 
     ``use`` is called with the decisions of each chunk, which has the columns ``further`` as well.
     """
-    calibrator = None if rule.calibrator is None else as_calibrator(rule.calibrator)
+    calibrator = rule.calibrator
     domain = split.domain if calibrator is None else "logits"
     columns = [domain, *(["labels"] if "labels" in split.keys else [])]
     columns = list(dict.fromkeys([*columns, *input_names(calibrator), *further]))

@@ -20,7 +20,8 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import printable
 from calibrant._core.tables import aligned, frame
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator, feature_rows
+from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
+from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk
@@ -29,8 +30,6 @@ from calibrant.display.results import heading, one_line, remarks, verdict
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.registry import METRICS
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.inputs import check_inputs, input_names
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class Effect(NamedTuple):
 
 @warnings_at_caller()
 def effect(
-    calibrator: Calibrator | MaCCal,
+    calibrator: Calibrator,
     data: Data | Values,
     labels: Values | None = None,
     *,
@@ -194,7 +193,7 @@ def effect(
     >>> [round(e["ece"].value, 4) for e in (changed.before, changed.after)]
     [0.0424, 0.0091]
     """
-    calibrator = as_calibrator(calibrator)
+    check_calibrator(calibrator)
     estimand = calibrator.estimand_for(estimand)
     dataset = as_dataset(
         data,

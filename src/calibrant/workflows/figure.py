@@ -18,15 +18,13 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.metrics import curves
 from calibrant.metrics.ranking import RiskCoverage, risk_coverage
 from calibrant.metrics.reductions import event_probability
 from calibrant.plots.files import check_suffix
 from calibrant.plots.look import SizeName, figure_of, pyplot, set_title
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.compare import compare
 from calibrant.workflows.decide import decide
@@ -110,7 +108,7 @@ def figure(
     kind: str = "reliability",
     split: str | None = None,
     by: str | Values | None = None,
-    calibrator: Calibrator | MaCCal | None = None,
+    calibrator: Calibrator | None = None,
     sample_weight: str | Values | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
@@ -151,14 +149,14 @@ def figure(
     chosen = KINDS[name]
     if not data:
         raise TypeError("data are missing: pass at least one prediction file")
-    used = None if calibrator is None else as_calibrator(calibrator)
-    if used is not None:
-        estimand = used.estimand_for(estimand)
+    if calibrator is not None:
+        check_calibrator(calibrator)
+        estimand = calibrator.estimand_for(estimand)
     request = Request(
         data=data,
         split=split,
         by=by,
-        calibrator=used,
+        calibrator=calibrator,
         sample_weight=sample_weight,
         estimand=estimand,
         bins=bins,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from calibrant._core.checks import (
     IGNORED,
@@ -29,7 +29,8 @@ from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
 from calibrant.calibrators import watch
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
@@ -132,12 +133,6 @@ class Fit:
     calibrator: Calibrator
     effect: Effect
     split: str
-
-    @property
-    def artifact(self) -> nn.Module:
-        """The calibrator, or the retrained classifier that it wraps: the object to save."""
-        module: nn.Module = getattr(self.calibrator, "retrained", self.calibrator)
-        return module
 
     def describe(self) -> Iterator[str]:
         """Yield lines about what was learned."""

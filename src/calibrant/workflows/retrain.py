@@ -10,9 +10,8 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import kept_names
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
+from calibrant.calibrators.maccal import MaCCal
 from calibrant.data.dataset import Data, Dataset, as_dataset
-from calibrant.retrain.adapter import as_calibrator
-from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import Fit
 
@@ -33,7 +32,7 @@ def retrain(
     train : path, mapping or Dataset, optional
         Another dataset with ``train_features`` and ``train_labels``; by default ``data`` itself.
     options : dict, optional
-        Arguments of :class:`~calibrant.retrain.MaCCal`.
+        Arguments of :class:`~calibrant.MaCCal`.
     checkpoint
         As in its ``fit``.
 
@@ -46,7 +45,7 @@ def retrain(
     >>> fitted.predict_proba(np.eye(3)).shape, len(fitted.history)
     ((3, 3), 3)
     """
-    module = MaCCal(**(options or {}))
+    calibrator = MaCCal(**(options or {}))
     dataset = as_dataset(data)
     training = dataset if train is None else as_dataset(train).in_order(dataset.class_names)
     if "train" not in training.splits:
@@ -57,7 +56,7 @@ def retrain(
         )
     fit_on = training.split("train")
     val = dataset.split("val") if dataset.find("val") is not None else None
-    module.fit(
+    calibrator.fit(
         fit_on.read("features"),
         fit_on.read("labels"),
         held_out=(val.features, val.read("labels")) if val and val.has_features else None,
@@ -65,8 +64,8 @@ def retrain(
         checkpoint=checkpoint,
         progress=current_work().progress,
     )
-    module.class_names_ = kept_names(dataset.class_names or training.class_names)
-    return module
+    calibrator.class_names_ = kept_names(dataset.class_names or training.class_names)
+    return calibrator
 
 
 def retrain_and_measure(
@@ -84,8 +83,7 @@ def retrain_and_measure(
     if not val.has_features:
         problem = f"{dataset.path} has no {val.name}_features, the inputs of the last layer"
         raise ValueError(f"{problem}: save them too, since maccal is measured by them")
-    module = retrain(dataset, train=train, options=options, checkpoint=checkpoint)
-    calibrator = as_calibrator(module)
+    calibrator = retrain(dataset, train=train, options=options, checkpoint=checkpoint)
     measured: dict[str, Any] = {"estimand": estimand, "metrics": metrics, "level": None}
     with silently():
         after = effect(calibrator, dataset, split=val.name, **measured)

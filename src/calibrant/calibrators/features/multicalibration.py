@@ -43,7 +43,7 @@ from calibrant.calibrators.features.metadata_inputs import (
 )
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.piecewise import BEYOND
-from calibrant.calibrators.top_label import CERTAIN, ArgmaxByTask, top_odds
+from calibrant.calibrators.top_label import CERTAIN, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn
 
 FEWEST = 100
@@ -57,7 +57,7 @@ MOST_CLASSES, MOST_LOGITS = 100, 1 << 25
 DEEPEST = 6
 
 
-class Multicalibration(ArgmaxByTask, MetadataCalibrator):
+class Multicalibration(MetadataCalibrator):
     r"""Calibrate all examples, then correct the subgroups in which confidence is still wrong.
 
     A ``base`` calibrator is fitted on all examples. Then small trees are boosted over metadata of
@@ -200,7 +200,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """Whether the predicted class never changes; before a fit, that of more than two."""
-        return super().keeps_argmax and self.base_.keeps_argmax
+        return keeps_by_task(self) and self.base_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -281,7 +281,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         """Return the predictions of the base, as corrections change them."""
         labels, classes = examples.labels[examples.labels != IGNORED], examples.classes
         parts = self._base_log_probs(examples)
-        if self._maps_class_one(classes):
+        if maps_class_one(self, classes):
             odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
             spread = float(np.sqrt(np.mean(np.clip(odds, -CERTAIN, CERTAIN) ** 2))) or 1.0
             self._store(spread_=torch.tensor(spread))
@@ -355,7 +355,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
 
     def _moved(self, start: Tensor, correction: Tensor) -> Tensor:
         classes = start.shape[-1]
-        if self._maps_class_one(classes):
+        if maps_class_one(self, classes):
             odds = self._prediction_odds(start) / self.spread_.to(start.dtype)
             moved = start[..., 1:] + correction[..., :1] + correction[..., 1:] * odds
             return torch.cat([start[..., :1], moved], -1)
@@ -367,7 +367,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
 
     def _prediction_odds(self, logits: Tensor) -> Tensor:
         """Log-odds ``(..., 1)`` by which trees know a prediction."""
-        if self._maps_class_one(logits.shape[-1]):
+        if maps_class_one(self, logits.shape[-1]):
             return (logits[..., 1:] - logits[..., :1]).clamp(-CERTAIN, CERTAIN)
         return top_odds(logits - logits.amax(-1, keepdim=True))
 
@@ -393,7 +393,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
 
     def _in_words(self, correction: Correction) -> str:
         subgroup, mean, share = correction
-        if self._maps_class_one(max(self._classes, 2)):
+        if maps_class_one(self, max(self._classes, 2)):
             slope = 1 + mean[1] / float(self.spread_)
             change = f"log-odds x {slope:.2f} {mean[0]:+.2f}"
         elif len(mean) > 1:
@@ -434,9 +434,9 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
 
 
 def _made_base(name: str, keep_argmax: bool | None) -> Calibrator:
-    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+    from calibrant.calibrators.registry import find_calibrator  # which knows this module
 
-    kind = CALIBRATORS[CALIBRATORS.name(name)]
+    _, kind = find_calibrator(name)
     if kind.needs_features or kind.needs_head:
         raise ValueError(f"base must be a method that needs no features, got {name!r}: pass auto")
     wanted = {"keep_argmax": keep_argmax}

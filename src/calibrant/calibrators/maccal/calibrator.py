@@ -2,108 +2,70 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, Values, warn
-from calibrant._core.chunks import Progress, as_tensor, on_device
+from calibrant._core.checks import IGNORED, Features, Values, warn
+from calibrant._core.chunks import Examples, Progress
 from calibrant._core.options import (
     Count,
     NonNegative,
     Positive,
     Seed,
     Share,
-    WithOptions,
     above,
     at_least,
     at_most,
 )
+from calibrant._core.solve import check_time
 from calibrant._core.tables import frame
-from calibrant._core.torch_models import check_place, device_of, digest, save_state
+from calibrant._core.torch_models import device_of, digest
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.maccal import features as frozen
+from calibrant.calibrators.maccal.features import Batch, LabelledFeatures, as_labelled_features
+from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
+from calibrant.calibrators.maccal.run import Run, batch_sums
 from calibrant.display.elements import plain
-from calibrant.display.html import notebook
-from calibrant.display.results import heading, one_line
 from calibrant.display.svg import Line, line_chart
-from calibrant.retrain import features as frozen
-from calibrant.retrain.features import Batch, LabelledFeatures, as_labelled_features
-from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
 if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
 TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
+HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
 EPOCHS = 20
 """Epochs by default."""
 STEPS = 2000
 """Least number of steps by default: small data get more epochs."""
 WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
 LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
-MOST_SAMPLES = 1000
+MAX_SAMPLES = 1000
 SETTLED = 0.02  # largest final gap between confidence and its target without a warning
 
 
-@dataclass
-class _Run:
-    """State of a training run between two epochs."""
-
-    classifier: MaskedClassifier
-    optimiser: torch.optim.Optimizer
-    controller: KeepRate
-    watched: LabelledFeatures | None  # held-out examples that control the keep rate
-    fingerprint: str  # of the options and the data
-    epochs: int
-    checkpoint: Path | None
-    steps: int = 0
-    history: list[Epoch] = field(default_factory=list)
-
-    def save(self) -> None:
-        if self.checkpoint is None:
-            return
-        state = {
-            "fingerprint": self.fingerprint,
-            "classifier": self.classifier.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "controller": vars(self.controller),
-            "steps": self.steps,
-            "history": [tuple(epoch) for epoch in self.history],
-        }
-        save_state(state, self.checkpoint)
-
-    def resume(self) -> None:
-        path = self.checkpoint
-        if path is None or not path.exists():
-            return
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state.get("fingerprint") != self.fingerprint:
-            raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
-        self.classifier.load_state_dict(state["classifier"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.controller = KeepRate(**state["controller"])
-        self.steps = state["steps"]
-        self.history = [Epoch(*epoch) for epoch in state["history"]]
-
-
-class MaCCal(WithOptions, nn.Module):
+class MaCCal(Calibrator):
     r"""Retrain the classifier of a network under random masks (Ni et al. 2026, MaC-Cal).
 
     The features are frozen and the last layer is replaced by a :class:`MaskedClassifier`. In each
     batch a weight is kept with probability q; the others take no part in the forward pass and are
     not changed by the step. After each epoch :class:`KeepRate` moves q, so that confidence
-    approaches gamma times the accuracy. It maps features, not logits, and can be used wherever
-    calibrators with features can. The page on MaC-Cal says how the defaults were chosen.
+    approaches gamma times the accuracy. The page on MaC-Cal says how the defaults were chosen.
+
+    It maps features. Called with logits and ``features=``, as every calibrator, it learns nothing
+    from the logits but the number of classes, and controls q by a fifth of the examples. To train
+    on the features of a training set, pass them in the place of the logits:
+    ``fit(features, labels, held_out=(val_features, val_labels))``, then
+    ``predict_proba(features)``.
 
     Parameters
     ----------
@@ -144,11 +106,16 @@ class MaCCal(WithOptions, nn.Module):
     (5, 3)
     """
 
-    history_: Tensor
+    name = "maccal"
+    aliases = ("mac_cal",)
+    summary = "[retrains the last layer](maccal.md) on the features, under random masks"
+    accepts_masked = False
+    needs_features = True
     learned_shapes = (
         "history_ epochs =; classifier.first.weight units width; classifier.first.bias units; "
         "classifier.second.weight classes units; classifier.second.bias classes"
     )
+    history_: Tensor
 
     def __init__(
         self,
@@ -162,64 +129,50 @@ class MaCCal(WithOptions, nn.Module):
         least_keep: Share = 0.1,
         gamma: Annotated[float, above(0), at_most(2)] | None = None,
         step: NonNegative = 4.0,
-        samples: Annotated[int, at_least(0), at_most(MOST_SAMPLES)] = 0,
+        samples: Annotated[int, at_least(0), at_most(MAX_SAMPLES)] = 0,
         seed: Seed = 0,
     ) -> None:
         super().__init__()
-        self.class_names_: tuple[str, ...] | None = None
         self.bottleneck, self.epochs, self.batch_size = bottleneck, epochs, batch_size
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
         self.rate, self.decay, self.samples, self.seed = rate, decay, samples, seed
         if keep < least_keep:
             raise ValueError(f"keep must be at least least_keep ({least_keep:g}), got {keep!r}")
         self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
-        self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
-
-    @property
-    def classes(self) -> int:
-        """Number of classes; 0 before a fit."""
-        return self.classifier.classes if len(self.history_) else 0
-
-    @property
-    def width(self) -> int:
-        """Number of features; 0 before a fit."""
-        return self.classifier.width if len(self.history_) else 0
+        self._store(history_=torch.zeros(0, len(Epoch._fields)))
 
     @property
     def history(self) -> list[Epoch]:
         """Figures of each epoch of the fit."""
         return [Epoch(*row) for row in self.history_.tolist()]
 
-    @property
-    def size(self) -> int:
-        """Number of trained weights."""
-        return sum(values.numel() for values in self.classifier.parameters())
-
-    def config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+    def size(self, classes: int) -> int:
+        """Number of trained weights; none before a fit, which learns the number of features."""
+        return sum(x.numel() for x in self.classifier.parameters()) if self._width else 0
 
     def describe(self) -> str:
         """Describe the classifier in a sentence."""
-        if not self.classes:
+        if not self._classes:
             return "MaC-Cal, not fitted"
         return (
-            f"masked classifier of {self.width} features for {self.classes} classes, "
-            f"{self.size:,} parameters, keep rate {self.history[-1].keep:.3f}"
+            f"masked classifier of {self._width} features for {self.classifier.classes} classes, "
+            f"{self.size(self._classes):,} parameters, keep rate {self.history[-1].keep:.3f}"
         )
 
-    def __repr__(self) -> str:
-        return one_line(self, self.describe().removeprefix("MaC-Cal, "))
+    def learned(self) -> dict[str, Any]:
+        """Return the final keep rate."""
+        return {"keep": float(self.classifier.keep_)}
 
-    def _repr_html_(self) -> str:
+    def charts(self) -> list[str]:
+        """Draw keep rate, confidence and accuracy by epoch, as SVG."""
         names = {"keep": "keep rate", "confidence": "confidence", "accuracy": "accuracy"}
         epochs = range(1, len(self.history) + 1)
         lines = [
             Line(title, list(epochs), [getattr(epoch, name) for epoch in self.history])
             for name, title in names.items()
         ]
-        chart = line_chart(lines, x_label="epoch", y_label="share", x_format=plain, y_range=(0, 1))
-        return notebook(heading("MaC-Cal", self.describe()), chart if self.classes else "")
+        options: dict[str, Any] = {"x_format": plain, "y_range": (0, 1)}
+        return [line_chart(lines, x_label="epoch", y_label="share", **options)]
 
     def to_frame(self) -> pd.DataFrame:
         """Return :attr:`history` as a frame, with a row for each epoch. Needs pandas."""
@@ -227,39 +180,57 @@ class MaCCal(WithOptions, nn.Module):
 
     def fit(
         self,
-        features: Values,
-        labels: Values,
+        logits: Values,
+        labels: Values | None = None,
         *,
+        features: Features | None = None,
+        head: tuple[Any, Any] | None = None,
+        sample_weight: Values | None = None,
+        groups: Values | None = None,
         held_out: tuple[Values, Values] | float | None = None,
         classes: int | None = None,
-        sample_weight: Values | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Train a new classifier on cached features; an earlier fit is forgotten.
+        """Train a new classifier; an earlier fit is forgotten.
 
         It trains, and stays, on the device of a tensor of features; an array has none, and leaves
         it where it is.
 
         Parameters
         ----------
-        features : (..., width)
-            Inputs of the last layer for the training set, converted one batch at a time.
+        logits : (..., classes) or (..., width)
+            Logits of held-out examples with ``features=``, as for other calibrators; or, without,
+            the features of the training set: inputs of the last layer, converted one batch at a
+            time.
         labels : (...) integers, -100 ignored
+        features, head, groups
+            As for other calibrators; the last layer is not used.
+        sample_weight : (...) or fewer leading dimensions, optional
+            Weights of the examples; 0 leaves one out.
         held_out : (features, labels), or float, optional
             Examples that the network was not trained on, by which q is controlled: by far the best
             choice. A float holds out that share of the examples, which is valid only if the network
-            has not seen them. By default q is controlled by the training set, with masks.
+            has not seen them. By default q is controlled by the training set, with masks. This and
+            the following go with the features of a training set, without ``features=``.
         classes : int, optional
             By default the largest label plus one.
-        sample_weight : (...) or fewer leading dimensions, optional
-            Weights of the examples; 0 leaves one out.
         checkpoint : path, optional
             File that is written after each epoch, and from which a run continues if it exists.
         progress : callable, optional
             Called with (epochs done, epochs in all).
         """
-        train = as_labelled_features(features, labels, sample_weight)
+        if features is not None:
+            if not held_out is classes is checkpoint is progress is None:
+                raise TypeError(
+                    "held_out, classes, checkpoint and progress go with the features of a training "
+                    "set: pass fit(features, labels, held_out=...), without logits"
+                )
+            beside: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups}
+            return super().fit(logits, labels, features=features, head=head, **beside)
+        if labels is None:
+            raise TypeError("labels are missing: pass fit(features, labels)")
+        train = as_labelled_features(logits, labels, sample_weight)
         present = np.unique(train.labels[train.kept])
         if len(present) < 2:
             raise ValueError(f"labels must have at least two classes, got only {present[0]}")
@@ -268,17 +239,56 @@ class MaCCal(WithOptions, nn.Module):
         train, watched = self._hold_out(train, held_out, count)
         if isinstance(train.features, Tensor):
             self.to(train.features.device)
+        self.class_names_ = None
+        self.set_floor(0)
+        self._train_on(train, watched, count, checkpoint, progress)
+        self._set_classes(count)
+        return self
+
+    def _fit(self, examples: Examples, context: Context) -> None:
+        """Learn from four fifths of a calibration set, and control q by the others."""
+        features = context.features
+        assert features is not None
+        weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
+        kept = np.flatnonzero((examples.labels != IGNORED) & (weight > 0))
+        checks.check_some(len(kept))
+        rows = features.reshape(-1, features.shape[-1])
+        known = LabelledFeatures(rows, examples.labels, weight, kept)
+        known.check_finite()
+        strata = examples.labels[kept]
+        if context.groups is None:
+            part = kept[frozen.stratified_share(strata, HELD_OUT_SHARE, self.seed)]
+        else:
+            names = np.unique(context.groups[kept])
+            some = frozen.stratified_share(np.zeros(len(names)), HELD_OUT_SHARE, self.seed)
+            part = kept[np.isin(context.groups[kept], names[some])]
+        train, watched = known._replace(kept=np.setdiff1d(kept, part)), known._replace(kept=part)
+        enough = len(part) and len(train.kept)
+        self._train_on(*((train, watched) if enough else (known, None)), examples.classes)
+
+    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
+        """Do nothing: the end of the fit shows whether there were enough examples."""
+
+    def _train_on(
+        self,
+        train: LabelledFeatures,
+        watched: LabelledFeatures | None,
+        classes: int,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Train on features that are all known, in an order that each epoch draws."""
 
         def batches(epoch: int) -> Iterator[Batch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
             for start in range(0, len(order), self.batch_size):
-                yield train.batch(order[start : start + self.batch_size], self.history_.device)
+                yield train.batch(order[start : start + self.batch_size], self.device)
 
-        sizes = int(train.features.shape[-1]), count
+        sizes = int(train.features.shape[-1]), classes
         steps = -(-len(train.kept) // self.batch_size)
         epochs = max(EPOCHS, -(-STEPS // steps))
         run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
-        return self._train(run, batches, progress)
+        self._train(run, batches, progress)
 
     def fit_model(
         self,
@@ -293,7 +303,7 @@ class MaCCal(WithOptions, nn.Module):
         """Train a new classifier on the features that a frozen network computes, on its device.
 
         The network runs in ``eval`` mode and is not changed;
-        :func:`~calibrant.retrain.replace_head` then puts the new classifier into it.
+        :func:`~calibrant.calibrators.maccal.replace_head` then puts the new classifier into it.
 
         Parameters
         ----------
@@ -305,19 +315,19 @@ class MaCCal(WithOptions, nn.Module):
             Examples that the network was not trained on, without augmentation, by which q is
             controlled. Their features are held in memory.
         name : str, optional
-            The last layer, as for :func:`~calibrant.retrain.replace_head`.
+            The last layer, as for :func:`~calibrant.calibrators.maccal.replace_head`.
         checkpoint, progress
             As for :meth:`fit`.
         """
         classes = frozen.count_outputs(model, loader)
         layer = frozen.last_layer(model, classes, name)
-        self.to(device_of(model, self.history_.device))
+        self.to(device_of(model, self.device))
 
         def batches(_: int) -> Iterator[Batch]:
             for features, labels in frozen.feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
                     data = as_labelled_features(features, labels, classes=classes)
-                    yield data.batch(data.kept, self.history_.device)
+                    yield data.batch(data.kept, self.device)
 
         watched = None
         if held_out is not None:
@@ -328,7 +338,11 @@ class MaCCal(WithOptions, nn.Module):
             watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
         run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, EPOCHS, checkpoint)
-        return self._train(run, batches, progress)
+        self.class_names_ = None
+        self.set_floor(0)
+        self._train(run, batches, progress)
+        self._set_classes(classes)
+        return self
 
     def _hold_out(
         self, train: LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
@@ -360,24 +374,24 @@ class MaCCal(WithOptions, nn.Module):
         watched: LabelledFeatures | None,
         epochs: int,
         checkpoint: str | os.PathLike[str] | None,
-    ) -> _Run:
+    ) -> Run:
         classifier = self._new_classifier(*sizes, self.bottleneck)
         optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
         gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
         controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
         fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
         path, count = Path(checkpoint) if checkpoint else None, self.epochs or epochs
-        return _Run(classifier, optimiser, controller, watched, fingerprint, count, path)
+        return Run(classifier, optimiser, controller, watched, fingerprint, count, path)
 
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         classifier = MaskedClassifier(
             width, classes, bottleneck=bottleneck, samples=self.samples, seed=self.seed
         )
-        return classifier.to(self.history_.device)
+        return classifier.to(self.device)
 
     def _train(
-        self, run: _Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
-    ) -> Self:
+        self, run: Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
+    ) -> None:
         run.resume()
         for epoch in range(len(run.history), run.epochs):
             if run.steps >= WARM_UP:
@@ -388,13 +402,13 @@ class MaCCal(WithOptions, nn.Module):
             if progress is not None:
                 progress(epoch + 1, run.epochs)
         self.classifier = run.classifier.requires_grad_(False)
-        self.history_ = torch.tensor(run.history, device=self.history_.device)
+        self._width = self.classifier.width
+        self._store(history_=torch.tensor(run.history), width_=torch.tensor(self._width))
         if self.step:
             self._warn_of_failure(run)
-        return self
 
-    def _epoch(self, run: _Run, batches: Iterable[Batch], epoch: int) -> Epoch:
-        device = self.history_.device
+    def _epoch(self, run: Run, batches: Iterable[Batch], epoch: int) -> Epoch:
+        device = self.device
         # seeded by the epoch, so that a continued run takes the same steps
         random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
         for group in run.optimiser.param_groups:
@@ -402,8 +416,9 @@ class MaCCal(WithOptions, nn.Module):
         run.classifier.keep_.fill_(run.controller.keep)
         sums = torch.zeros(4, device=device)
         for batch in batches:
+            check_time()
             loss, logits = self._learn(run, batch, random)
-            sums += _sums(logits.detach(), batch, loss.detach())
+            sums += batch_sums(logits.detach(), batch, loss.detach())
             run.steps += 1
         weight, loss_sum, confidence, correct = sums.tolist()
         if not weight:
@@ -415,7 +430,7 @@ class MaCCal(WithOptions, nn.Module):
             seen = self._watch(run.classifier, run.watched)
         return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
 
-    def _learn(self, run: _Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _learn(self, run: Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Take one step with new masks; return the loss, a weighted mean, and the logits."""
         masks = run.classifier.draw(random)
         logits = run.classifier(batch.features, masks)
@@ -431,16 +446,16 @@ class MaCCal(WithOptions, nn.Module):
         self, classifier: Callable[[Tensor], Tensor], watched: LabelledFeatures
     ) -> tuple[float, float]:
         """Return confidence and accuracy of the predictions that this classifier would make."""
-        sums = torch.zeros(4, device=self.history_.device)
+        sums = torch.zeros(4, device=self.device)
         for batch in watched.chunks(sums.device):
-            sums += _sums(classifier(batch.features), batch)
+            sums += batch_sums(classifier(batch.features), batch)
         weight, _, confidence, correct = sums.tolist()
         return confidence / weight, correct / weight
 
-    def _warn_of_failure(self, run: _Run) -> None:
+    def _warn_of_failure(self, run: Run) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
-        if last.accuracy * self.classes < LEAST_LIFT:
+        if last.accuracy * run.classifier.classes < LEAST_LIFT:
             warn(
                 f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
                 "epochs, or raise rate"
@@ -457,34 +472,32 @@ class MaCCal(WithOptions, nn.Module):
                 "train for more epochs, or widen the bounds"
             )
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits ``(..., classes)`` of features ``(..., width)``, the largest of a row 0."""
-        if not self.classes:
-            raise RuntimeError("this MaCCal is not fitted: call fit(features, labels) first")
-        check_place(self, self.history_.device, features, "features")
-        logits: Tensor = self.classifier(features)
-        return logits - logits.amax(-1, keepdim=True)
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Logits ``(..., classes)`` of features, the largest of each row 0; see :meth:`fit`."""
+        return super().forward(*self._both(logits, features))
 
-    @overload
-    def predict_proba(self, features: Tensor) -> Tensor: ...
-    @overload
-    def predict_proba(self, features: ArrayLike) -> NDArray[Any]: ...
-    def predict_proba(self, features: Values) -> Tensor | NDArray[Any]:
-        """Return probabilities ``(..., classes)``: an array for an array, a tensor for a tensor."""
-        inputs, home = checks.as_scores(features, "features"), self.history_.device
-        if not self.classes or inputs.ndim == 0 or inputs.shape[-1] != self.width:
-            self(torch.zeros(tuple(inputs.shape), device=home))  # raises the error that explains it
-        rows = inputs.reshape(-1, self.width)
-        probs = torch.zeros(len(rows), self.classes, device=home)
-        with torch.no_grad():
-            for start in range(0, len(rows), frozen.CHUNK):
-                some = slice(start, start + frozen.CHUNK)
-                part = rows[some]
-                chunk = part if isinstance(part, Tensor) else on_device(as_tensor(part), home)
-                checks.check_finite_rows(chunk.float(), np.arange(start, start + len(chunk)))
-                probs[some] = self(chunk).softmax(-1)
-        probs = probs.reshape(*inputs.shape[:-1], self.classes)
-        return probs if isinstance(features, Tensor) else probs.cpu().numpy()
+    def transform(self, logits: Any, features: Features | None = None) -> Any:
+        """Logits of checked features: an array for arrays, a tensor for tensors."""
+        return super().transform(*self._both(logits, features))
+
+    def predict_proba(self, logits: Any, features: Features | None = None) -> Any:
+        """Probabilities of checked features: an array for arrays, a tensor for tensors."""
+        return super().predict_proba(*self._both(logits, features))
+
+    def _both(self, logits: Any, features: Any) -> tuple[Any, Any]:
+        """Logits, which say nothing, and features, which may have come in their place."""
+        if features is not None or not self._classes:
+            return logits, features
+        features = checks.as_scores(logits, "features")
+        rows = tuple(features.shape[:-1])
+        shape = rows if self.one_logit else (*rows, self._classes)
+        if isinstance(features, Tensor):
+            return features.new_zeros(()).expand(shape), features
+        return np.broadcast_to(np.float32(0), shape), features
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        result: Tensor = self.classifier(features)
+        return result
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
@@ -495,15 +508,4 @@ class MaCCal(WithOptions, nn.Module):
         if first is not None and second is not None:
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.classifier = self._new_classifier(*sizes).requires_grad_(False)
-        history = state_dict.get(f"{prefix}history_")
-        if history is not None:
-            self.history_ = torch.empty_like(history, device=self.history_.device)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-
-
-def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:
-    """Return the sums of weight, loss, confidence and correct answers over a batch."""
-    confidence, top = logits.softmax(-1).max(-1)
-    weight, total = batch.weight, batch.weight.sum()
-    correct = (weight * (top == batch.labels)).sum()
-    return torch.stack([total, total * loss, (weight * confidence).sum(), correct])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from calibrant.retrain.masked_classifier import KeepRate, MaskedClassifier, masked_step
+from calibrant.calibrators.maccal.masked import KeepRate, MaskedClassifier, masked_step
 from tests.support.features import CLASSES, WIDTH, logits_by_hand
 
 

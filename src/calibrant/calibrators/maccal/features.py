@@ -16,7 +16,7 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.chunks import as_tensor
 from calibrant._core.torch_models import device_of, evaluating, moved, taken_apart
 
-CHUNK = 4096  # rows converted at a time for checks and predictions
+CHUNK = 4096  # rows converted at a time for checks and for the control of the keep rate
 
 
 class Batch(NamedTuple):
@@ -51,6 +51,12 @@ class LabelledFeatures(NamedTuple):
         """Yield all kept rows, in order."""
         for start in range(0, len(self.kept), CHUNK):
             yield self.batch(self.kept[start : start + CHUNK], device)
+
+    def check_finite(self) -> None:
+        """Raise unless the features of all kept rows are finite."""
+        home = self.features.device if isinstance(self.features, Tensor) else torch.device("cpu")
+        for number, batch in enumerate(self.chunks(home)):
+            checks.check_finite_rows(batch.features, self.kept[number * CHUNK :])
 
     def fingerprint(self) -> str:
         """Digest of all labels and weights, and of the features of 64 rows."""
@@ -87,9 +93,7 @@ def as_labelled_features(
     if not len(kept):
         raise ValueError(f"{name}features are empty: no example has a label and a weight above 0")
     data = LabelledFeatures(inputs.reshape(-1, shape[-1]), flat, weight, kept)
-    device = inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
-    for number, batch in enumerate(data.chunks(device)):
-        checks.check_finite_rows(batch.features, kept[number * CHUNK :])
+    data.check_finite()
     return data
 
 
@@ -170,7 +174,7 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
 
     Examples
     --------
-    >>> from calibrant.retrain import MaskedClassifier
+    >>> from calibrant.calibrators.maccal import MaskedClassifier
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> other = replace_head(network, MaskedClassifier(8, 3))
     >>> other[3].width, network[3].in_features, other[1] is network[1]

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.retrain.features import replace_head, stratified_share
-from calibrant.retrain.maccal import MaCCal
-from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
+from calibrant.calibrators.maccal import MaCCal
+from calibrant.calibrators.maccal.features import replace_head, stratified_share
+from calibrant.calibrators.maccal.masked import MaskedClassifier, masked_step
 from tests.support.features import CLASSES, QUICK, WIDTH, logits_by_hand
 
 

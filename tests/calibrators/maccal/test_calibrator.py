@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.retrain import maccal
-from calibrant.retrain.maccal import MaCCal
-from calibrant.retrain.masked_classifier import KeepRate, MaskedClassifier
+from calibrant.calibrators.maccal import MaCCal, calibrator as maccal
+from calibrant.calibrators.maccal.masked import KeepRate, MaskedClassifier
 from tests.support.features import CLASSES, QUICK, WIDTH, clustered_features
 
 
@@ -261,7 +260,7 @@ def test_stopped_run_continues_to_the_same_result(data, rng, tmp_path, monkeypat
 def test_inconsistent_data_are_refused(data, change, message):
     given = {"features": data[0], "labels": data[1], **change}
     with pytest.raises(ValueError, match=message):
-        MaCCal(**QUICK).fit(**given)
+        MaCCal(**QUICK).fit(given.pop("features"), **given)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -281,9 +280,9 @@ def test_a_keep_rate_below_the_least_is_refused():
 
 
 def test_wrong_use_is_refused(data):
-    with pytest.raises(RuntimeError, match=r"call fit\(features, labels\) first"):
+    with pytest.raises(RuntimeError, match="this MaCCal is not fitted"):
         MaCCal().predict_proba(data[0])
-    with pytest.raises(RuntimeError, match=r"call fit\(features, labels\) first"):
+    with pytest.raises(RuntimeError, match="this MaCCal is not fitted"):
         MaCCal()(torch.zeros(1, 2))
     module = MaCCal(**QUICK).fit(*data)
     with pytest.raises(ValueError, match=r"must be \(\.\.\., 12\)"):
@@ -315,7 +314,7 @@ def test_saved_and_loaded_bit_identically(data, tmp_path, samples):
     assert again.config() == module.config()
     assert again.history == module.history
     assert np.array_equal(again.predict_proba(data[0]), module.predict_proba(data[0]))
-    assert module.size == WIDTH * 16 + 16 + 16 * CLASSES + CLASSES
+    assert module.size(CLASSES) == WIDTH * 16 + 16 + 16 * CLASSES + CLASSES
 
 
 def test_checkpoint_of_another_held_out_share_or_model_is_refused(data, tmp_path):
@@ -331,3 +330,52 @@ def test_checkpoint_of_another_held_out_share_or_model_is_refused(data, tmp_path
     MaCCal(**QUICK).fit_model(first, loader, checkpoint=path)
     with pytest.raises(ValueError, match="other data or options"):
         MaCCal(**QUICK).fit_model(second, loader, checkpoint=path)
+
+
+def test_as_every_calibrator_it_takes_logits_and_ignores_them(data, rng):
+    features, labels = data
+    logits = 3 * np.eye(CLASSES)[labels] + rng.normal(size=(300, CLASSES))
+    fitted = MaCCal(**QUICK).fit(logits, labels, features=features)
+    noise = fitted.predict_proba(10 * logits, features)
+    assert np.array_equal(noise, fitted.predict_proba(features))
+    assert torch.equal(fitted(torch.tensor(features)).amax(-1), torch.zeros(300))
+    with pytest.raises(TypeError, match="held_out, classes, checkpoint and progress go with"):
+        MaCCal(**QUICK).fit(logits, labels, features=features, held_out=0.1)
+    with pytest.raises(ValueError, match=r"features must be \(..., 12\), as in fit"):
+        fitted.predict_proba(logits)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_fifth_of_a_calibration_set_controls_the_keep_rate(data, rng, monkeypatch, grouped):
+    """Those examples, whole groups of them, are not learned from."""
+    features, labels = data
+    groups = np.arange(300) // 10 if grouped else None
+    parts = []
+    train_on = MaCCal._train_on
+    monkeypatch.setattr(
+        MaCCal, "_train_on", lambda self, *parts_: (parts.append(parts_), train_on(self, *parts_))
+    )
+    logits = np.eye(CLASSES)[labels] + rng.normal(size=(300, CLASSES))
+    MaCCal(**QUICK).fit(logits, labels, features=features, groups=groups)
+    train, watched = (part.kept for part in parts[0][:2])
+    assert sorted([*train, *watched]) == [*range(300)]
+    assert len(watched) == pytest.approx(60, abs=CLASSES)
+    if grouped:
+        assert not set(train // 10) & set(watched // 10)
+
+
+def test_two_classes_may_be_one_logit(rng):
+    labels = rng.integers(2, size=200)
+    features = rng.normal(size=(200, 3)) + 3 * labels[:, None]
+    odds = 2 * labels - 1 + rng.normal(size=200)
+    fitted = MaCCal(**{**QUICK, "rate": 0.02}).fit(odds, labels, features=features)
+    probs = fitted.predict_proba(np.zeros(200), features)
+    assert probs.shape == (200,)
+    assert ((probs > 0.5) == labels).mean() > 0.85
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.usefixtures("operators_read_once")
+def test_it_is_exported_to_onnx(data, tmp_path, samples):
+    module = MaCCal(**QUICK, keep=0.7, samples=samples).fit(*data)
+    assert cal.export_onnx(module, tmp_path / "classifier.onnx") <= 1e-5

@@ -7,12 +7,11 @@ from scipy.special import expit, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant.calibrators import top_and_rest
+from calibrant.calibrators import parts
+from calibrant.calibrators.affine import StructuredMatrixScaling, StructuredVectorScaling
 from calibrant.calibrators.base import Context
+from calibrant.calibrators.parts import Blend, MatrixAndTop, TopAndRest
 from calibrant.calibrators.rank_gaps import RankGaps
-from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
-from calibrant.calibrators.top_and_rest import MatrixAndTop, TopAndRest
-from calibrant.calibrators.top_label import Blend
 from tests.support.simulate import drawn
 
 
@@ -83,7 +82,7 @@ def test_gaps_of_many_logits_are_learned_from_some(rng, monkeypatch):
     logits, labels = confused(rng, 800)
     labels[::8] = -100
     whole = TopAndRest().fit(logits, labels)
-    monkeypatch.setattr(top_and_rest, "MOST_LOGITS", 4 * 500)
+    monkeypatch.setattr(parts, "MAX_GAP_LOGITS", 4 * 500)
     some, other = (TopAndRest(seed=seed).fit(logits, labels) for seed in (0, 1))
     rows = np.sort(np.random.default_rng(0).permutation(700)[:500])
     kept = np.flatnonzero(labels != -100)[rows]

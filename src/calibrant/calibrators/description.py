@@ -1,0 +1,179 @@
+"""What calibrators say of themselves: in a line, as HTML for notebooks, and as a frame.
+
+The functions are methods of :class:`~calibrant.calibrators.base.Calibrator`; some methods have
+their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from calibrant._core.tables import frame
+from calibrant.display.html import Html, joined, notebook, side_by_side
+from calibrant.display.results import facts, heading, remarks
+
+if TYPE_CHECKING:
+    import pandas as pd
+SHOWN_VALUES = ("temperature_", "temperatures_", "slope_", "offset_", "line_", "weights_")
+"""Learned values that say something by themselves."""
+MAX_NUMBERS = 5
+"""Numbers of a learned value that are shown at most."""
+PROPERTIES = {
+    "keeps_argmax": "keeps the predicted class",
+    "monotone": "keeps the order of all classes",
+    "accepts_masked": "accepts masked classes",
+    "needs_features": "needs features",
+    "needs_head": "needs the last layer for a fit",
+    "two_classes_only": "two classes only",
+}
+
+
+def learned(calibrator: Any) -> dict[str, Any]:
+    """Learned values of at most five numbers each, by name, as they can be written to JSON."""
+    return {
+        name.rstrip("_"): value.tolist()
+        for name, value in calibrator.named_buffers()
+        if value.numel() <= MAX_NUMBERS and not name.endswith(("classes_", "floor_"))
+    }
+
+
+def describe(calibrator: Any) -> str:
+    """One sentence about the fit: classes, number of parameters, temperatures."""
+    kind, classes = type(calibrator).__name__, calibrator.classes
+    if not classes:
+        return f"{kind}, not fitted"
+    size = calibrator.size(max(classes, 2))  # one logit stands for two classes
+    of = "one logit" if classes == 1 else f"{classes:,} classes"
+    said = f"{kind} for {of}: {size:,} parameter{'s' * (size != 1)}"
+    values = dict(calibrator.named_buffers())
+    value = values.get("temperature_", values.get("temperatures_"))
+    if value is None:
+        return said
+    if value.numel() > 1:
+        return f"{said}, temperatures from {float(value.min()):.4g} to {float(value.max()):.4g}"
+    return f"{said}, temperature {float(value):.4g}" if _uses_temperature(calibrator) else said
+
+
+def _uses_temperature(calibrator: Any) -> bool:
+    """Return True unless all temperatures are 1, which means not in use if they are not all."""
+    values = dict(calibrator.named_buffers())
+    alone = set(values) == {"classes_", "floor_", "temperature_"}
+    return alone or bool((values["temperature_"] != 1).any())
+
+
+def key_values(calibrator: Any) -> dict[str, str]:
+    """Learned values that fit into a line, as text by their names."""
+    own = dict(calibrator.named_buffers(recurse=False))
+    result = {}
+    for name in SHOWN_VALUES:
+        value = own.get(name)
+        if value is None or (name == "temperature_" and not _uses_temperature(calibrator)):
+            continue
+        ends = "" if value.numel() <= MAX_NUMBERS else f"{value.min():.4g}..{value.max():.4g}"
+        result[name.rstrip("_")] = ends or _rounded(value.tolist())
+    return result
+
+
+def extra_repr(calibrator: Any) -> str:
+    """The arguments that differ from their defaults, learned values, and classes."""
+    parameters = inspect.signature(type(calibrator)).parameters.values()
+    values = [(p.name, getattr(calibrator, p.name, p.default), p.default) for p in parameters]
+    plain = [x for x in values if not _holds_modules(x[1])]
+    changed = [f"{name}={value!r}" for name, value, default in plain if value != default]
+    if not calibrator.classes:
+        return ", ".join([*changed, "not fitted"])
+    columns = f"{'tags' if calibrator.multilabel else 'classes'}={calibrator.classes}"
+    if calibrator.one_logit:
+        columns = "one logit"
+    return ", ".join([*changed, *_key_words(calibrator), columns])
+
+
+def _key_words(calibrator: Any) -> list[str]:
+    return [f"{name}={value}" for name, value in calibrator.key_values().items()]
+
+
+def held(calibrator: Any) -> dict[str, Any]:
+    """Calibrators that it holds, by the names of their attributes."""
+    result: dict[str, Any] = {}
+    for name, child in calibrator.named_children():
+        if isinstance(child, nn.ModuleList):
+            result |= {f"{name}[{number}]": member for number, member in enumerate(child)}
+        elif hasattr(child, "key_values"):
+            result[name] = child
+    return result
+
+
+def in_words(calibrator: Any) -> str:
+    """The ``repr``: the class, the calibrators that it holds, arguments and learned values."""
+    parts = [f"{name}={_short(part)}" for name, part in calibrator.held().items()]
+    return f"{type(calibrator).__name__}({', '.join([*parts, calibrator.extra_repr()])})"
+
+
+def _short(calibrator: Any) -> str:
+    """The name of the class, with those of the calibrators it holds and a few values."""
+    inside = [type(part).__name__ for part in calibrator.held().values()]
+    words = ", ".join([*inside, *_key_words(calibrator)])
+    return f"{type(calibrator).__name__}({words})" if words else type(calibrator).__name__
+
+
+def properties(calibrator: Any) -> str:
+    """What the calibrator guarantees and needs, in words."""
+    texts = {**PROPERTIES, **({"accepts_masked": ""} if calibrator.multilabel else {})}
+    return "; ".join(text for name, text in texts.items() if text and getattr(calibrator, name))
+
+
+def fragment(calibrator: Any) -> Html:
+    """HTML of what was learned, without its style."""
+    name = type(calibrator).__name__
+    description = calibrator.describe()
+    about = heading(name, description.removeprefix(f"{name} for "), calibrator.properties())
+    if not calibrator.classes:
+        return about
+    parts = {name: part.describe() for name, part in calibrator.held().items()}
+    said = {name: words for name, words in parts.items() if words not in description}
+    table = facts({**calibrator.key_values(), **said})
+    return joined([about, calibrator.reasoning(), side_by_side(table, *calibrator.charts())])
+
+
+def charts(calibrator: Any) -> list[str]:
+    """Charts of what was learned, as SVG; none by default."""
+    return []
+
+
+def reasoning(calibrator: Any) -> Html:
+    """HTML of the reasons of a choice; nothing by default."""
+    return remarks([])
+
+
+def as_html(calibrator: Any) -> str:
+    """The ``_repr_html_``: a box for notebooks."""
+    return notebook(calibrator.fragment())
+
+
+def to_frame(calibrator: Any) -> pd.DataFrame:
+    """Return a frame of all learned values: ``name``, ``index`` and ``value``. Needs pandas.
+
+    ``index`` counts the numbers of a value in order, row by row.
+    """
+    values = {n: value for n, value in calibrator.state_dict().items() if isinstance(value, Tensor)}
+    return frame(
+        {"name": name.rstrip("_"), "index": index, "value": number}
+        for name, value in values.items()
+        if not name.endswith(("classes_", "floor_", "width_"))
+        for index, number in enumerate(value.reshape(-1).tolist())
+    )
+
+
+def _holds_modules(value: object) -> bool:
+    values = value if isinstance(value, (list, tuple, nn.ModuleList)) else [value]
+    return any(isinstance(one, nn.Module) for one in values)
+
+
+def _rounded(value: Any) -> str:
+    """Return a number or nested lists of numbers with four digits."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_rounded, value))}]"
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,309 @@
+"""Methods that are parts of ``auto``: own maps of the top class, alone and beside other methods."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor
+
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
+from calibrant._core.chunks import Examples
+from calibrant._core.logpartition import Records
+from calibrant._core.options import Count, Seed
+from calibrant._core.solve import minimise_within
+from calibrant.calibrators.affine import (
+    Structured,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+)
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.rank_gaps import RankGaps
+from calibrant.calibrators.smart import SMART
+from calibrant.calibrators.top_label import (
+    OddsCalibrator,
+    TopLabelMap,
+    confidence_objective,
+    record_odds,
+    top_odds,
+    warn_of_bounds,
+    with_log_odds,
+)
+
+MAX_GAP_LOGITS = 1 << 21
+"""Logits that gaps are learned from at most: they have one parameter per class, and are slow."""
+
+
+class OddsScaling(TopLabelMap):
+    r"""A rising broken line for the log-odds of the top class, and a temperature for the rest.
+
+    .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
+        + \theta_0
+
+    with slopes of at least 0 and two knots :math:`k` that cut the sum of :math:`c\,(1 - c)`, the
+    variance of being right, into thirds. This is calibrant's own method.
+
+    Parameters
+    ----------
+    objective : {"both", "nll"}
+        ``both`` adds the soft-binned calibration error to the negative log-likelihood.
+    knots : int
+
+    Attributes
+    ----------
+    temperature_, rest_temperature_ : scalar Tensor
+        The best one for all, under which log-odds are taken, and the one of the other classes.
+    knots_, line_ : (knots,) and (knots + 2,) Tensor
+        ``line_`` has the slopes, then the offset.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(5000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> OddsScaling().fit(3 * truth, labels).temperature_
+    tensor(3.0...)
+    """
+
+    name = "odds"
+    aliases = ("odds_scaling",)
+    part_of_auto = True
+    LIMIT: ClassVar[float] = 5.0  # largest slope and offset, for data without an optimum
+    knots_: Tensor
+    line_: Tensor
+
+    def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: Count = 2) -> None:
+        super().__init__(keep_argmax=True)
+        self.objective = objective
+        self.knots = knots
+        straight = torch.ones(knots + 2)
+        straight[-1] = 0
+        self._store(knots_=torch.zeros(knots), line_=straight)
+
+    def size(self, classes: int) -> int:
+        """Slopes, offset and the temperatures."""
+        return self.knots + 4
+
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        share = weight / weight.sum()
+        self._store(knots_=self._place(odds, share))
+        basis = self._basis(self._tensor(odds[:, None])).cpu().numpy()
+        inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
+        calibration = float(self.objective == "both")
+        self.solution_ = minimise_within(
+            confidence_objective(inputs, outcome, share, calibration),
+            np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
+            [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
+        )
+        if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
+            warn_of_bounds(self, len(odds))
+        self._store(line_=self.solution_.x)
+
+    def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
+        confidence = expit(odds)
+        order = np.argsort(odds, kind="stable")
+        doubt = np.cumsum((share * confidence * (1 - confidence))[order])
+        cuts = doubt[-1] * np.arange(1, self.knots + 1) / (self.knots + 1)
+        return np.asarray(odds[order][np.searchsorted(doubt, cuts)])
+
+    def _basis(self, odds: Tensor) -> Tensor:
+        """Segments of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
+        knots = self.knots_.to(odds.dtype)
+        low = torch.cat([knots.new_full((1,), -torch.inf), knots])
+        high = torch.cat([knots, knots.new_full((1,), torch.inf)])
+        start = torch.cat([knots.new_zeros(1), knots])
+        return odds.clamp(low, high) - start
+
+    def _map(self, odds: Tensor) -> Tensor:
+        line = self.line_.to(odds.dtype)
+        return self._basis(odds[..., None]) @ line[:-1] + line[-1]
+
+
+class Blend(OddsCalibrator):
+    r"""The mean of the log-odds of the top class under SMART and odds scaling.
+
+    .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
+
+    The other classes have a temperature of their own. One looks at the margin, the other at the
+    confidence, and their errors partly cancel. This is calibrant's own method, and the choice of
+    ``auto`` where one temperature is not enough. ``seed`` is that of SMART.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(2000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> Blend().fit(3 * truth, labels).temperature_
+    tensor(3.0...)
+    """
+
+    name = "blend"
+    part_of_auto = True
+
+    def __init__(self, *, seed: Seed = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.smart = SMART(seed=seed)
+        self.odds = OddsScaling()
+
+    def size(self, classes: int) -> int:
+        """Those of both."""
+        return self.smart.size(classes) + self.odds.size(classes)
+
+    def effective_size(self, classes: int) -> int:
+        """Ten: both searches start at one temperature, and SMART's ends after a few steps.
+
+        On calibrated examples it loses what five free parameters would lose.
+        """
+        return 10
+
+    def _fit_odds(self, records: Records) -> None:
+        with silenced():  # this one has warned of the number of examples
+            self.smart.fit_records(records)
+        self.odds.fit_records(records)
+        self.solution_ = self.smart.solution_
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        by_margin = record_odds(records, self.smart._sharpness(records))
+        return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        by_margin = top_odds(logits / self.smart._temperature(logits, top))
+        return (by_margin + self.odds._odds(logits, top)) / 2
+
+
+class TopAndRest(Calibrator):
+    r"""Log-odds of the top class by ``blend``; the rest is shared by ``sms``, then ``rank_gaps``.
+
+    To keep the predicted class binds the top class alone: the others may change places. With the
+    log-odds :math:`s` of :class:`Blend` and the logits :math:`u` of :class:`RankGaps`, fitted on
+    the result of :class:`StructuredMatrixScaling` (whose matrix is diagonal if it would have more
+    entries than there are examples; gaps are learned from two million logits at most),
+
+    .. math:: P(\text{top}) = \sigma(s) , \qquad
+              P(k) = (1 - \sigma(s)) \frac{e^{u_k}}{\sum_{j \ne \text{top}} e^{u_j}} ,
+
+    where each of the others is held below the top class. The confidence is that of ``blend``; the
+    likelihood of the labels that come second or later is better, since the rest knows which
+    classes are taken for each other. This is calibrant's own method.
+
+    Parameters
+    ----------
+    seed : int
+        Of SMART, a part of ``blend``, and of the examples that gaps are learned from.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 2 * rng.normal(size=(4000, 4))
+    >>> truth = logits + [0.0, 0.0, 0.0, -1.0]  # the last class is rarer than the model says
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> fitted = TopAndRest().fit(logits, labels)
+    >>> fitted.predict_proba(np.array([3.0, 1.0, 1.0, 1.0])).argsort()[0]
+    np.int64(3)
+    """
+
+    name = "top_and_rest"
+    part_of_auto = True
+    keeps_argmax = True
+
+    def __init__(self, *, seed: Seed = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.top = Blend(seed=seed)
+        self.matrix: Structured = StructuredMatrixScaling()
+        self.gaps = RankGaps()
+
+    def size(self, classes: int) -> int:
+        """Those of all three."""
+        return sum(part.size(classes) for part in (self.top, self.matrix, self.gaps))
+
+    def effective_size(self, classes: int) -> int:
+        """The larger of those of the top class and of the rest, which has penalties."""
+        return max(self.top.effective_size(classes), self.matrix.effective_size(classes))
+
+    def _fit(self, examples: Examples, context: Context) -> None:
+        known = context._replace(records=context.table(examples))
+        with silenced():  # this one has warned of the number of examples
+            self.top = known.part(self.top, examples)
+            self.matrix = known.part(_structured(examples), examples)
+            some = _some(examples, self.seed)
+            self.gaps.fit_examples(some._replace(logits=self.matrix.transform(some.logits)))
+        self.solution_ = self.top.solution_
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        others = self.gaps._calibrated(self.matrix._calibrated(logits))
+        return with_log_odds(logits, self.top._odds(logits, top), others)
+
+
+class MatrixAndTop(Calibrator):
+    r"""All classes by ``sms``, then the log-odds of the class on top by ``blend``.
+
+    :class:`StructuredMatrixScaling` corrects what the model prefers whatever the question, such as
+    the first of the options of a multiple choice, and may change the predicted class.
+    :class:`Blend`, fitted on its result, then corrects the confidence, which the penalties of the
+    matrix leave wrong where the logits say little. This is calibrant's own method.
+
+    Parameters
+    ----------
+    seed : int
+        Of SMART, a part of ``blend``.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(4000, 4))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> logits = truth + [2.0, 0.0, 0.0, 0.0]  # the model prefers the first option
+    >>> fitted = MatrixAndTop().fit(logits, labels)
+    >>> for scores in (logits, fitted.transform(logits)):
+    ...     print(round(float((scores.argmax(-1) == labels).mean()), 2))
+    0.58
+    0.69
+    """
+
+    name = "sms_blend"
+    part_of_auto = True
+
+    def __init__(self, *, seed: Seed = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.matrix: Structured = StructuredMatrixScaling()
+        self.top = Blend(seed=seed)
+
+    def size(self, classes: int) -> int:
+        """Those of both."""
+        return self.matrix.size(classes) + self.top.size(classes)
+
+    def effective_size(self, classes: int) -> int:
+        """The larger of the two."""
+        return max(self.matrix.effective_size(classes), self.top.effective_size(classes))
+
+    def _fit(self, examples: Examples, context: Context) -> None:
+        with silenced():  # this one has warned of the number of examples
+            self.matrix = context.part(_structured(examples), examples)
+            after = self.matrix.transform(examples.logits)
+            self.top.fit_examples(examples._replace(logits=after))
+        self.solution_ = self.top.solution_
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        return self.top._calibrated(self.matrix._calibrated(logits))
+
+
+def structured(classes: int, count: int) -> Structured:
+    """``sms`` where there are as many examples as its matrix has entries, else ``svs``."""
+    return StructuredMatrixScaling() if classes**2 <= count else StructuredVectorScaling()
+
+
+def _structured(examples: Examples) -> Structured:
+    return structured(examples.classes, int(np.sum(examples.labels != IGNORED)))
+
+
+def _some(examples: Examples, seed: int) -> Examples:
+    """Return as many of the examples as gaps are learned from, drawn by a seed."""
+    count, most = int(np.sum(examples.labels != IGNORED)), MAX_GAP_LOGITS // examples.classes
+    if count <= most:
+        return examples
+    return examples.take(np.sort(np.random.default_rng(seed).permutation(count)[:most]))

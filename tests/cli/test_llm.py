@@ -29,12 +29,12 @@ from calibrant.llm.answers.questions import (
     short_prompt,
     verdict_prompt,
 )
-from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.loading import load_model
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.heads.tables import open_table
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.loading import load_model
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

@@ -15,8 +15,8 @@ import torch
 from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.llm import FittedHead
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import make_head
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.artifacts import original, saved
@@ -31,7 +31,7 @@ SIZES = {
 LIMITED = """
 import json, sys, time
 from calibrant import artifacts
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.heads.tables import open_table
 from tests.fuzz.readers import read
 from tests.fuzz.runner import limit_memory
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import make_head, shape_features_of_logits
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import tiny_model
 
 HEAD_KINDS = ("global", "linear", "mlp", "shape", "decoder")

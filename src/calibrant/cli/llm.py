@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from calibrant.llm import Answer
+    from calibrant.llm.answers.calibrating import Reply
     from calibrant.llm.answers.graded import GradedAnswers
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
-    from calibrant.llm.workflows import Evaluations, Reply
+    from calibrant.llm.heads.evaluate import Evaluations
 
     Biases = Mapping[str, OptionBias]
     Result = tuple[str, Evaluations, Biases]
@@ -74,7 +75,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm.workflows import collect_file
+    from calibrant.llm.heads.collect import collect_file
 
     with progress_bar("tokens") as progress:
         table, total = collect_file(model, documents, out, progress=progress, **options)
@@ -224,7 +225,7 @@ def evaluate(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.workflows import evaluate_table
+    from calibrant.llm.heads.evaluate import evaluate_table
 
     fitted = load(folder, FittedHead) if folder else None
     results: Iterable[Result]
@@ -297,9 +298,9 @@ def _measure(
     **options: Any,
 ) -> Iterator[Result]:
     """Yield the evaluations of each set of questions when they are there."""
+    from calibrant.llm.answers.calibrating import evaluate_graded
     from calibrant.llm.answers.graded import write_rows
     from calibrant.llm.answers.grading import check_lengths, grade_questions
-    from calibrant.llm.workflows import evaluate_graded
 
     for (
         questions
@@ -388,7 +389,7 @@ def ask(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
-    from calibrant.llm.workflows import answer_question, confidence_of
+    from calibrant.llm.answers.calibrating import answer_question, confidence_of
 
     if not question.strip():
         raise click.UsageError("the question is empty")
@@ -452,7 +453,7 @@ def fit_map(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
-    from calibrant.llm.workflows import (
+    from calibrant.llm.answers.calibrating import (
         CONFIDENCES,
         cross_validated_answers,
         fit_answers,
@@ -494,8 +495,8 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     Examples:
       calibrant llm answers apply map new.jsonl -o calibrated.jsonl
     """  # noqa: D301
+    from calibrant.llm.answers.calibrating import apply_answers, load_map
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.workflows import apply_answers, load_map
 
     check_suffix(out)
     rows = apply_answers(load_map(mapped), read_rows(file))

@@ -15,14 +15,14 @@ from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head, paired_gain, split_documents
 from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
 from calibrant.llm.heads.modules import (
     bounded,
     make_head,
 )
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
 from tests.support.language_models import (
     TINY,
     random_head,

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant.llm import huggingface
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead, Head, Memory, bounded
-from calibrant.llm.huggingface import SCALES, output_embeddings
+from calibrant.llm.models import huggingface
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import SCALES, output_embeddings
 
 STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""

@@ -23,11 +23,11 @@ from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fitted, modules
+from calibrant.llm.heads.evaluate import jackknife_influence
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head
 from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss
-from calibrant.llm.tokens.evaluate import jackknife_influence
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
 
 ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 PATIENCE = 4
@@ -94,7 +94,7 @@ def fit_head(
     --------
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.fingerprint import ModelFingerprint
+    >>> from calibrant.llm.models.fingerprint import ModelFingerprint
     >>> rng = np.random.default_rng(0)
     >>> hidden = rng.normal(size=(4000, 4))
     >>> logits = 2 * rng.normal(size=(4000, 10))

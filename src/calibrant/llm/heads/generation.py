@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from calibrant.llm.heads.attach import log_sharpness_of_tokens, matching_model, on_device
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead, Head, bounded
-from calibrant.llm.huggingface import SCALES, end_tokens, has_head
+from calibrant.llm.models.huggingface import SCALES, end_tokens, has_head
 
 
 class CalibratedGeneration(NamedTuple):

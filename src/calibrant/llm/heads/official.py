@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 
 WEIGHTS = "calibration_head.safetensors"
 CONFIG = "config.json"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from scipy.special import stdtrit
 
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
+from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Cells, Estimate
@@ -159,6 +161,24 @@ def evaluate_tokens(
     for name, value in (("ece", values["ece"]), ("debiased_ece", gaps.debiased(thinned))):
         estimates[name] = intervals.error_interval(value, gaps.total, cells, level)
     return tokens.evaluation(estimates, level)
+
+
+Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
+"""Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
+
+
+def evaluate_table(
+    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
+) -> Evaluations:
+    """Measure the calibration of the tokens of a table, before and after a head."""
+    heads = {"before": None} if fitted is None else {"before": None, "after": fitted}
+    evaluations = {}
+    for name, head in heads.items():
+        tokens = token_predictions(table, head)
+        evaluations[name] = evaluate_tokens(
+            tokens.confidence, tokens.correct, table.documents, nll=tokens.nll, level=level
+        )
+    return evaluations
 
 
 class Change(NamedTuple):

@@ -12,8 +12,8 @@ import torch
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.llm.tokens import evaluate as module
-from calibrant.llm.tokens.evaluate import compare_tokens, evaluate_tokens
+from calibrant.llm.heads import evaluate as module
+from calibrant.llm.heads.evaluate import compare_tokens, evaluate_tokens
 from calibrant.metrics.ranking import auroc_with_error
 
 

@@ -259,7 +259,7 @@ def test_a_fit_on_one_example_comes_back(tmp_path):
 @pytest.mark.parametrize("kind", HEADS)
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)
-    options = {"decoder": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
+    options = {"ats": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
     head = make_head(kind, width=16, **options)
     for value in head.parameters():
         value.data.normal_()

@@ -12,7 +12,7 @@ from calibrant.llm.heads.generation import calibrate_generation
 from tests.support.language_models import assert_same_table, drawn_documents, tiny_model
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
-KINDS = ["global", "linear", "mlp", "shape", "decoder"]
+KINDS = ["global", "linear", "mlp", "shape", "ats"]
 
 
 @pytest.fixture

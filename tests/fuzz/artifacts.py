@@ -74,7 +74,7 @@ def original(kind: str) -> Any:
             head = (np.eye(classes), np.zeros(classes))
             return quick(CALIBRATORS[kind]).fit(logits, labels, features=logits, head=head)
         if first == "head":
-            options: dict[str, Any] = {"attention_heads": 2} if last == "decoder" else {}
+            options: dict[str, Any] = {"attention_heads": 2} if last == "ats" else {}
             mark = ModelFingerprint("tiny", 4, 9, "0" * 16, None)
             return FittedHead(make_head(last, width=4, **options), mark, "bce")
         pairs = drawn_pairs(rng, 200)

@@ -92,7 +92,7 @@ def collect(
     length : int
         Documents are truncated to this number of tokens.
     prompts : bool
-        Keep the hidden states of prompts too: the decoder head needs them.
+        Keep the hidden states of prompts too: the ATS head needs them.
     device : optional
         Device to move the model to; with ``cuda`` each process of ``torchrun`` gets its own GPU.
     progress : callable, optional

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from calibrant.llm.heads.fit import DEFAULT_HEAD, DEFAULT_OBJECTIVE
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data"
 
@@ -23,6 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
+        "default_head",
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -143,6 +146,25 @@ def test_claims_about_temperature_heads(tables, model):
             if light:
                 assert better * best[name] < better * light[name], (head, name)
     assert abs(cells["mlp", "bce"]["Brier"] - cells["ats", "bce"]["Brier"]) < 0.001
+
+
+def test_the_default_head_gains_on_texts_of_its_kind_and_on_others(tables):
+    headings, *rows = tables["table_llm_default"]
+    cells = {(row[0], row[1]): dict(zip(headings[3:], row[3:], strict=True)) for row in rows}
+
+    def mean(head, name):
+        return float(cells[head][name].split(" ")[0])
+
+    default = DEFAULT_HEAD, DEFAULT_OBJECTIVE
+    trained = [head for head in cells if head[0] != "global"]
+    assert "0 down" in cells[default]["NLL gain"]
+    assert "0 down" in cells[default]["Brier gain"]
+    for name in ("NLL gain, other texts", "Brier gain, other texts"):
+        assert max(trained, key=lambda head: mean(head, name)) == default
+    assert min(cells, key=lambda head: mean(head, "ECE %, other texts")) == default
+    assert all(
+        mean(default, "NLL gain") > mean((default[0], o), "NLL gain") for o in ("bce", "brier")
+    )
 
 
 @pytest.mark.parametrize("model", ["as it is", "over-confident"])

@@ -49,7 +49,7 @@ def main() -> None:
         write_tables(given.data, tables(given.data))
         return
     torch.set_num_threads(1)
-    fit.STANDARD_ERRORS = -math.inf  # keep every head, to see what it does
+    vars(fit)["STANDARD_ERRORS"] = -math.inf  # keep every head, to see what it does
     with given.out.open("a" if given.add else "w", newline="") as file:
         writer: csv.DictWriter[str] | None = None
         for row in measured(given):
@@ -83,20 +83,19 @@ def trained(
     """Train one head, and yield its figures on each table."""
     head, seed = about["head"], about["seed"]
     fitted = llm.fit_head(table, head, about["objective"], seed=seed)
-    one = fitted.one_temperature()
+    one = llm.FittedHead.from_temperature(fitted.settings["temperature"], table.fingerprint)
     held = fit.split_documents(table.documents, seed=seed).test
-    pair = [predict_rows(each.head, table, held) for each in (one, fitted)]
-    mean, error = gains(*pair, table.documents[held])[
-        "nll" if about["objective"] == "nll" else "brier"
-    ]
+    before, after = (predict_rows(each.head, table, held) for each in (one, fitted))
+    score = "nll" if about["objective"] == "nll" else "brier"
+    mean, error = gains(before, after, table.documents[held])[score]
     for name, test in tests.items():
         simple, own = (llm.token_predictions(test, each) for each in (one, fitted))
-        before = llm.token_predictions(test).figures()
+        plain = llm.token_predictions(test)
         row = {**about, "test": name, "documents": len(set(test.documents)), "tokens": len(test)}
         row |= {"kept": int(fitted.settings["epoch"] > 0 and mean > 2 * error)}
         for score, (gain, deviation) in gains(simple, own, test.documents).items():
             row |= {score: f"{gain:.6f}", f"{score}_error": f"{deviation:.6f}"}
-        figures = {"before": before, "global": simple.figures(), "head": own.figures()}
+        figures = {"before": plain.figures(), "global": simple.figures(), "head": own.figures()}
         row |= {f"ece_{key}": f"{value['ece']:.5f}" for key, value in figures.items()}
         print(row, flush=True)
         yield row
@@ -164,8 +163,8 @@ def each(rows: Rows) -> list[tuple[str, ...]]:
         own = chosen(first, model=model, fit=corpus, test=test)
         cells = []
         for head, objective in shown:
-            (row,) = chosen(own, head=head, objective=objective) or ({},)
-            cells.append(f"{float(row['nll']):+.4f} ± {float(row['nll_error']):.4f}" if row else "")
+            (row,) = chosen(own, head=head, objective=objective)
+            cells.append(f"{float(row['nll']):+.4f} ± {float(row['nll_error']):.4f}")
         before, one = (f"{100 * float(own[0][f'ece_{k}']):.2f}" for k in ("before", "global"))
         table.append((model, corpus, test, before, one, *cells))
     return table

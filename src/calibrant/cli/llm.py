@@ -274,15 +274,14 @@ def evaluate(
 
 def _head_and_rest(paths: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Return the folder of a head, if it comes first, and what is to be measured."""
-    from calibrant.artifacts import FILE
+    from calibrant.artifacts import FILE, FILE_SUFFIXES
 
-    if not os.path.exists(os.path.join(paths[0], FILE)):
+    first = paths[0]
+    if not (first.endswith(FILE_SUFFIXES) or os.path.exists(os.path.join(first, FILE))):
         return None, paths
     if len(paths) == 1:
-        raise click.UsageError(
-            f"{paths[0]} is a head: add the tables or questions to measure it on"
-        )
-    return paths[0], paths[1:]
+        raise click.UsageError(f"{first} is a head: add the tables or questions to measure it on")
+    return first, paths[1:]
 
 
 def _evaluate_tables(
@@ -296,28 +295,25 @@ def _evaluate_tables(
     with until_closed():
         if form == "json":
             told = {on: {name: g._asdict() for name, g in of.items()} for on, of in gains.items()}
-            shared.write_json({"sources": [_as_json("tokens", evaluations, {}) | {"gains": told}]})
+            content = _as_json("tokens", evaluations, {}) | ({"gains": told} if told else {})
+            shared.write_json({"sources": [content]})
             return
         console, first = new_console(), evaluations["before"]
         console.print(f"tokens: {first.describe()}", style="dim", soft_wrap=True)
         rows = []
         for name, evaluation in evaluations.items():
-            told = {label: cells for label, *cells in evaluation.table()}
-            figures = [told[label][0] for label in ("NLL", "Brier", "AUROC of confidence")]
-            rows.append([ROWS[name], *told["ECE"], *figures])
+            cells = {label: shown for label, *shown in evaluation.table()}
+            figures = [cells[label][0] for label in ("NLL", "Brier", "AUROC of confidence")]
+            rows.append([ROWS[name], *cells["ECE"], *figures])
         headings = ["", "ECE", first.interval_heading, "NLL", "Brier", "AUROC"]
         console.print(shared.text_table(headings, rows))
         if gains:
+            title = "gain over one temperature (± standard error by documents)"
+            console.print(f"\n{title}", style="dim")
             rows = [
-                [
-                    ROWS[name],
-                    *(f"{of[score].mean:+.4f} ± {of[score].error:.4f}" for score in SCORES),
-                ]
+                [ROWS[name], *(f"{of[x].mean:+.4f} ± {of[x].error:.4f}" for x in SCORES)]
                 for name, of in gains.items()
             ]
-            console.print(
-                "\ngain over one temperature (± standard error by documents)", style="dim"
-            )
             console.print(shared.text_table(["", *SCORES.values()], rows))
 
 

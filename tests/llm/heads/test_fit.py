@@ -15,6 +15,7 @@ from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.evaluate import Gain
 from calibrant.llm.heads.fit import fit_head, options_for, split_documents
 from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
 from calibrant.llm.heads.modules import (
@@ -76,7 +77,7 @@ def test_linear_rate_suits_wide_states():
 
 @pytest.mark.parametrize(("mean", "kept"), [(0.05, True), (0.03, False), (-0.05, False)])
 def test_kept_by_more_than_two_standard_errors(monkeypatch, mean, kept):
-    gain = fit_module.Gain(mean, 0.02, 12)
+    gain = Gain(mean, 0.02, 12)
     monkeypatch.setattr(fit_module, "paired_gain", lambda *_: gain)
     fitted = fit_head(simulated_table(30), "linear", "nll", epochs=2, batch=128)
     assert fitted.settings["epoch"] > 0

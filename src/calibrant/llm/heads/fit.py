@@ -22,7 +22,7 @@ from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, check_options, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.objectives import Measured, Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fitted, modules
 from calibrant.llm.heads.evaluate import Gain, paired_gain
@@ -284,7 +284,7 @@ class _Trainer(NamedTuple):
     def best_of(
         self,
         new_head: Callable[[], Head],
-        measure: Objective,
+        measure: Callable[..., Measured],
         alphas: tuple[float | None, ...],
         device: torch.device,
         progress: Progress | None,

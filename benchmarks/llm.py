@@ -26,10 +26,10 @@ from torch.nn.functional import cross_entropy
 
 from calibrant.calibrators.objectives import nll
 from calibrant.llm import open_table
+from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.modules import bounded, make_head
 from calibrant.llm.heads.objectives import loss
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
 
 VOCABULARY, WIDTH = 49_152, 576
 DOCUMENTS, LENGTH = 16, 257

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from calibrant.llm.heads.fit import DEFAULT_HEAD, DEFAULT_OBJECTIVE
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data"
 
@@ -23,6 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
+        "default_head",
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -130,7 +133,7 @@ def test_claims_about_temperature_heads(tables, model):
     }
     none, one = cells["none", ""], cells["global", "brier"]
     assert one["ECE %"] < none["ECE %"] / 3
-    for head in ("linear", "mlp", "decoder"):
+    for head in ("linear", "mlp", "ats"):
         best = cells[head, "bce"]
         assert best["ECE %"] < 2
         assert best["Brier"] < one["Brier"]
@@ -138,11 +141,30 @@ def test_claims_about_temperature_heads(tables, model):
         assert cells[head, "nll"]["NLL"] < best["NLL"]
         assert cells[head, "paper"]["ECE %"] > 20 > 14 > none["ECE %"]
         assert cells[head, "paper"]["NLL"] > none["NLL"] + 1.5
-        light = cells[head, "light" if head == "decoder" else "selective"]
+        light = cells[head, "light" if head == "ats" else "selective"]
         for name, better in (("ECE %", 1), ("Brier", 1), ("NLL", 1), ("AUROC %", -1)):
             if light:
                 assert better * best[name] < better * light[name], (head, name)
-    assert abs(cells["mlp", "bce"]["Brier"] - cells["decoder", "bce"]["Brier"]) < 0.001
+    assert abs(cells["mlp", "bce"]["Brier"] - cells["ats", "bce"]["Brier"]) < 0.001
+
+
+def test_the_default_head_gains_on_texts_of_its_kind_and_on_others(tables):
+    headings, *rows = tables["table_llm_default"]
+    cells = {(row[0], row[1]): dict(zip(headings[3:], row[3:], strict=True)) for row in rows}
+
+    def mean(head, name):
+        return float(cells[head][name].split(" ")[0])
+
+    default = DEFAULT_HEAD, DEFAULT_OBJECTIVE
+    trained = [head for head in cells if head[0] != "global"]
+    assert "0 down" in cells[default]["NLL gain"]
+    assert "0 down" in cells[default]["Brier gain"]
+    for name in ("NLL gain, other texts", "Brier gain, other texts"):
+        assert max(trained, key=lambda head: mean(head, name)) == default
+    assert min(cells, key=lambda head: mean(head, "ECE %, other texts")) == default
+    assert all(
+        mean(default, "NLL gain") > mean((default[0], o), "NLL gain") for o in ("bce", "brier")
+    )
 
 
 @pytest.mark.parametrize("model", ["as it is", "over-confident"])
@@ -162,10 +184,10 @@ def test_claims_about_questions_to_language_models(model):
         assert figure("ece", source, "linear-bce", scored) < 0.9 * before
     for source in ("triviaqa", "NQ"):
         assert figure("accuracy", source, "none") < 0.02
-        assert figure("ece", source, "decoder-paper") < 0.1 * figure("ece", source, "none")
-    assert figure("ece", "sciq", "decoder-paper") > 1.05 * figure("ece", "sciq", "global")
+        assert figure("ece", source, "ats-paper") < 0.1 * figure("ece", source, "none")
+    assert figure("ece", "sciq", "ats-paper") > 1.05 * figure("ece", "sciq", "global")
     for source in ("triviaqa", "sciq", "NQ"):
-        lost = figure("auroc", source, "none") - figure("auroc", source, "decoder-paper")
+        lost = figure("auroc", source, "none") - figure("auroc", source, "ats-paper")
         assert lost > 0.05
     for source, scored in {(row["set"], row["scored"]) for row in rows}:
         for head in ("none", "linear-bce"):

@@ -49,11 +49,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "brier": {"objective": "brier"},
     "nll": {"objective": "nll"},
     "smart": {"objective": "smart"},
-    "selective": {"objective": "selective"},
+    "selective": {"objective": "selective", "alpha": "search"},
     "light": {**PAPER, "alpha": 0.05},
     "paper": PAPER,
-    "official": {**PAPER, "objective_options": {"weighting": "official"}},
-    "top5": {**PAPER, "objective_options": {"over": 5}},
+    "official": {**PAPER, "options": {"weighting": "official"}},
+    "top5": {**PAPER, "options": {"over": 5}},
 }
 """Selective smoothing with alpha searched, as the paper has it but for alpha, as the paper has it,
 as its code has it, or over the five likeliest tokens; those after the first are kept whatever
@@ -62,13 +62,13 @@ HEADS = {
     **dict.fromkeys(
         ("linear", "mlp", "shape"), tuple(name for name in OBJECTIVES if name != "light")
     ),
-    "decoder": ("bce", "nll", "light", "paper", "official"),
+    "ats": ("bce", "nll", "light", "paper", "official"),
 }
 """Heads, each with its objectives. The largest takes longest: in place of a search it has one alpha
 that the searches of the others find."""
 ASKED = (
-    *("linear-bce", "linear-nll", "decoder-bce", "decoder-nll"),
-    *("decoder-light", "decoder-paper", "decoder-official"),
+    *("linear-bce", "linear-nll", "ats-bce", "ats-nll"),
+    *("ats-light", "ats-paper", "ats-official"),
 )
 """Saved heads with which questions are put."""
 MAPPED = ("none", "linear-bce")
@@ -133,7 +133,7 @@ def heads(given: argparse.Namespace) -> None:
 def jobs(given: argparse.Namespace) -> list[tuple[Path, str, str, int, int, str]]:
     """Arguments of :func:`trained`; those heads that questions wait for come first."""
     found = [
-        (given.out, head, name, seed, given.epochs, given.device if head == "decoder" else "cpu")
+        (given.out, head, name, seed, given.epochs, given.device if head == "ats" else "cpu")
         for seed in range(given.seeds)
         for head in reversed(HEADS)
         for name in HEADS[head]

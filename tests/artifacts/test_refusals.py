@@ -301,7 +301,7 @@ def test_what_is_loaded_gives_no_nan_whatever_was_forged(kind, options):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_no_head_with_forged_weights_gives_nan(kind):
-    head = make_head(kind, width=4, **({"attention_heads": 2} if kind == "decoder" else {}))
+    head = make_head(kind, width=4, **({"attention_heads": 2} if kind == "ats" else {}))
     random = torch.Generator().manual_seed(7)
     inputs = torch.randn((3, 5, getattr(head, "width", SHAPE_FEATURES)), generator=random)
     for found in forgeries(FittedHead(head, MARK, "bce")):

@@ -15,8 +15,8 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
 from calibrant.llm import AnswerCalibrator, FittedHead
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind, temperature
 from tests.support.calibrators import EVERY_METHOD
@@ -260,7 +260,7 @@ def test_a_fit_on_one_example_comes_back(tmp_path):
 @pytest.mark.parametrize("kind", HEADS)
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)
-    options = {"decoder": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
+    options = {"ats": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
     head = make_head(kind, width=16, **options)
     for value in head.parameters():
         value.data.normal_()

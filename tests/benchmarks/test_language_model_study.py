@@ -81,7 +81,7 @@ def test_heads_that_questions_wait_for_are_trained_first(study, tmp_path):
     first = {f"{head}-{name}" for _, head, name, _, _, _ in jobs[: len(study.ASKED)]}
     assert first == set(study.ASKED)
     assert len({job[1:4] for job in jobs}) == len(jobs) == 2 * sum(map(len, study.HEADS.values()))
-    assert {job[1] for job in jobs if job[5] == "cuda"} == {"decoder"}
+    assert {job[1] for job in jobs if job[5] == "cuda"} == {"ats"}
 
 
 def test_a_map_is_measured_on_answers_that_it_was_not_fitted_on(study):
@@ -98,4 +98,4 @@ def test_a_map_is_measured_on_answers_that_it_was_not_fitted_on(study):
     again, flipped = study.mapped(sure, changed)
     np.testing.assert_array_equal(claimed, again)
     np.testing.assert_array_equal(held, ~flipped)
-    assert len(list(study.judged("decoder-paper", sure, right))) == 1
+    assert len(list(study.judged("ats-paper", sure, right))) == 1

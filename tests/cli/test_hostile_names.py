@@ -171,7 +171,7 @@ LINES: dict[str, list[list[str]]] = {
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
-        [FILE, NAME, "--head", FILE],
+        [FILE, NAME, FILE],
     ],
     "ui": [["--host", NAME, "--no-browser"], [NAME]],
     "demo": [[NAME]],

@@ -24,7 +24,7 @@ COMMANDS = {
     "estimate": ["p.npz", "--split", "test", "--ignore-labels"],
     "monitor": ["p.npz"],
     "llm fit": ["table", "--head", "global", "-o", "head"],
-    "llm evaluate": ["table"],
+    "llm evaluate": ["head", "table"],
     "llm answers fit": [GRADED, "-o", "map"],
     "llm claims fit": ["claims.jsonl", "-o", "map"],
     "llm judge estimate": ["judged.jsonl", "--width", "0.1"],
@@ -88,6 +88,9 @@ def test_language_models(small_files, verb):
         quiz_tokenizer().save_pretrained("model")
         write_rows("texts.jsonl", [{"text": "what is it yes is it one two"}] * 20)
         assert small_files("llm", "collect", "model", "texts.jsonl", "-o", "table")[0] == 0
+    if verb == "llm evaluate":
+        options = ("--keep-always", "--epochs", "1")
+        assert small_files("llm", "fit", "table", *options, "-o", "head")[0] == 0
     if verb == "llm gate watch":
         outputs(small_files, "llm gate fit", COMMANDS["llm gate fit"])
     outputs(small_files, verb, COMMANDS[verb])

@@ -13,7 +13,7 @@ import torch
 
 import calibrant as cal
 from calibrant._core.torch_models import own_device
-from calibrant.cli.llm import CONFIDENCES, fit
+from calibrant.cli.llm import CONFIDENCES, ROWS, fit
 from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import (
     ask,
@@ -29,12 +29,12 @@ from calibrant.llm.answers.questions import (
     short_prompt,
     verdict_prompt,
 )
-from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.loading import load_model
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.heads.tables import open_table
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.loading import load_model
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
@@ -81,6 +81,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     for setting, message in (
         ("units=2.5", "error: units must be a whole number, at least 1, got '2.5'"),
         ("unit=2", "error: the mlp head has no option 'unit': did you mean units?"),
+        ("over=5", "error: the mlp head has no option 'over'"),
     ):
         wrong = ("--head", "mlp", "--set", setting, "-o", head)
         code, _, err = run("llm", "fit", table, *wrong)
@@ -95,19 +96,23 @@ def test_from_documents_to_an_answer(run, saved, model):
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, out, err = run("llm", "evaluate", table, "--head", head, "--level", "0", "--json")
+        code, out, err = run("llm", "evaluate", head, table, "--level", "0", "--json")
     assert code == 0, err
     assert "warning: the head was trained on tokens of this table" in err
     found = json.loads(out)
     with pytest.warns(UserWarning, match="trained on tokens of this table"):
         claims = token_predictions(open_table(table), fitted)
     (found,) = found["sources"]
-    assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
-    assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
+    assert found["global"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
+    assert found["before"]["metrics"]["nll"]["value"] > found["global"]["metrics"]["nll"]["value"]
+    assert found["gains"]["before"]["nll"]["mean"] < 0
+    code, _, err = run("llm", "evaluate", head)
+    assert code == 2
+    assert "is a head: add the tables or questions" in " ".join(err.split())
 
     page = saved / "answer.html"
     code, out, err = run(
-        *("llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"),
+        *("llm", "ask", saved / "model", PROMPTS[0], head, "--max-new-tokens", "4"),
         *("--html", page),
     )
     assert code == 0, err
@@ -116,7 +121,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert f"wrote {page}" in err
     assert PROMPTS[0] in parsed(page.read_text("utf-8")).text
     code, abstained, _ = run(
-        "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--min-confidence", "1.0"
+        "llm", "ask", saved / "model", PROMPTS[0], head, "--min-confidence", "1.0"
     )
     assert code == 0
     assert abstained.startswith("no answer")
@@ -150,8 +155,8 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert code == 2
     assert "from 0 to 1, got nan" in err
 
-    questions = ["--model", saved / "model", "--head", head, "--shots", "1", "--level", "0"]
-    code, out, err = run("llm", "evaluate", saved / "questions.txt", *questions)
+    questions = ["--model", saved / "model", "--shots", "1", "--level", "0"]
+    code, out, err = run("llm", "evaluate", head, saved / "questions.txt", *questions)
     assert code == 0, err
     assert "7 answers" in out
     assert "before" in out
@@ -191,7 +196,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
     assert said(run, *second)[0] == percent(chance)
     cal.save(FittedHead.from_temperature(3.0, fingerprint_of(model)), tmp_path / "head")
     softer = percent(true_by_hand(model, tokenizer, prompt, 3.0))
-    assert said(run, *second, "--head", tmp_path / "head")[0] == softer != percent(chance)
+    assert said(run, *second, tmp_path / "head")[0] == softer != percent(chance)
     assert said(run, *second, "--min-confidence", min(1, chance + 1e-5))[1].startswith("no answer")
     assert not said(run, *second, "--min-confidence", chance - 1e-5)[1].startswith("no answer")
     assert said(run, *second, "--plain")[0] == said(run, saved / "model", *second[1:])[0]
@@ -235,7 +240,7 @@ def test_confidences_of_the_command(run, saved, model, tokenizer):
 def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer, tmp_path):
     source = saved / "questions.txt"
     cal.save(FittedHead.from_temperature(3.0, fingerprint_of(model)), tmp_path)
-    start = ("llm", "evaluate", source, "--model", saved / "model", "--head", tmp_path)
+    start = ("llm", "evaluate", tmp_path, source, "--model", saved / "model")
     options = ("--shots", "0", "--level", "0", "--json")
     code, out, err = run(*start, *options, "--confidence", "p_true")
     assert code == 0, err
@@ -358,6 +363,29 @@ def test_unused_options_are_refused(run, saved, lettered):
 def test_epochs_are_those_of_python():
     (option,) = (one for one in fit.params if one.name == "epochs")
     assert option.default == inspect.signature(fit_head).parameters["epochs"].default
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_ats_on_the_command_line(run, saved, tmp_path):
+    table, head = tmp_path / "table", tmp_path / "head"
+    texts = saved / "texts.jsonl"
+    assert not run("llm", "collect", saved / "model", texts, "--prompts", "-o", table)[0]
+    paper = ("--head", "ats", "--set", "attention_heads=4", "--epochs", "1", "-o", head)
+    for wrong in ("none", "3"):
+        code, _, err = run("llm", "fit", table, *paper, "--alpha", wrong)
+        assert code == 2
+        assert "alpha must be a number from 0 to 1 or 'search'" in err
+    options = ("--alpha", "0.5", "--set", "weighting=official", "--keep-always")
+    code, out, err = run("llm", "fit", table, *paper, *options)
+    assert code == 0, err
+    assert "the ats head is kept (keep_always)" in " ".join(out.split())
+    fitted = cal.load(head)
+    assert (fitted.objective, fitted.settings["alpha"]) == ("selective", 0.5)
+    code, out, err = run("llm", "evaluate", head, table)
+    assert code == 0, err
+    rows = [line.split("  ")[0].strip() for line in out.splitlines()]
+    assert [row for row in rows if row in ROWS.values()] == [*ROWS.values(), "as it is", "head"]
+    assert "gain over one temperature (± standard error by documents)" in out
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from calibrant.llm import ask, read_answers
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.graded import read_rows
 from calibrant.llm.answers.sources import Source
-from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.generation import calibrate_generation
-from calibrant.llm.tokens.collect import collect
 from tests.support.language_models import assert_same_table, drawn_documents, tiny_model
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
-KINDS = ["global", "linear", "mlp", "shape", "decoder"]
+KINDS = ["global", "linear", "mlp", "shape", "ats"]
 
 
 @pytest.fixture

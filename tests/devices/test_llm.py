@@ -9,10 +9,10 @@ import torch
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.modules import HEADS, make_head, shape_features_of_logits
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
+from calibrant.llm.models.fingerprint import ModelFingerprint
 
 
 def table(width=16):

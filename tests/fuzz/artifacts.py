@@ -18,11 +18,11 @@ from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.calibrators import quick
@@ -74,7 +74,7 @@ def original(kind: str) -> Any:
             head = (np.eye(classes), np.zeros(classes))
             return quick(EVERY_METHOD[kind]).fit(logits, labels, features=logits, head=head)
         if first == "head":
-            options: dict[str, Any] = {"attention_heads": 2} if last == "decoder" else {}
+            options: dict[str, Any] = {"attention_heads": 2} if last == "ats" else {}
             mark = ModelFingerprint("tiny", 4, 9, "0" * 16, None)
             return FittedHead(make_head(last, width=4, **options), mark, "bce")
         pairs = drawn_pairs(rng, 200)

@@ -8,10 +8,9 @@ import numpy as np
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.fitted import token_predictions
-from calibrant.llm.tokens.reading import read_documents
-from calibrant.llm.tokens.tables import (
+from calibrant.llm.heads.reading import read_documents
+from calibrant.llm.heads.tables import (
     COLUMNS,
     Header,
     as_half,
@@ -19,6 +18,7 @@ from calibrant.llm.tokens.tables import (
     shard_folder,
     write_header,
 )
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from tests.fuzz import damage
 
 TOKENS, WIDTH, VOCABULARY = 6, 4, 5

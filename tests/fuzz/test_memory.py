@@ -14,8 +14,8 @@ import torch
 
 from calibrant import artifacts
 from calibrant.llm import FittedHead
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import make_head
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.artifacts import original, saved
@@ -31,7 +31,7 @@ SIZES = {
 LIMITED = """
 import json, sys, time
 from calibrant import artifacts
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.heads.tables import open_table
 from tests.fuzz.readers import read
 from tests.fuzz.runner import limit_memory
 
@@ -87,7 +87,7 @@ def hostile_configs(folder):
                     yield file, (kind, name) in SIZES
     mark = ModelFingerprint("tiny", 16, 9, "0" * 16, None)
     head = folder / "head.safetensors"
-    fitted = FittedHead(make_head("decoder", width=16, attention_heads=2), mark, "bce")
+    fitted = FittedHead(make_head("ats", width=16, attention_heads=2), mark, "bce")
     artifacts.save(fitted, head)
     about = artifacts.read(head).config
     options = {**about["options"], "width": 10**9, "inner": 10**9}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import random_head, tiny_model
 
 
@@ -107,7 +107,7 @@ def test_logits_are_those_of_the_attached_head(serve, model, kind, tmp_path, mon
     assert torch.isneginf(first.apply(masked)[:, 7:20]).all()
 
 
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_heads_of_hidden_states_are_refused(serve, model, kind, tmp_path):
     plugin = serve(*BASES)
     saved(model, kind, tmp_path / "head")

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import make_head, shape_features_of_logits
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import tiny_model
 
-HEAD_KINDS = ("global", "linear", "mlp", "shape", "decoder")
+HEAD_KINDS = ("global", "linear", "mlp", "shape", "ats")
 
 
 PROMPT = torch.tensor([[0, 0, 0, 5, 6, 7], [11, 12, 13, 14, 15, 16]])
@@ -29,7 +29,7 @@ def random_fitted(model, kind):
     would reach 3e-4 without any fault of the head (4e-5 with the model in double precision).
     """
     torch.manual_seed(1)
-    options = {"attention_heads": 4} if kind == "decoder" else {}
+    options = {"attention_heads": 4} if kind == "ats" else {}
     head = make_head(kind, width=32, start=0.4, **options)
     for parameter in head.parameters():
         if parameter.ndim > 1:
@@ -40,7 +40,7 @@ def random_fitted(model, kind):
 def sharpness(head, output, mask=None):
     """Of a teacher-forced pass, ``(batch, tokens)``."""
     hidden = output.hidden_states[-1].float()
-    if head.kind == "decoder":
+    if head.kind == "ats":
         u = head(hidden, present=mask)
     else:
         u = head(shape_features_of_logits(output.logits) if head.kind == "shape" else hidden)

@@ -8,9 +8,9 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import make_head
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
+from calibrant.llm.models.fingerprint import ModelFingerprint
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

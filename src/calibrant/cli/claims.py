@@ -67,9 +67,9 @@ def fit_map(file: str, out: str, aggregate: Any, stage: Any, form: str | None) -
       calibrant llm claims fit claims.jsonl -o map
     """  # noqa: D301
     from calibrant.artifacts import save
+    from calibrant.llm.answers.calibrating import warn_of_few
     from calibrant.llm.claims.claimed import read_claims
     from calibrant.llm.claims.maps import cross_validated_claims, fit_claims
-    from calibrant.llm.workflows import warn_of_few
 
     read = read_claims(file)
     warn_of_few(int(read.graded().sum()), "graded claims")

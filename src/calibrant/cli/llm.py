@@ -13,15 +13,16 @@ from calibrant.cli import claims, judge, llm_gate, llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from rich.text import Text
 
-    from calibrant.llm import Answer
+    from calibrant.llm import Answer, FittedHead
+    from calibrant.llm.answers.calibrating import Reply
     from calibrant.llm.answers.graded import GradedAnswers
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
-    from calibrant.llm.workflows import Evaluations, Reply
+    from calibrant.llm.heads.evaluate import Evaluations
 
     Biases = Mapping[str, OptionBias]
     Result = tuple[str, Evaluations, Biases]
@@ -31,7 +32,9 @@ DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
 TRUST = click.option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
-HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
+ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
+"""What was done to the tokens of a table, in words."""
+SCORES = {"nll": "NLL", "brier": "Brier"}
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
 CONFIDENCE = click.option(
@@ -53,12 +56,12 @@ llm.add_command(llm_gate.gate)
 @llm.command()
 @click.argument("model")
 @click.argument("documents")
-@click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
+@click.option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
 @click.option("--length", default=1024, help="Largest length of a document.")
 @click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
 @click.option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
 @click.option("--batch", default=8192, help="Tokens of a batch.")
-@click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
+@click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
 @TRUST
@@ -74,7 +77,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm.workflows import collect_file
+    from calibrant.llm.heads.collect import collect_file
 
     with progress_bar("tokens") as progress:
         table, total = collect_file(model, documents, out, progress=progress, **options)
@@ -85,19 +88,29 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
 
 @llm.command()
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
-@click.option("--head", default="linear", help="global, linear, mlp, shape or decoder.")
-@click.option("--objective", default="bce", help="bce, brier, nll, selective (the paper's), smart.")
+@click.option("--head", default="linear", help="Kind: linear, mlp, shape, ats or global.")
+@click.option(
+    "--objective",
+    help="nll, bce, brier, smart or selective (the paper's).  [default: selective for ats, else "
+    "nll]",
+)
+@click.option(
+    "--alpha",
+    metavar="NUMBER|search",
+    help="Weight of wrong tokens in the selective objective.  [default: 0.5]",
+)
 @SET
 @click.option("--epochs", default=40, help="Largest number of epochs.")
 @click.option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
 @click.option("--seed", default=0, help="Seed of the split and the training.")
 @click.option("--device", default="cpu", help="Where the head is trained.")
-@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
+@click.option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
 @AS_JSON
 def fit(
     tables: tuple[str, ...],
     head: str,
-    objective: str,
+    objective: str | None,
+    alpha: str | None,
     options: tuple[str, ...],
     out: str,
     form: str | None,
@@ -106,26 +119,27 @@ def fit(
     """Train a temperature head from tables of 'llm collect'.
 
     The head sets the temperature of each token. It is kept only if it beats one temperature for
-    all tokens on held-out documents; otherwise that temperature is saved, with the reason. --set
-    sets options of the head.
+    all tokens on held-out documents by two standard errors; otherwise that temperature is saved,
+    with the reason. --head ats is adaptive temperature scaling as in its paper, apart from this
+    rule, which --keep-always switches off. --set sets options of the head and the objective.
 
     \b
     Examples:
       calibrant llm fit table -o head
-      calibrant llm fit table --head mlp --objective selective -o head
+      calibrant llm fit table --head ats --alpha 0.5 --keep-always -o head
+      calibrant llm fit table --head mlp --objective bce --set units=128 -o head
     """  # noqa: D301
     from calibrant._core.options import parse_options
     from calibrant.artifacts import save
     from calibrant.llm import fit_head, open_table
-    from calibrant.llm.heads.modules import head_options
+    from calibrant.llm.heads.fit import options_for
 
-    table = open_table(list(tables))
-    texts = shared.named_texts(options)
-    chosen = parse_options(f"the {head} head", head_options(head.lower()), texts)
+    table, head = open_table(list(tables)), head.lower()
+    training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
+    known = options_for(head, training["objective"])
+    training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
     with progress_bar("epochs") as progress:
-        fitted = fit_head(
-            table, head.lower(), objective.lower(), options=chosen, progress=progress, **training
-        )
+        fitted = fit_head(table, head, progress=progress, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
@@ -138,12 +152,19 @@ def fit(
             metrics = list(fitted.figures["before"])
             rows = [(on, *(f"{x[m]:.4f}" for m in metrics)) for on, x in fitted.figures.items()]
             console.print(shared.text_table(["on held-out documents", *metrics], rows))
-    say(f"{written}; to use it: calibrant llm ask MODEL QUESTION --head {out}")
+    say(f"{written}; to measure it: calibrant llm evaluate {out} TABLE")
+
+
+def _alpha(text: str | None) -> Any:
+    """Return a number, or the text that stands for a search."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 @llm.command()
-@click.argument("paths", nargs=-1, required=True, metavar="TABLE|QUESTIONS...")
-@HEAD
+@click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
 @click.option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
 @click.option("--limit", type=click.IntRange(1), help="Draw this many questions.")
 @click.option("--shots", type=click.IntRange(0), default=5, help="Solved examples before each.")
@@ -184,7 +205,6 @@ def fit(
 @TRUST
 def evaluate(
     paths: tuple[str, ...],
-    folder: str | None,
     model: str | None,
     confidence: Any,
     keep_predictions: bool,
@@ -200,9 +220,10 @@ def evaluate(
     trust_remote_code: bool,
     **drawing: Any,
 ) -> None:
-    """Measure the calibration of a language model, before and after a head.
+    """Measure the calibration of a language model, as it is and with a head.
 
-    TABLE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
+    HEAD is a folder of 'llm fit'. TABLE is a table of 'llm collect', whose tokens are measured as
+    they are, with one temperature and with the head, and what the head gains over the temperature.
     QUESTIONS, with --model, is a text file of questions and answers, graded by exact match; a
     folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to be
     likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
@@ -211,38 +232,36 @@ def evaluate(
     averages out: the reference, at several times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
-    is right; with --head, the confidences after it. Correct the grades there as you like. With
+    is right; with HEAD, the confidences after it. Correct the grades there as you like. With
     --samples an answer has further ones beside it, drawn at temperature 1 from the model without
     a head: 'llm answers fit --signals all' uses how far they agree.
 
     \b
     Examples:
-      calibrant llm evaluate other_table --head head
-      calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
+      calibrant llm evaluate head other_table
+      calibrant llm evaluate head triviaqa.txt --model model/ --limit 200
       calibrant llm evaluate triviaqa.txt --model model/ --chat --save-answers graded.jsonl
       calibrant llm evaluate triviaqa.txt --model model/ --samples 5 --save-answers graded.jsonl
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.workflows import evaluate_table
+    from calibrant.llm import FittedHead, load_model
 
+    folder, paths = _head_and_rest(paths)
     fitted = load(folder, FittedHead) if folder else None
-    results: Iterable[Result]
     if model is None:
         names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
         _check_unused(paths, *names, "max_new_tokens", "samples", "saved")
-        evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
-        results = [("tokens", evaluations, {})]
-    else:
-        # mistakes in these show before the slow load of the model
-        _check_samples(samples, saved)
-        wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
-        wanted["max_new_tokens"] = max_new_tokens
-        asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
-        network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-        _tell_of_base(network[1], chat=chat)
-        options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
-        results = _measure(network, asked, level or None, saved, **options)
+        _evaluate_tables(paths, fitted, level or None, form)
+        return
+    # mistakes in these show before the slow load of the model
+    _check_samples(samples, saved)
+    wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
+    wanted["max_new_tokens"] = max_new_tokens
+    asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
+    network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    _tell_of_base(network[1], chat=chat)
+    options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
+    results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
         for title, evaluations, biases in results:
             shared.print_evaluations(title, evaluations)
@@ -251,6 +270,51 @@ def evaluate(
     content = [_as_json(*result) for result in results]
     with until_closed():
         shared.write_json({"sources": content})
+
+
+def _head_and_rest(paths: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the folder of a head, if it comes first, and what is to be measured."""
+    from calibrant.artifacts import FILE, FILE_SUFFIXES
+
+    first = paths[0]
+    if not (first.endswith(FILE_SUFFIXES) or os.path.exists(os.path.join(first, FILE))):
+        return None, paths
+    if len(paths) == 1:
+        raise click.UsageError(f"{first} is a head: add the tables or questions to measure it on")
+    return first, paths[1:]
+
+
+def _evaluate_tables(
+    tables: tuple[str, ...], fitted: FittedHead | None, level: float | None, form: str | None
+) -> None:
+    """Print how calibrated the tokens of tables are, and what the head adds to one temperature."""
+    from calibrant.llm import open_table
+    from calibrant.llm.heads.evaluate import evaluate_table
+
+    evaluations, gains = evaluate_table(open_table(list(tables)), fitted, level=level)
+    with until_closed():
+        if form == "json":
+            told = {on: {name: g._asdict() for name, g in of.items()} for on, of in gains.items()}
+            content = _as_json("tokens", evaluations, {}) | ({"gains": told} if told else {})
+            shared.write_json({"sources": [content]})
+            return
+        console, first = new_console(), evaluations["before"]
+        console.print(f"tokens: {first.describe()}", style="dim", soft_wrap=True)
+        rows = []
+        for name, evaluation in evaluations.items():
+            cells = {label: shown for label, *shown in evaluation.table()}
+            figures = [cells[label][0] for label in ("NLL", "Brier", "AUROC of confidence")]
+            rows.append([ROWS[name], *cells["ECE"], *figures])
+        headings = ["", "ECE", first.interval_heading, "NLL", "Brier", "AUROC"]
+        console.print(shared.text_table(headings, rows))
+        if gains:
+            title = "gain over one temperature (± standard error by documents)"
+            console.print(f"\n{title}", style="dim")
+            rows = [
+                [ROWS[name], *(f"{of[x].mean:+.4f} ± {of[x].error:.4f}" for x in SCORES)]
+                for name, of in gains.items()
+            ]
+            console.print(shared.text_table(["", *SCORES.values()], rows))
 
 
 def _read_questions(
@@ -297,9 +361,9 @@ def _measure(
     **options: Any,
 ) -> Iterator[Result]:
     """Yield the evaluations of each set of questions when they are there."""
+    from calibrant.llm.answers.calibrating import evaluate_graded
     from calibrant.llm.answers.graded import write_rows
     from calibrant.llm.answers.grading import check_lengths, grade_questions
-    from calibrant.llm.workflows import evaluate_graded
 
     for (
         questions
@@ -352,7 +416,7 @@ def _last(graded: Mapping[str, GradedAnswers]) -> GradedAnswers:
 @llm.command()
 @click.argument("model")
 @click.argument("question")
-@HEAD
+@click.argument("folder", required=False, metavar="[HEAD]")
 @click.option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
 @CONFIDENCE
 @click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
@@ -376,19 +440,19 @@ def ask(
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
-    The number below the answer is its confidence or, with --answers, the chance that it is right;
-    a threshold that was saved with the map decides when to abstain. The map must be fitted on
-    answers of this model with this head to questions in the same form: those that 'llm evaluate
-    --chat --save-answers' writes.
+    HEAD is a folder of 'llm fit'. The number below the answer is its confidence or, with --answers,
+    the chance that it is right; a threshold that was saved with the map decides when to abstain.
+    The map must be fitted on answers of this model with this head to questions in the same form:
+    those that 'llm evaluate --chat --save-answers' writes.
 
     \b
     Examples:
-      calibrant llm ask model/ "What is the capital of Peru?" --head head --min-confidence 0.5
-      calibrant llm ask model/ "What is the capital of Peru?" --head head --answers map
+      calibrant llm ask model/ "What is the capital of Peru?" head --min-confidence 0.5
+      calibrant llm ask model/ "What is the capital of Peru?" head --answers map
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
-    from calibrant.llm.workflows import answer_question, confidence_of
+    from calibrant.llm.answers.calibrating import answer_question, confidence_of
 
     if not question.strip():
         raise click.UsageError("the question is empty")
@@ -452,7 +516,7 @@ def fit_map(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
-    from calibrant.llm.workflows import (
+    from calibrant.llm.answers.calibrating import (
         CONFIDENCES,
         cross_validated_answers,
         fit_answers,
@@ -494,8 +558,8 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     Examples:
       calibrant llm answers apply map new.jsonl -o calibrated.jsonl
     """  # noqa: D301
+    from calibrant.llm.answers.calibrating import apply_answers, load_map
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.workflows import apply_answers, load_map
 
     check_suffix(out)
     rows = apply_answers(load_map(mapped), read_rows(file))

@@ -88,8 +88,8 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import fit_gate
+    from calibrant.llm.answers.calibrating import load_map
     from calibrant.llm.answers.graded import read_rows
-    from calibrant.llm.workflows import load_map
 
     if mapped is not None:
         options["calibrator"] = load_map(mapped)

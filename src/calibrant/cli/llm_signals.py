@@ -11,8 +11,8 @@ from calibrant.cli import shared
 from calibrant.cli.shared import new_console, say, until_closed
 
 if TYPE_CHECKING:
-    from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
-    from calibrant.llm.workflows import SignalFit
+    from calibrant.llm.answers.calibrating import SignalFit
+    from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 
 SHOWN = ("auroc", "ece", "nll", "brier")
 """Metrics of the table, each with its interval."""
@@ -77,11 +77,11 @@ def _say_reasons(reasons: Counter[tuple[str, str]]) -> None:
 def fit_signals(file: str, names: str, out: str, stage: Any, form: str | None) -> None:
     """Fit a map of several signals, save it, and print what each of them is worth."""
     from calibrant.artifacts import save
-    from calibrant.llm import workflows
+    from calibrant.llm.answers import calibrating
     from calibrant.llm.answers.graded import read_rows
 
     chosen = None if names == "all" else shared.names_in(names)
-    result = workflows.fit_signals(read_rows(file), chosen, stage=stage, level=LEVEL)
+    result = calibrating.fit_signals(read_rows(file), chosen, stage=stage, level=LEVEL)
     written = shared.how_written(out, "saved in")
     save(result.calibrator, out)
     with until_closed():

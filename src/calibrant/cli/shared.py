@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from calibrant.llm.workflows import Evaluations
+    from calibrant.llm.heads.evaluate import Evaluations
 
 
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines

@@ -1,7 +1,7 @@
 """Temperature heads in vLLM: logits processors that scale the logits of each token.
 
 vLLM passes logits to its processors, and no hidden states. Heads that are functions of the logits,
-``global`` and ``shape``, can so be served; ``linear``, ``mlp`` and ``decoder`` are refused. The
+``global`` and ``shape``, can so be served; ``linear``, ``mlp`` and ``ats`` are refused. The
 head is named in the configuration or by the environment variable ``CALIBRANT_HEAD``.
 """
 

@@ -20,23 +20,23 @@ from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.evaluate import evaluate_tokens
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.heads.reading import read_documents
+from calibrant.llm.heads.tables import open_table
 from calibrant.llm.judges.judged import read_judged
 from calibrant.llm.judges.rates import success_rate
 from calibrant.llm.judges.report import judge_report
-from calibrant.llm.loading import load_model
 from calibrant.llm.logs.reading import Log, read_log
 from calibrant.llm.logs.study import AnswerStudy, study_answers
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.evaluate import evaluate_tokens
-from calibrant.llm.tokens.reading import read_documents
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.loading import load_model
 
 __all__ = [
     "Answer",

@@ -24,9 +24,9 @@ from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.questions import Question, choice_prompt
 from calibrant.llm.answers.sources import Source
-from calibrant.llm.fingerprint import ModelFingerprint, fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
 from calibrant.llm.heads.generation import CalibratedGeneration
+from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

@@ -6,8 +6,8 @@ import torch
 
 from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 
 QUESTIONS = [
     Question("what is it", ("one two",), ("one two", "red", "yes no no"), 0),

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from calibrant.llm import ask, stream
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import PROMPTS, random_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 
 
-@pytest.mark.parametrize("kind", [None, "global", "linear", "shape", "decoder"])
+@pytest.mark.parametrize("kind", [None, "global", "linear", "shape", "ats"])
 def test_tokens_are_those_of_the_answer(model, tokenizer, kind):
     fitted = kind and FittedHead(random_head(kind), fingerprint_of(model), "bce")
     (answer,) = ask(model, tokenizer, PROMPTS[:1], fitted=fitted or None, max_new_tokens=9)

@@ -61,14 +61,14 @@ GENERATIONS = [
 def test_generation_is_exact(models, family, kind, mode):
     model = models[family]
     fit = random_fitted(model, kind)
-    if kind == "decoder" and mode == "static":
+    if kind == "ats" and mode == "static":
         with pytest.raises(ValueError, match="not a static one"):
             generated(model, fit, **MODES[mode])
         return
     assert largest_error(model, fit, generated(model, fit, **MODES[mode])) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_prompt_lookup_is_exact(llama, kind):
     # one text only; tokens are proposed, judged together and partly taken back
     fit = random_fitted(llama, kind)
@@ -105,7 +105,7 @@ def test_plain_call_is_exact(models, family, kind):
     assert (got.argmax(-1) == plain.logits.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_bfloat16(kind):
     model = build("Llama").bfloat16()
     fit = random_fitted(model, kind)
@@ -126,7 +126,7 @@ def test_bfloat16(kind):
     assert torch.equal(got, states["logits"].float() * b[..., None])
 
 
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_model_is_unchanged_after_the_block(llama, kind):
     def hooks():
         return [
@@ -169,16 +169,16 @@ def test_refusals(llama):
         attached(llama.model, fit).__enter__()
 
 
-def test_decoder_refuses_a_cache_it_has_not_seen(llama):
-    fit = random_fitted(llama, "decoder")
+def test_ats_refuses_a_cache_it_has_not_seen(llama):
+    fit = random_fitted(llama, "ats")
     cache = llama(PROMPT[1:, :4], use_cache=True).past_key_values
     with attached(llama, fit), pytest.raises(ValueError, match="must have seen all"):
         llama(PROMPT[1:, 4:], past_key_values=cache)
     assert "reorder_cache" not in vars(cache)
 
 
-def test_decoder_frees_caches(llama):
-    with attached(llama, random_fitted(llama, "decoder")):
+def test_ats_frees_caches(llama):
+    with attached(llama, random_fitted(llama, "ats")):
         output = llama(PROMPT[1:], use_cache=True)
         cache = weakref.ref(output.past_key_values)
         assert "reorder_cache" in vars(cache())
@@ -228,13 +228,13 @@ def lora():
     ("kind", "mode"),
     [
         *(("linear", "greedy"), ("linear", "static"), ("shape", "greedy"), ("shape", "sampling")),
-        *(("decoder", "beam"), ("decoder", "no cache"), ("decoder", "static")),
+        *(("ats", "beam"), ("ats", "no cache"), ("ats", "static")),
     ],
 )
 def test_generation_with_an_adapter_is_exact(lora, kind, mode):
     fit = random_fitted(lora, kind)
     how = {**MODES[mode], "output_scores": True}
-    if kind == "decoder" and mode == "static":
+    if kind == "ats" and mode == "static":
         with pytest.raises(ValueError, match="not a static one"):
             generated(lora, fit, **how)
         return
@@ -248,7 +248,7 @@ def test_generation_with_an_adapter_is_exact(lora, kind, mode):
             assert torch.equal(scores, logits)
 
 
-@pytest.mark.parametrize("kind", ["linear", "shape", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "shape", "ats"])
 def test_plain_call_with_an_adapter_is_exact(lora, kind):
     fit = random_fitted(lora, kind)
     tokens = PROMPT[1:]
@@ -267,13 +267,13 @@ def test_plain_call_with_an_adapter_is_exact(lora, kind):
     torch.testing.assert_close(kept, wanted[:, -2:], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["decoder"])
+@pytest.mark.parametrize("kind", ["ats"])
 @torch.no_grad()
 def test_compiled_model_is_exact(kind):
     model, tokens = build(num_hidden_layers=1), PROMPT[1:]  # one layer compiles sooner
     compiled: Any = torch.compile(model, backend="eager")
     fit, plain = random_fitted(model, kind), compiled(tokens).logits
-    target = model if kind == "decoder" else compiled
+    target = model if kind == "ats" else compiled
     with attached(target, fit) as same:  # after a compiled call without hooks
         assert same is target
         calls = [compiled(text).logits for text in (tokens, tokens + 1)]
@@ -330,7 +330,7 @@ def test_compiled_model_with_an_adapter_is_exact():
     assert torch.allclose(again, called, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "ats"])
 def test_states_that_were_not_seen(llama, kind, monkeypatch):
     """A call whose hooks did not run must not take the states of the one before."""
     with attached(llama, random_fitted(llama, kind)):
@@ -375,7 +375,7 @@ def test_logits_computed_in_parts_are_refused(llama, monkeypatch):
 
 
 @pytest.mark.parametrize("outer", ["model", "forward"])
-@pytest.mark.parametrize("kind", ["linear", "decoder", "global"])
+@pytest.mark.parametrize("kind", ["linear", "ats", "global"])
 def test_threads_are_independent(llama, kind, outer):
     """Each waits for the others in the middle of its calls, so that their hooks run in between."""
     fit, wrapper = random_fitted(llama, kind), Wrapper(llama, outer)
@@ -408,7 +408,7 @@ def test_threads_are_independent(llama, kind, outer):
 
 
 def test_copies_of_models_and_caches(llama, whole):
-    fit = random_fitted(llama, "decoder")
+    fit = random_fitted(llama, "ats")
     rows = PROMPT[1:, :4].repeat(3, 1) + torch.arange(3)[:, None]
     with torch.no_grad(), attached(llama, fit):
         twin = copy.deepcopy(llama)
@@ -428,9 +428,9 @@ def test_copies_of_models_and_caches(llama, whole):
 
 
 @pytest.mark.parametrize("family", ["Mamba", "Rwkv", "RecurrentGemma"])
-def test_decoder_on_a_recurrent_model(family, whole):
+def test_ats_on_a_recurrent_model(family, whole):
     model = build(family)
-    fit = random_fitted(model, "decoder")
+    fit = random_fitted(model, "ats")
     with pytest.raises(ValueError, match=r"past_key_values, got .*: pass use_cache=False"):
         generated(model, fit, **whole)
     output = generated(model, fit, **whole, use_cache=False)
@@ -443,16 +443,16 @@ def test_decoder_on_a_recurrent_model(family, whole):
     torch.testing.assert_close(called, plain.logits * b, rtol=1e-3, atol=1e-3)
 
 
-def test_decoder_refuses_a_state_of_earlier_tokens(whole):
+def test_ats_refuses_a_state_of_earlier_tokens(whole):
     model = build("Mamba")
-    with attached(model, random_fitted(model, "decoder")):
+    with attached(model, random_fitted(model, "ats")):
         state = model(PROMPT[1:]).cache_params
         with pytest.raises(ValueError, match="got cache_params"):
             model(PROMPT[1:, :1], cache_params=state, use_cache=False)
 
 
-def test_decoder_refuses_a_cache_that_is_not_returned(llama, monkeypatch):
-    fit, tokens, run = random_fitted(llama, "decoder"), PROMPT[1:], llama.model.forward
+def test_ats_refuses_a_cache_that_is_not_returned(llama, monkeypatch):
+    fit, tokens, run = random_fitted(llama, "ats"), PROMPT[1:], llama.model.forward
 
     def forgetful(**named):
         output = run(**named)
@@ -470,11 +470,11 @@ def test_decoder_refuses_a_cache_that_is_not_returned(llama, monkeypatch):
     assert error_of_call(llama, fit, tokens, whole) < 1e-4
 
 
-def test_decoder_refuses_a_cache_that_does_not_count(llama, monkeypatch):
+def test_ats_refuses_a_cache_that_does_not_count(llama, monkeypatch):
     """As one whose first layer is recurrent may be: the head would forget the text at each call."""
     cache = transformers.DynamicCache()
     monkeypatch.setattr(cache, "get_seq_length", lambda *_, **named: 0)
-    fit = random_fitted(llama, "decoder")
+    fit = random_fitted(llama, "ats")
     with attached(llama, fit), pytest.raises(ValueError, match="a cache that counts its tokens"):
         llama(PROMPT[1:], past_key_values=cache)
 
@@ -483,7 +483,7 @@ def test_decoder_refuses_a_cache_that_does_not_count(llama, monkeypatch):
 @pytest.mark.parametrize("family", ["OPT", "Bart"])
 def test_models_that_call_a_decoder_in_their_base_model(family, mode, whole):
     model = build(family)
-    fit = random_fitted(model, "decoder")
+    fit = random_fitted(model, "ats")
     output = generated(model, fit, **whole, **MODES[mode])
     for text, beams in zip(
         output.sequences, output.get("beam_indices", [[0] * 6] * 3), strict=False
@@ -517,13 +517,13 @@ class Bare(nn.Module):
 def test_model_without_a_backbone_is_refused():
     model = Bare()
     with pytest.raises(ValueError, match="no decoder or base_model"):
-        attached(model, random_fitted(model, "decoder")).__enter__()
+        attached(model, random_fitted(model, "ats")).__enter__()
 
 
-def test_decoder_refuses_packed_texts(llama):
+def test_ats_refuses_packed_texts(llama):
     packed, position = PROMPT[1:], torch.tensor([[0, 1, 2, 0, 1, 2]])
     for mask in (None, torch.ones_like(packed)):
-        with attached(llama, random_fitted(llama, "decoder")):
+        with attached(llama, random_fitted(llama, "ats")):
             with pytest.raises(ValueError, match="one text in each row"):
                 llama(packed, position_ids=position, attention_mask=mask, use_cache=False)
             llama(packed, position_ids=2 * torch.arange(6)[None], attention_mask=mask)

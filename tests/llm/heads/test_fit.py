@@ -1,6 +1,5 @@
 """Temperature heads fitted to tables with a known truth."""
 
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -15,14 +14,15 @@ from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.fit import fit_head, paired_gain, split_documents
+from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.evaluate import Gain
+from calibrant.llm.heads.fit import fit_head, options_for, split_documents
 from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
 from calibrant.llm.heads.modules import (
     bounded,
     make_head,
 )
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable
 from tests.support.language_models import (
     TINY,
     random_head,
@@ -34,7 +34,8 @@ from tests.support.language_models import (
 @pytest.mark.parametrize("objective", ["nll", "bce", "brier", "selective"])
 def test_linear_head_finds_the_truth(objective):
     table = simulated_table()
-    fitted = fit_head(table, "linear", objective, epochs=12, batch=256)
+    alpha: Any = "search" if objective == "selective" else None
+    fitted = fit_head(table, "linear", objective, alpha=alpha, epochs=12, batch=256)
     assert fitted.kept, fitted.reasons
     assert fitted.head.kind == "linear"
     score = "nll" if objective == "nll" else "brier"
@@ -57,13 +58,13 @@ def test_global_temperature_is_found():
     assert not any(p.requires_grad for p in fitted.head.parameters())
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "shape", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "shape", "ats"])
 def test_global_temperature_is_kept_if_nothing_else_helps(kind):
     table = simulated_table(60, strength=0, seed=3)
     fitted = fit_head(table, kind, "nll", epochs=6, batch=256)
     assert not fitted.kept
     assert fitted.head.kind == "global"
-    assert "the global temperature is kept" in fitted.reasons
+    assert "one temperature is kept" in fitted.reasons
     assert set(fitted.figures) == {"before", "global", "head"}
 
 
@@ -74,9 +75,9 @@ def test_linear_rate_suits_wide_states():
     assert fitted.figures["global"]["nll"] - fitted.figures["head"]["nll"] > 0.1
 
 
-@pytest.mark.parametrize(("mean", "kept"), [(0.03, True), (0.01, False), (-0.03, False)])
-def test_kept_by_more_than_the_standard_error(monkeypatch, mean, kept):
-    gain = fit_module.Gain(mean, 0.02, 12)
+@pytest.mark.parametrize(("mean", "kept"), [(0.05, True), (0.03, False), (-0.05, False)])
+def test_kept_by_more_than_two_standard_errors(monkeypatch, mean, kept):
+    gain = Gain(mean, 0.02, 12)
     monkeypatch.setattr(fit_module, "paired_gain", lambda *_: gain)
     fitted = fit_head(simulated_table(30), "linear", "nll", epochs=2, batch=128)
     assert fitted.settings["epoch"] > 0
@@ -104,14 +105,14 @@ def test_global_temperature_has_the_best_score_of_its_kind():
     assert told["bce"]["brier"] < told["nll"]["brier"]
 
 
-def test_decoder_on_documents_of_several_lengths():
+def test_ats_on_documents_of_several_lengths():
     lengths = [3, 7, 1, 5]
     rng = np.random.default_rng(0)
     logits = 2.5 * rng.normal(size=(16, 40))
     records = tabulate(examples(logits, logits.argmax(-1)))
     hidden = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float16)
     table = TokenTable.from_arrays(hidden, records, np.repeat(np.arange(4), lengths), TINY)
-    head = random_head("decoder")
+    head = random_head("ats")
     rows = np.r_[10:16, 0:10]  # in another order of documents
     got = log_sharpness(head, table, rows, table.records(rows))
     alone = [head(torch.from_numpy(h)[None].float())[0] for h in np.split(hidden, [3, 10, 11])]
@@ -136,7 +137,7 @@ def test_heads_are_rarely_kept_by_chance():
     assert sum(kept) <= 4
 
 
-def test_decoder_finds_what_earlier_tokens_say():
+def test_ats_finds_what_earlier_tokens_say():
     """The true sharpness of a token depends on the state before it, which only a sequence shows."""
     rng = np.random.default_rng(0)
     documents, each = 150, 24
@@ -151,7 +152,7 @@ def test_decoder_finds_what_earlier_tokens_say():
         hidden, tabulate(examples(logits, labels)), np.repeat(np.arange(documents), each), TINY
     )
     options = {"attention_heads": 2}
-    fitted = fit_head(table, "decoder", "nll", epochs=12, batch=256, rate=3e-3, options=options)
+    fitted = fit_head(table, "ats", "nll", epochs=12, batch=256, rate=3e-3, options=options)
     assert fitted.kept, fitted.reasons
     assert not fit_head(table, "linear", "nll", epochs=3, batch=256).kept
 
@@ -230,8 +231,8 @@ def test_documents_go_together_as_padding_allows():
 
 def test_one_temperature_takes_no_options():
     table = simulated_table(30)
-    for wrong in ({"alpha": 0.5}, {"options": {"units": 3}}, {"objective_options": {"over": 5}}):
-        with pytest.raises(ValueError, match=r"alpha belongs to|has no options"):
+    for wrong in ({"alpha": 0.5}, {"options": {"units": 3}}, {"options": {"over": 5}}):
+        with pytest.raises(ValueError, match=r"alpha belongs to|has no option"):
             fit_head(table, "global", "selective", **wrong)
     with pytest.raises(ValueError, match="alpha belongs to"):
         fit_head(table, "linear", "nll", alpha=0.5)
@@ -261,7 +262,7 @@ def test_keep_always_keeps_the_last_epoch():
     assert "higher" in always.reasons
     assert "keep_always" not in chosen.reasons
     with pytest.raises(ValueError, match="alpha is an argument of its own"):
-        fit_head(table, "linear", "selective", objective_options={"alpha": 0.3})
+        fit_head(table, "linear", "selective", options={"alpha": 0.3})
     assert always.figures["head"]["brier"] > always.figures["global"]["brier"]
 
 
@@ -273,51 +274,6 @@ def test_split_is_by_document():
     assert sum(map(len, parts)) == 350
     assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
     assert set(documents[split_documents(documents, seed=4).test]) != owners[2]
-
-
-def test_paired_gain_against_the_bootstrap():
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 30, 200)
-    documents = np.repeat(np.arange(200), sizes)
-    shared = rng.normal(size=200)[documents]
-    before = rng.normal(size=len(documents)) + shared + 0.3
-    after = rng.normal(size=len(documents))
-    weight = rng.uniform(0.5, 2, len(documents))
-    gain = paired_gain(before, after, documents, weight)
-    assert gain.mean == pytest.approx(np.average(before - after, weights=weight))
-    total = np.bincount(documents, weight * (before - after))
-    mass = np.bincount(documents, weight)
-    drawn = rng.integers(0, 200, (2000, 200))
-    means = total[drawn].sum(1) / mass[drawn].sum(1)
-    assert gain.error == pytest.approx(means.std(), rel=0.1)
-    assert paired_gain(before[:1], after[:1], documents[:1], weight[:1]).error == math.inf
-
-
-def test_paired_gain_of_unequal_documents():
-    rng = np.random.default_rng(1)
-    lengths = np.array([1, 2, 500, 30, 4, 2000])
-    documents = np.repeat(np.arange(6), lengths)
-    change = rng.normal(size=6)[documents] + rng.normal(size=lengths.sum())
-    weight = rng.uniform(0.5, 2, lengths.sum())
-    gain = paired_gain(change, np.zeros_like(change), documents, weight)
-    without = [
-        np.average(change[documents != one], weights=weight[documents != one]) for one in range(6)
-    ]
-    wanted = math.sqrt(5 / 6 * sum((mean - gain.mean) ** 2 for mean in without))
-    assert gain.error == pytest.approx(wanted)
-    # one document that holds everything says nothing about others
-    weight[documents != 5] = 0
-    assert paired_gain(change, np.zeros_like(change), documents, weight).error == math.inf
-
-
-def test_paired_gain_seldom_finds_what_is_not_there():
-    rng = np.random.default_rng(2)
-    found, times = 0, 3000
-    for _ in range(times):
-        mass = rng.lognormal(3, 2, 20)
-        gain = paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
-        found += gain.mean > gain.error
-    assert found / times < 0.23  # 0.16 with many documents, 0.165 with 20 of one length
 
 
 @pytest.mark.parametrize(
@@ -376,10 +332,10 @@ def test_from_texts_to_a_calibrated_model(tmp_path):
 
 
 @torch.no_grad()
-def test_a_decoder_head_sees_on_tables_what_it_sees_in_the_model(model, documents, tmp_path):
+def test_an_ats_head_sees_on_tables_what_it_sees_in_the_model(model, documents, tmp_path):
     table = collect(model, documents, tmp_path, prompts=True)
     torch.manual_seed(0)
-    head = make_head("decoder", width=16, attention_heads=2)
+    head = make_head("ats", width=16, attention_heads=2)
     torch.nn.init.normal_(head.get_parameter("last.weight"), std=0.3)
     fitted = FittedHead(head, table.fingerprint, "given")
     claims = token_predictions(table, fitted)
@@ -391,12 +347,35 @@ def test_a_decoder_head_sees_on_tables_what_it_sees_in_the_model(model, document
         np.testing.assert_allclose(claims.confidence[table.documents == number], wanted, rtol=5e-3)
 
 
-def test_a_decoder_head_refuses_tables_without_prompts(model, documents, tmp_path):
+def test_an_ats_head_refuses_tables_without_prompts(model, documents, tmp_path):
     table = collect(model, documents, tmp_path / "plain")
     with pytest.raises(ValueError, match="collect again with prompts=True"):
-        fit_head(table, "decoder")
-    head = FittedHead(make_head("decoder", width=16, attention_heads=2), table.fingerprint, "given")
+        fit_head(table, "ats")
+    head = FittedHead(make_head("ats", width=16, attention_heads=2), table.fingerprint, "given")
     with pytest.raises(ValueError, match="collect again with prompts=True"):
         token_predictions(table, head)
     with pytest.raises(ValueError, match="other settings"):
         collect(model, documents, tmp_path / "plain", prompts=True)
+
+
+def test_ats_is_the_method_of_its_paper_by_default():
+    table = simulated_table(30, 5)
+    paper = fit_head(table, "ats", epochs=1)
+    assert (paper.objective, paper.settings["alpha"]) == ("selective", 0.5)
+    assert fit_head(table, "ats", alpha=0.1, epochs=1).settings["alpha"] == 0.1
+    assert "alpha" not in fit_head(table, "ats", "nll", epochs=1).settings
+    with pytest.raises(ValueError, match="alpha must be a number from 0 to 1 or 'search', got 2"):
+        fit_head(table, "ats", alpha=2)
+
+
+def test_options_of_the_objective_are_those_of_the_fit():
+    assert {"attention_heads", "cap", "over", "weighting"} <= {*options_for("ats")}
+    assert "over" not in options_for("ats", "bce")
+    table = simulated_table(30, 5)
+    told = [
+        fit_head(table, "linear", "selective", options=options, epochs=2, keep_always=True).figures
+        for options in ({}, {"over": 5}, {"weighting": "official"})
+    ]
+    assert len({one["head"]["nll"] for one in told}) == 3
+    with pytest.raises(ValueError, match="the linear head has no option 'over'"):
+        fit_head(table, options={"over": 5})

@@ -38,7 +38,7 @@ def without_gaps(model, fit, row, written=()):
 
 
 @pytest.mark.parametrize("mode", ["greedy", "no cache"])
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_padding_in_the_middle_is_ignored(llama, kind, mode):
     fit, mask = random_fitted(llama, kind), (GAPS != 0).long()
     given = {"prompt": GAPS, "attention_mask": mask, **MODES[mode]}
@@ -63,9 +63,9 @@ def test_padding_in_the_middle_is_ignored(llama, kind, mode):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("mode", ["greedy", "beam", "no cache", "lookup", "static"])
-def test_decoder_head_in_every_mode(llama, whole, mode, masked):
+def test_ats_head_in_every_mode(llama, whole, mode, masked):
     """A mask is not needed where there is no padding."""
-    fit = random_fitted(llama, "decoder")
+    fit = random_fitted(llama, "ats")
     how = {"lookup": {"prompt_lookup_num_tokens": 2}, **MODES}[mode]
     output = generated(llama, **whole, output_hidden_states=True, **how)
     told = calibrate_generation(llama, fit, output, attention_mask=MASK[1:] if masked else None)
@@ -78,7 +78,7 @@ def test_decoder_head_in_every_mode(llama, whole, mode, masked):
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_incomplete_prompts_are_refused(llama, whole, masked):
-    fit, mask = random_fitted(llama, "decoder"), MASK[1:] if masked else None
+    fit, mask = random_fitted(llama, "ats"), MASK[1:] if masked else None
     whole["output_hidden_states"] = True
     cache = llama(PROMPT[1:, :4], use_cache=True).past_key_values
     for how, got in (({"prefill_chunk_size": 4}, 2), ({"past_key_values": cache}, 2)):
@@ -92,7 +92,7 @@ def test_incomplete_prompts_are_refused(llama, whole, masked):
 
 
 def test_embedded_prompts(llama, whole):
-    fit = random_fitted(llama, "decoder")
+    fit = random_fitted(llama, "ats")
     whole["output_hidden_states"] = True
     wanted = calibrate_generation(llama, fit, generated(llama, **whole))
     embedded = llama.get_input_embeddings()(PROMPT[1:])
@@ -106,7 +106,7 @@ def test_embedded_prompts(llama, whole):
 @pytest.mark.parametrize(
     ("family", "kind", "mode"),
     [
-        *(("Llama", "decoder", "greedy"), ("Gemma2", "linear", "beam")),
+        *(("Llama", "ats", "greedy"), ("Gemma2", "linear", "beam")),
         *(("GPT2", "global", "sampling"), ("Qwen2", "shape", "beam")),
     ],
 )
@@ -148,7 +148,7 @@ def test_calibrated_generation_equals_teacher_forcing(family, kind, mode):
     torch.testing.assert_close(told.sharpness[there], b[there], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_beams_that_end_before_the_search(llama, kind):
     """A search goes on while a worse beam may still win; texts and beams are then cut."""
     fit, longer = random_fitted(llama, kind), 0

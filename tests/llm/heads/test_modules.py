@@ -45,7 +45,7 @@ def test_unknown_heads_and_options():
     with pytest.raises(ValueError, match="head must be one of"):
         make_head("lstm", width=16)
     with pytest.raises(ValueError, match="attention_heads"):
-        make_head("decoder", width=16, attention_heads=3)
+        make_head("ats", width=16, attention_heads=3)
 
 
 def test_linear_and_mlp_by_hand():
@@ -104,11 +104,11 @@ def test_shape_head_standardises():
     assert torch.isfinite(found).all()
 
 
-def test_decoder_is_a_layer_of_llama():
+def test_ats_is_a_layer_of_llama():
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama import modeling_llama as llama
 
-    head = random_head("decoder", attention_heads=4, inner=24)
+    head = random_head("ats", attention_heads=4, inner=24)
     config = transformers.LlamaConfig(
         hidden_size=16,
         intermediate_size=24,
@@ -129,8 +129,8 @@ def test_decoder_is_a_layer_of_llama():
     torch.testing.assert_close(head(hidden), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_decoder_memory_equals_one_pass():
-    head = random_head("decoder")
+def test_ats_memory_equals_one_pass():
+    head = random_head("ats")
     hidden = inputs_of(head)
     whole, memory = head(hidden), Memory()
     pieces = [head(hidden[:, a:b], memory=memory) for a, b in ((0, 2), (2, 3), (3, 5))]
@@ -145,8 +145,8 @@ def test_decoder_memory_equals_one_pass():
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_decoder_does_not_see_padding(left):
-    head = random_head("decoder")
+def test_ats_does_not_see_padding(left):
+    head = random_head("ats")
     hidden = inputs_of(head)
     noise = torch.full((2, 3, 16), 7.0)
     padded = torch.cat([noise, hidden] if left else [hidden, noise], 1)
@@ -159,8 +159,8 @@ def test_decoder_does_not_see_padding(left):
     torch.testing.assert_close(found[:, at], head(hidden))
 
 
-def test_decoder_is_causal_and_capped():
-    head = random_head("decoder", cap=1.5)
+def test_ats_is_causal_and_capped():
+    head = random_head("ats", cap=1.5)
     hidden = inputs_of(head)
     changed = hidden.clone()
     changed[:, 3:] += 1

@@ -14,7 +14,6 @@ from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
-from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.option_bias import (
@@ -25,11 +24,12 @@ from calibrant.llm.answers.option_bias import (
 )
 from calibrant.llm.answers.questions import Question, choice_prompt
 from calibrant.llm.answers.shading import ShadedText, shaded_text
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
+from calibrant.llm.heads.documents import prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.tokens.documents import prompt_ids
+from calibrant.llm.models import huggingface
+from calibrant.llm.models.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     as_pairs,
     known_rows,
 )
-from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
+from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics import intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate

@@ -20,7 +20,7 @@ from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.option_bias import OptionBias
 from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.tokens.reading import parse_lines, read_text
+from calibrant.llm.heads.reading import parse_lines, read_text
 
 if TYPE_CHECKING:
     import pandas as pd

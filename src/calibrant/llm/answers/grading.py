@@ -14,7 +14,6 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.auto import Auto
-from calibrant.llm import huggingface
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
@@ -24,8 +23,9 @@ from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.sources import Source
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models import huggingface
+from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.workflows.fit import cross_fit
 
 FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be

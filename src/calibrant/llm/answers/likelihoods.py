@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from calibrant._core.checks import FloatArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
-from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import choice_logits_from_likelihoods
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.documents import Encoded, encode_documents
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.tokens.documents import Encoded, encode_documents
+from calibrant.llm.models import huggingface
 
 
 def ask_texts_each(

@@ -18,7 +18,7 @@ import numpy as np
 
 from calibrant._core.checks import check_whole
 from calibrant.llm.answers.choices import LETTERS
-from calibrant.llm.tokens.reading import read_text
+from calibrant.llm.heads.reading import read_text
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import evaluating
-from calibrant.llm import huggingface
 from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, checked_prompts, end_ids
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models import huggingface
 
 OUTPUTS = ("return_dict_in_generate", "output_logits", "output_hidden_states")
 """Options of ``generate`` that would keep everything until the end."""

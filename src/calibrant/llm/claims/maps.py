@@ -15,6 +15,7 @@ from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant.display.html import Html, page
 from calibrant.display.results import heading, remarks
 from calibrant.display.tokens import shaded_tokens, token_scale, token_table
+from calibrant.llm.answers.calibrating import calibrated
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator
 from calibrant.llm.answers.graded import AnswerRows, Row
@@ -22,8 +23,7 @@ from calibrant.llm.answers.grading import FOLDS
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.claims.claimed import ClaimedAnswer, ClaimedAnswers, claim_rows, claimed_answers
-from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
-from calibrant.llm.workflows import Evaluations, calibrated
+from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations, evaluate_tokens
 
 SHOWN = 100
 """Answers on a page."""

@@ -18,8 +18,8 @@ from calibrant.llm.answers.graded import Row
 from calibrant.llm.endpoints.patience import Patience
 from calibrant.llm.endpoints.plans import Asked, Plan, answer_row
 from calibrant.llm.endpoints.services import Message, Service, ServiceError, without_key
+from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.lines import CUT_OFF, json_lines
-from calibrant.llm.tokens.documents import BadDocument
 
 MOST_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""

@@ -18,9 +18,9 @@ from calibrant.llm.answers.questions import (
     verdict_prompt,
 )
 from calibrant.llm.endpoints.services import Service
+from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.completions import completion
 from calibrant.llm.logs.lines import question_of
-from calibrant.llm.tokens.documents import BadDocument
 
 STATE = (
     "After the answer, write on a last line of its own how likely it is that your answer is "

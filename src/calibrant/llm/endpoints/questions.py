@@ -11,7 +11,7 @@ from typing import Any
 
 from calibrant.llm.answers.questions import read_questions
 from calibrant.llm.endpoints.plans import Asked
-from calibrant.llm.tokens.reading import parse_lines, read_text
+from calibrant.llm.heads.reading import parse_lines, read_text
 
 REFERENCES = ("references", "reference", "answers", "answer")
 """Names that right answers go by."""

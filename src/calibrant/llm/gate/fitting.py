@@ -12,6 +12,7 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant.decide.thresholds import Threshold
+from calibrant.llm.answers.calibrating import apply_answers, fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.graded import AnswerRows
@@ -19,7 +20,6 @@ from calibrant.llm.gate.drift import DriftReference
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.promises import Scored, Unit, find_threshold
 from calibrant.llm.gate.verdicts import Band, Terms
-from calibrant.llm.workflows import apply_answers, fit_answers
 
 FEWEST = 30
 """Independent answers or conversations below which nothing can be promised."""

@@ -15,13 +15,13 @@ from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
+from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.llm.answers.graded import AnswerRows, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.answers.sources import Source, SourceError
 from calibrant.llm.gate.drift import DriftReference
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
-from calibrant.llm.workflows import apply_answers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ class Gate:
     Parameters
     ----------
     calibrator : AnswerCalibrator or SignalCalibrator
-        Applied by :func:`calibrant.llm.workflows.apply_answers`.
+        Applied by :func:`calibrant.llm.answers.calibrating.apply_answers`.
     bands : sequence of Band
         One for all kinds of questions, or one for each set of kinds with promises of its own.
     terms : Terms

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant.llm import huggingface
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import DecoderHead, Head, Memory, bounded
-from calibrant.llm.huggingface import SCALES, output_embeddings
+from calibrant.llm.heads.modules import ATSHead, Head, Memory, bounded
+from calibrant.llm.models import huggingface
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import SCALES, output_embeddings
 
 STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""
@@ -45,7 +45,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     head; the text-generation pipeline has 0.7 by default. Pass ``temperature=1.0, top_k=0`` to
     sample from the calibrated distribution.
 
-    Heads that look at one token at a time are exact in every mode. The decoder head follows the
+    Heads that look at one token at a time are exact in every mode. The ATS head follows the
     cache of the model, also through beam search, and needs a two-dimensional attention mask. It
     refuses static caches, texts packed into one row, and recurrent models, unless they are run with
     ``use_cache=False``.
@@ -73,7 +73,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     with ExitStack() as stack:
         stack.callback(torch.compiler.reset)  # compiled code does not look for hooks again
         call = _CallState()
-        follow = _follow_texts if isinstance(head, DecoderHead) else _follow_tokens
+        follow = _follow_texts if isinstance(head, ATSHead) else _follow_tokens
         log_sharpness = follow(inner, head, call, stack)
 
         def scale(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -129,7 +129,7 @@ def _tensor(output: Any, name: str) -> Tensor:
 class _CallState(threading.local):
     """State that the hooks of one call of the model share, per thread."""
 
-    seen: Tensor | None = None  # hidden states, or log-sharpness of the decoder head
+    seen: Tensor | None = None  # hidden states, or log-sharpness of the ATS head
     past: int = 0  # tokens in the cache before this call
     scaled: weakref.ref[Any] | None = None
 
@@ -164,8 +164,8 @@ def _follow_tokens(inner: Any, head: Head, call: _CallState, stack: ExitStack) -
 
 
 def _follow_texts(inner: Any, head: Head, call: _CallState, stack: ExitStack) -> LogSharpness:
-    """For the decoder head: listen to the states of all tokens that the backbone returns."""
-    assert isinstance(head, DecoderHead)
+    """For the ATS head: listen to the states of all tokens that the backbone returns."""
+    assert isinstance(head, ATSHead)
     backbone = huggingface.backbone_of(inner)
     follower = _DecoderFollower(head)
     stack.callback(follower.detach)
@@ -211,7 +211,7 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 class _DecoderFollower:
     """Computes the log-sharpness of each call of a model, with a memory for each cache."""
 
-    head: DecoderHead
+    head: ATSHead
     # weak references: a cache and its memory are freed when a generation is over
     memories: weakref.WeakKeyDictionary[Any, Memory] = field(
         default_factory=weakref.WeakKeyDictionary
@@ -234,7 +234,7 @@ class _DecoderFollower:
             states = [name for name in STATES if kwargs.get(name) is not None]
             if states or kwargs.get("use_cache"):
                 raise ValueError(
-                    "the decoder head needs whole texts, or a cache that counts its tokens and is "
+                    "the ATS head needs whole texts, or a cache that counts its tokens and is "
                     f"returned as past_key_values, got {', '.join(states) or 'use_cache=True'}: "
                     "pass use_cache=False, to generate too, or use a head that looks at one token"
                 )
@@ -248,7 +248,7 @@ class _DecoderFollower:
         same = memory.keys is None or len(memory.keys) == batch
         if len(memory) != past or not same:
             raise ValueError(
-                f"the decoder head must have seen all {past} tokens in the cache, got "
+                f"the ATS head must have seen all {past} tokens in the cache, got "
                 f"{len(memory)}: fill it while the head is attached, and do not repeat its rows"
             )
         return memory
@@ -293,7 +293,7 @@ def _present(mask: Any, tokens: int) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != tokens:
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"the decoder head needs an attention mask (batch, {tokens}), got {got}: generate with "
+            f"the ATS head needs an attention mask (batch, {tokens}), got {got}: generate with "
             "the default cache, not a static one, or use a head that looks at one token"
         )
     return mask.bool()
@@ -309,6 +309,6 @@ def _check_positions(position: Any, present: Tensor | None) -> None:
         restart = restart & present[:, 1:] & present[:, :-1]
     if restart.any():
         raise ValueError(
-            "the decoder head needs one text in each row, got position_ids that restart: pad texts "
+            "the ATS head needs one text in each row, got position_ids that restart: pad texts "
             "instead of packing them, or use a head that looks at one token"
         )

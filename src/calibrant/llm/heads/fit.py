@@ -1,7 +1,8 @@
 """Train a temperature head from a token table; keep it only if it beats one temperature.
 
 Documents are split into three parts: a head is trained on the first, the second decides when to
-stop (and which alpha is best), and the third compares it with the global temperature.
+stop (and which alpha is best, if it is searched), and the third compares the head with the best
+temperature for all tokens.
 """
 
 from __future__ import annotations
@@ -10,26 +11,34 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from calibrant._core.checks import FloatArray, IntArray, check_choice, check_whole
+from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records
+from calibrant._core.options import Options, check_options, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.objectives import Measured, Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fitted, modules
-from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
+from calibrant.llm.heads.evaluate import Gain, paired_gain
+from calibrant.llm.heads.fitted import FittedHead, predict_rows
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head
-from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss
-from calibrant.llm.tokens.evaluate import jackknife_influence
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss, objective_options
+from calibrant.llm.heads.tables import TokenTable
 
+Alpha: TypeAlias = float | Literal["search"]
+
+DEFAULT_HEAD, DEFAULT_OBJECTIVE = "linear", "nll"
+PAPER_ALPHA = 0.5
 ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Weights of wrong tokens in selective smoothing, among which ``alpha="search"`` chooses."""
+STANDARD_ERRORS = 2
+"""A head is kept if its gain over one temperature is larger than this many standard errors."""
 PATIENCE = 4
 """Epochs without improvement after which training stops."""
 CHUNK = 1 << 15
@@ -39,19 +48,18 @@ ENOUGH = 1 << 18
 STOP, TEST = 0.1, 0.2
 """Fractions of the documents for early stopping and for the final comparison."""
 MIN_DOCUMENTS = 5
-RATES = {"mlp": 3e-4, "shape": 1e-2, "decoder": 1e-4}
+RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
 LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
 
 
 def fit_head(
     table: TokenTable,
-    head: str = "linear",
-    objective: str = "bce",
+    head: str = DEFAULT_HEAD,
+    objective: str | None = None,
     *,
-    alpha: float | None = None,
+    alpha: Alpha | None = None,
     options: Mapping[str, Any] | None = None,
-    objective_options: Mapping[str, Any] | None = None,
     epochs: int = 40,
     batch: int = 1024,
     rate: float | None = None,
@@ -60,25 +68,30 @@ def fit_head(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> FittedHead:
-    """Train a temperature head on a table, and keep it only if it beats the global temperature.
+    """Train a temperature head on a table, and keep it only if it beats one temperature.
 
-    Both are compared by the likelihood for ``objective="nll"``, else by the Brier score of the
-    confidence. The global temperature, at which the head starts, minimises this score.
+    The head starts at the best temperature for all tokens. Afterwards both are compared on
+    held-out documents, by the likelihood for ``objective="nll"``, else by the Brier score of the
+    confidence. The head is kept if its mean gain is larger than two standard errors; otherwise the
+    result is the one temperature, and ``reasons`` says so.
 
     Parameters
     ----------
     table : TokenTable
         At least 5 documents; some hundred for a meaningful comparison.
-    head : {"linear", "mlp", "shape", "decoder", "global"}
-    objective : {"bce", "brier", "nll", "selective", "smart"}
-    alpha : float, optional
-        Of the selective objective. By default the best of 0.5 to 0.01 on held-out documents.
-    options, objective_options : dict, optional
-        Arguments of the head and of the objective, such as ``{"units": 128}``, ``{"over": 5}``.
+    head : {"linear", "mlp", "shape", "ats", "global"}
+        ``ats`` is the transformer head of adaptive temperature scaling (Xie et al. 2024).
+    objective : {"nll", "bce", "brier", "selective", "smart"}, optional
+        By default ``selective``, the paper's, for ``ats``, and ``nll`` for the others.
+    alpha : float or "search", optional
+        Weight of wrong tokens in the selective objective, by default the paper's 0.5. ``"search"``
+        takes the best of 0.5 to 0.01 on held-out documents.
+    options : dict, optional
+        Options of the head and of the objective, such as ``{"units": 128}`` or ``{"over": 5}``.
     epochs : int
         Largest number; training stops when held-out documents no longer improve.
     batch : int
-        Tokens per step. The decoder head takes whole documents, this many tokens with padding.
+        Tokens per step. The ATS head takes whole documents, this many tokens with padding.
     rate : float, optional
         Learning rate of AdamW; the default depends on the head.
     keep_always : bool
@@ -94,7 +107,7 @@ def fit_head(
     --------
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.fingerprint import ModelFingerprint
+    >>> from calibrant.llm.models.fingerprint import ModelFingerprint
     >>> rng = np.random.default_rng(0)
     >>> hidden = rng.normal(size=(4000, 4))
     >>> logits = 2 * rng.normal(size=(4000, 10))
@@ -104,14 +117,14 @@ def fit_head(
     ...     hidden, tabulate(examples(logits, labels)), np.arange(4000) // 20,
     ...     ModelFingerprint("tiny", 4, 10, "0" * 16, None),
     ... )
-    >>> fit_head(table, "linear", "nll").kept
+    >>> fit_head(table).kept
     True
     """
-    _check_arguments(head, objective, alpha, options, objective_options)
+    objective = objective or default_objective(head)
+    of_head, of_objective = _divided(head, objective, dict(options or {}))
+    alphas = _alphas(head, objective, alpha)
     check_whole("epochs", epochs)
     check_whole("batch", batch)
-    if "alpha" in (objective_options or {}):
-        raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
     fitted.check_prompts(modules.HEADS[head], table)
     split = split_documents(table.documents, seed=seed)
     score = "nll" if objective == "nll" else "brier"
@@ -127,21 +140,20 @@ def fit_head(
         why = "one temperature for all tokens is kept, as asked for"
         return FittedHead(simple, table.fingerprint, score, True, why, figures, settings)
     width = table.fingerprint.hidden_size
-    new_head = partial(modules.make_head, head, width=width, start=start, **(options or {}))
+    new_head = partial(modules.make_head, head, width=width, start=start, **of_head)
     rate = RATES.get(head, LINEAR_RATE / width) if rate is None else rate
-    report = progress or (lambda done, total: None)
-    place = own_device(device)
-    trainer = _Trainer(table, split, score, epochs, batch, rate, keep_always, seed, place, report)
-    best = trainer.best_of(new_head, objective, alpha, objective_options or {})
+    trainer = _Trainer(table, split, score, epochs, batch, rate, keep_always, seed)
+    measure = partial(OBJECTIVES[objective], **of_objective)
+    best = trainer.best_of(new_head, measure, alphas, own_device(device), progress)
     results["head"] = predict_rows(best.head, table, split.test)
     best.head.cpu()
     gain = paired_gain(
-        _scores(results["global"], score),
-        _scores(results["head"], score),
+        results["global"].scores()[score],
+        results["head"].scores()[score],
         table.documents[split.test],
         results["head"].weight,
     )
-    kept = keep_always or (best.epoch > 0 and gain.mean > gain.error)
+    kept = keep_always or (best.epoch > 0 and gain.mean > STANDARD_ERRORS * gain.error)
     settings |= {"epoch": best.epoch, **({} if best.alpha is None else {"alpha": best.alpha})}
     return FittedHead(
         best.head if kept else simple,
@@ -154,28 +166,63 @@ def fit_head(
     )
 
 
-def _check_arguments(head: str, objective: str, alpha: float | None, *options: object) -> None:
-    check_choice("head", head, tuple(modules.HEADS))
-    check_choice("objective", objective, tuple(OBJECTIVES))
-    if alpha is not None and (objective != "selective" or head == "global"):
-        raise ValueError(
-            "alpha belongs to the selective objective of an adaptive head, got "
-            f"objective={objective!r} and head={head!r}"
-        )
-    if head == "global" and any(options):
-        raise ValueError("the global temperature has no options: remove them, or choose a head")
+def default_objective(head: str) -> str:
+    """Return the objective of a head by default: the paper's for its own head."""
+    return "selective" if head == "ats" else DEFAULT_OBJECTIVE
+
+
+def options_for(head: str, objective: str | None = None) -> Options:
+    """Return the options of a head and of its objective."""
+    known = modules.head_options(head)
+    if head == "global":
+        return known
+    return {**known, **objective_options(objective or default_objective(head))}
+
+
+def _divided(
+    head: str, objective: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check options, and divide them into those of the head and those of the objective."""
+    if "alpha" in options:
+        raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
+    of_objective = objective_options(objective)
+    known = options_for(head, objective)
+    for name in options.keys() - known.keys():
+        raise unknown_option(f"the {head} head", name, known)
+    checked = check_options(known, options)
+    return (
+        {name: value for name, value in checked.items() if name not in of_objective},
+        {name: value for name, value in checked.items() if name in of_objective},
+    )
+
+
+def _alphas(head: str, objective: str, alpha: Alpha | None) -> tuple[float | None, ...]:
+    """Return the values of alpha to train with; None for objectives without it."""
+    if objective != "selective" or head == "global":
+        if alpha is not None:
+            raise ValueError(
+                "alpha belongs to the selective objective of an adaptive head, got "
+                f"objective={objective!r} and head={head!r}"
+            )
+        return (None,)
+    if alpha == "search":
+        return ALPHAS
+    alpha = PAPER_ALPHA if alpha is None else alpha
+    if isinstance(alpha, str) or not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be a number from 0 to 1 or 'search', got {alpha!r}")
+    return (alpha,)
 
 
 def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: Gain) -> str:
     if not epoch:
-        return f"the global temperature is kept: no epoch of the {head} head improved on it"
-    which = f"the {head} head" if kept else "the global temperature"
+        return f"one temperature is kept: no epoch of the {head} head improved on it"
+    which = f"the {head} head" if kept else "one temperature"
     why = " (keep_always)" if always else ""
     way = "lower" if gain.mean > 0 else "higher"
     return (
         f"{which} is kept{why}: on {gain.documents} held-out documents the {score} of the {head} "
         f"head is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
-        f"{gain.error:.2g}"
+        f"{gain.error:.2g} (a head must gain more than {STANDARD_ERRORS} standard errors)"
     )
 
 
@@ -213,13 +260,6 @@ def _best_start(records: Records, score: str) -> float:
     return float(np.clip(solution.x[0], -LIMIT, LIMIT))
 
 
-def _scores(predictions: TokenPredictions, score: str) -> FloatArray:
-    """Return the score of each token ``(n,)``."""
-    if score == "nll":
-        return predictions.nll
-    return np.asarray((predictions.confidence - predictions.correct) ** 2)
-
-
 class _TrainedHead(NamedTuple):
     """A head at its best epoch, with its score there."""
 
@@ -240,34 +280,38 @@ class _Trainer(NamedTuple):
     rate: float
     keep_always: bool
     seed: int
-    device: torch.device
-    progress: Progress
 
     def best_of(
         self,
         new_head: Callable[[], Head],
-        objective: str,
-        alpha: float | None,
-        options: Mapping[str, Any],
+        measure: Callable[..., Measured],
+        alphas: tuple[float | None, ...],
+        device: torch.device,
+        progress: Progress | None,
     ) -> _TrainedHead:
-        """Train once, or once for each alpha to be tried."""
-        if objective != "selective":
-            return self.train(new_head, partial(OBJECTIVES[objective], **options), 0, self.epochs)
-        alphas = ALPHAS if alpha is None else (alpha,)
-        runs = []
-        for number, value in enumerate(alphas):
-            measure = partial(OBJECTIVES[objective], **options, alpha=value)
-            before, total = number * self.epochs, len(alphas) * self.epochs
-            runs.append(self.train(new_head, measure, before, total)._replace(alpha=value))
+        """Train once for each alpha, and return the head with the best score."""
+        total, runs = len(alphas) * self.epochs, []
+        for number, alpha in enumerate(alphas):
+            objective = measure if alpha is None else partial(measure, alpha=alpha)
+
+            def report(epoch: int, before: int = number * self.epochs) -> None:
+                if progress is not None:
+                    progress(before + epoch, total)
+
+            runs.append(self.train(new_head, objective, device, report)._replace(alpha=alpha))
         return min(runs, key=lambda run: run.score)
 
     def train(
-        self, new_head: Callable[[], Head], objective: Objective, before: int, total: int
+        self,
+        new_head: Callable[[], Head],
+        objective: Objective,
+        device: torch.device,
+        report: Callable[[int], None],
     ) -> _TrainedHead:
         """Train a head until held-out documents stop improving; return the best epoch, 0 too."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
-            head = new_head().to(self.device)
+            head = new_head().to(device)
         if isinstance(head, modules.ShapeHead):
             head.standardise(modules.shape_features(self.table.records(_enough(self.split.train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
@@ -281,7 +325,7 @@ class _Trainer(NamedTuple):
                     objective, records, fitted.log_sharpness(head, self.table, rows, records)
                 ).backward()
                 optimiser.step()
-            self.progress(before + epoch, total)
+            report(epoch)
             score = self._held_out_score(head)
             if score < best or self.keep_always:
                 best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
@@ -292,7 +336,8 @@ class _Trainer(NamedTuple):
 
     def _held_out_score(self, head: Head) -> float:
         predictions = predict_rows(head, self.table, self.split.stop)
-        return float(np.average(_scores(predictions, self.score), weights=predictions.weight))
+        scores = predictions.scores()[self.score]
+        return float(np.average(scores, weights=predictions.weight))
 
     def _steps(self, head: Head, rng: np.random.Generator) -> Iterator[tuple[IntArray, Records]]:
         """Yield the rows and records of each step of an epoch, in a new order."""
@@ -310,29 +355,3 @@ class _Trainer(NamedTuple):
             for first in range(0, len(mixed), self.batch):
                 some = mixed[first : first + self.batch]
                 yield some, table.records(some)
-
-
-class Gain(NamedTuple):
-    """Mean improvement of one head over another, with its standard error."""
-
-    mean: float
-    error: float
-    documents: int
-
-
-def paired_gain(
-    before: FloatArray, after: FloatArray, documents: IntArray, weight: FloatArray
-) -> Gain:
-    """Mean difference of the scores of tokens, with documents as the sampling unit.
-
-    Tokens of one text are correlated, so the error is the jackknife's over documents; it is
-    infinite if one document holds all the weight.
-    """
-    _, member = np.unique(documents, return_inverse=True)
-    total = np.bincount(member, weight * (before - after))
-    mass = np.bincount(member, weight)
-    mean, count = float(total.sum() / mass.sum()), len(total)
-    if not (mass < mass.sum()).all():
-        return Gain(mean, math.inf, count)
-    error = np.linalg.norm(jackknife_influence(np.column_stack([mass, total])))
-    return Gain(mean, float(error), count)

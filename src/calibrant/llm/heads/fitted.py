@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,10 @@ from calibrant._core.logpartition import Records
 from calibrant._core.tables import columns_frame, frame
 from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, verdict
-from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
-from calibrant.llm.tokens.tables import Hidden, TokenTable
+from calibrant.llm.heads.tables import Hidden, TokenTable
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
 
@@ -73,6 +73,15 @@ class FittedHead:
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
+
+    def one_temperature(self) -> FittedHead | None:
+        """Return the temperature for all tokens that it was compared with; None if not known."""
+        if self.head.kind == "global":
+            return self
+        if "temperature" not in self.settings:
+            return None
+        single = FittedHead.from_temperature(self.settings["temperature"], self.fingerprint)
+        return replace(single, settings={"tables": self.settings.get("tables", [])})
 
     def __repr__(self) -> str:
         last = next(reversed(self.figures.values()), {})
@@ -178,13 +187,16 @@ class TokenPredictions(NamedTuple):
         """Return a frame with a row for each token. Needs pandas."""
         return columns_frame(self._asdict())
 
+    def scores(self) -> dict[str, FloatArray]:
+        """Proper scores of each token ``(n,)``, by the names of their means."""
+        return {"nll": self.nll, "brier": (self.confidence - self.correct) ** 2}
+
     def figures(self) -> dict[str, float]:
         """Metrics over all tokens."""
         share = self.weight / self.weight.sum()
         confidence = np.minimum(self.confidence, 1)
         return {
-            "nll": float(share @ self.nll),
-            "brier": float(share @ (self.confidence - self.correct) ** 2),
+            **{name: float(share @ scores) for name, scores in self.scores().items()},
             "ece": ece(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
             "auroc": auroc(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
         }
@@ -215,7 +227,7 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
 
 
 def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
-    """Predict rows of a table; for a decoder head they must be whole documents."""
+    """Predict rows of a table; for an ATS head they must be whole documents."""
     if head.wants == "sequence":
         runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
     else:
@@ -234,14 +246,14 @@ def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredicti
 def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
     """Log-sharpness ``(m,)`` of rows of a table by a head, within the limits.
 
-    A decoder head needs all rows of each document, in order.
+    An ATS head needs all rows of each document, in order.
     """
     device = next(head.parameters()).device
     if head.wants == "nothing":
         return bounded(head(torch.empty(len(rows), 0, device=device)))
     if head.wants == "shape":
         return bounded(head(modules.shape_features(records).to(device)))
-    if not isinstance(head, modules.DecoderHead):
+    if not isinstance(head, modules.ATSHead):
         return bounded(head(_states(table.hidden(rows), device)))
     texts = table.texts(rows)
     longest = max(len(text.states) for text in texts)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from calibrant.llm.heads.attach import log_sharpness_of_tokens, matching_model, on_device
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import DecoderHead, Head, bounded
-from calibrant.llm.huggingface import SCALES, end_tokens, has_head
+from calibrant.llm.heads.modules import ATSHead, Head, bounded
+from calibrant.llm.models.huggingface import SCALES, end_tokens, has_head
 
 
 class CalibratedGeneration(NamedTuple):
@@ -57,7 +57,7 @@ def calibrate_generation(
         Of ``model.generate(..., return_dict_in_generate=True, output_logits=True,
         output_hidden_states=True)``, greedy, sampled or by beams.
     attention_mask : (batch, prompt), optional
-        Of the prompts, if they have padding. Only the decoder head needs it.
+        Of the prompts, if they have padding. Only the ATS head needs it.
     eos_token_id : int or sequence of int, optional
         If ``generate`` got another one than that of the generation config.
     """
@@ -104,14 +104,14 @@ def calibrated_output(
     last_layer = [step[-1].to(logits.device) for step in output.hidden_states[:steps]]
     states = [state[row] for state, row in zip(last_layer, rows.T, strict=True)]
     head = on_device(head, logits.device)
-    if isinstance(head, DecoderHead):
+    if isinstance(head, ATSHead):
         prompt = output.sequences.shape[1] - steps
         if not prompt and mask is not None:  # it was passed as inputs_embeds
             prompt = mask.shape[1]
         masked = prompt if mask is None else mask.shape[1]
         if not states[0].shape[1] == masked == prompt:
             raise ValueError(
-                f"the decoder head needs the states and the mask of all {prompt} tokens of the "
+                f"the ATS head needs the states and the mask of all {prompt} tokens of the "
                 f"prompt, got {states[0].shape[1]} and {masked}: generate without past_key_values "
                 "and prefill_chunk_size; with inputs_embeds, pass attention_mask"
             )
@@ -128,7 +128,7 @@ def calibrated_output(
     return CalibratedGeneration(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
 
 
-def _log_sharpness_of_texts(head: DecoderHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
+def _log_sharpness_of_texts(head: ATSHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
     # without a cache each step has the states of the whole text
     hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
     present = None

@@ -186,7 +186,7 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
 
 @dataclass
 class Memory:
-    """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by a decoder head."""
+    """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by an ATS head."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -214,17 +214,17 @@ class Memory:
             self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
 
 
-class DecoderHead(Head):
-    """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
+class ATSHead(Head):
+    """Adaptive temperature scaling (Xie et al. 2024): a transformer layer, then a linear one.
 
-    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. It attends
-    to all earlier tokens, so it must be trained on whole texts, prompts included. The width must be
-    a multiple of twice the ``attention_heads``. ``inner`` is the width of the SwiGLU layer, by
-    default 8/3 of ``width``; ``eps`` and ``theta`` are those of the RMS norms and of the rotary
-    positions; ``cap`` is the largest sharpness.
+    The first is a decoder layer like those of Llama: RMS norm, causal self-attention with rotary
+    positions, SwiGLU, residuals, no biases. It attends to all earlier tokens, so it must be trained
+    on whole texts, prompts included. The width must be a multiple of twice the ``attention_heads``.
+    ``inner`` is the width of the SwiGLU layer, by default 8/3 of ``width``; ``eps`` and ``theta``
+    are those of the RMS norms and of the rotary positions; ``cap`` is the largest sharpness.
     """
 
-    kind = "decoder"
+    kind = "ats"
     wants = "sequence"
 
     def __init__(
@@ -307,7 +307,7 @@ class DecoderHead(Head):
 
 
 HEADS: dict[str, type[Head]] = {
-    head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, DecoderHead)
+    head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, ATSHead)
 }
 """Temperature heads by name."""
 

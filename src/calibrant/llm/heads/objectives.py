@@ -17,6 +17,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray, check_choice
 from calibrant._core.logpartition import TOP, Records
+from calibrant._core.options import Options, options_of
 from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
 
 Weighting = Literal["paper", "official"]
@@ -124,6 +125,15 @@ OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
 }
 """Objectives by name; the Brier score is that of the confidence."""
+INNER = ("records", "u", "curve", "alpha")
+"""Arguments of objectives that are no options; ``alpha`` is one of :func:`fit_head` itself."""
+
+
+def objective_options(name: str) -> Options:
+    """Return the options of an objective."""
+    check_choice("objective", name, tuple(OBJECTIVES))
+    known = options_of(OBJECTIVES[name])
+    return {option: known[option] for option in known if option not in INNER}
 
 
 def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:

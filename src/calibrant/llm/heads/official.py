@@ -1,4 +1,4 @@
-"""Temperature heads that the authors of ATS published, as decoder heads."""
+"""Temperature heads that the authors of ATS published, as ATS heads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import DecoderHead
+from calibrant.llm.heads.modules import ATSHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 
 WEIGHTS = "calibration_head.safetensors"
 CONFIG = "config.json"
@@ -50,7 +50,7 @@ def read_official(
             "load the model that it was trained for"
         )
     inner = state.get("mlp.gate_proj.weight")
-    head = DecoderHead(
+    head = ATSHead(
         width=fingerprint.hidden_size,
         attention_heads=attention_heads or configured,
         inner=None if inner is None else len(inner),
@@ -73,7 +73,7 @@ def read_official(
 
 
 def _state(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors, under the names of the decoder head."""
+    """Read the tensors, under the names of the ATS head."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError:

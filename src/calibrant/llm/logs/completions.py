@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.llm.answers.graded import Row
+from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.lines import (
     Item,
     converted,
@@ -19,7 +20,6 @@ from calibrant.llm.logs.lines import (
     text_of,
     token_material,
 )
-from calibrant.llm.tokens.documents import BadDocument
 
 KEPT = ("correct", "kind", "stated", "signals", "samples", "prompt", "head")
 """Values of a line that an answer takes over as they are."""

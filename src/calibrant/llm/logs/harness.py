@@ -22,8 +22,8 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.graded import Row
+from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.lines import Item, converted, json_lines, parsed
-from calibrant.llm.tokens.documents import BadDocument
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 SCORES: dict[str, tuple[str, Callable[[str], int]]] = {

@@ -14,6 +14,7 @@ from typing import IO, Any
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.graded import Row
+from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.lines import (
     Item,
     converted,
@@ -22,7 +23,6 @@ from calibrant.llm.logs.lines import (
     text_of,
     token_material,
 )
-from calibrant.llm.tokens.documents import BadDocument
 
 ZSTANDARD = 93
 """Compression of archives that zipfile reads from Python 3.14 on."""

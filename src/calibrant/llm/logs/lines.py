@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from calibrant.llm.answers.graded import Row
-from calibrant.llm.tokens.documents import BadDocument
+from calibrant.llm.heads.documents import BadDocument
 
 Item: TypeAlias = "tuple[str, Any]"
 """A place in a log and what stands there, or a BadDocument that says why it cannot be used."""

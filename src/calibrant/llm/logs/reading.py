@@ -13,10 +13,10 @@ from calibrant._core.messages import printable
 from calibrant.display.results import one_line
 from calibrant.llm.answers.graded import AnswerRows, Row, read_rows
 from calibrant.llm.answers.signals import signals_of
+from calibrant.llm.heads.documents import BadDocument
+from calibrant.llm.heads.reading import counted, refusal
 from calibrant.llm.logs import completions, harness, inspect_logs, lines
 from calibrant.llm.logs.lines import Item
-from calibrant.llm.tokens.documents import BadDocument
-from calibrant.llm.tokens.reading import counted, refusal
 
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
 IDS = ("id", "custom_id")

@@ -7,7 +7,7 @@ import pytest
 from calibrant.llm.answers.questions import (
     read_questions,
 )
-from calibrant.llm.tokens.reading import DocumentFile, read_documents
+from calibrant.llm.heads.reading import DocumentFile, read_documents
 
 
 def test_documents_of_every_form(tmp_path):

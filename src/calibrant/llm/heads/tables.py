@@ -23,8 +23,8 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant._core.logpartition import Records, concatenate
 from calibrant.data.formats import NpyReader
-from calibrant.llm.fingerprint import ModelFingerprint
-from calibrant.llm.tokens.documents import padded_batches
+from calibrant.llm.heads.documents import padded_batches
+from calibrant.llm.models.fingerprint import ModelFingerprint
 
 FORMAT = 1
 HEADER = "table.json"

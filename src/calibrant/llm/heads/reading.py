@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrant._core.checks import warn
-from calibrant.llm.tokens.documents import BadDocument, DocumentEncoder, Encoded
+from calibrant.llm.heads.documents import BadDocument, DocumentEncoder, Encoded
 
 T = TypeVar("T")
 

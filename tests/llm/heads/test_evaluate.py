@@ -12,9 +12,13 @@ import torch
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.llm.tokens import evaluate as module
-from calibrant.llm.tokens.evaluate import compare_tokens, evaluate_tokens
+from calibrant.llm.heads import evaluate as module
+from calibrant.llm.heads.evaluate import evaluate_table, evaluate_tokens, paired_gain
+from calibrant.llm.heads.fit import fit_head
+from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.heads.modules import make_head
 from calibrant.metrics.ranking import auroc_with_error
+from tests.support.language_models import simulated_table
 
 
 def drawn_tokens(rng, documents, tokens, gap=0.0, luck=0.25):
@@ -149,9 +153,6 @@ def test_bad_tokens_are_refused(tokens):
         evaluate_tokens(claimed, right, number, level=1.5)
     with pytest.raises(ValueError, match="confidence must be in"):
         evaluate_tokens(claimed + 1, right, number)
-    side = (claimed, right, np.zeros(claimed.size))
-    with pytest.raises(ValueError, match="two documents are needed"):
-        compare_tokens(side, side, np.zeros_like(number))
 
 
 TIMES = 120
@@ -210,29 +211,76 @@ def test_interval_excludes_zero_if_miscalibrated(rng):
     assert 0.05 < found.low < 0.1 < found.high < 0.15
 
 
-def test_intervals_of_differences_cover_and_are_narrow(rng):
-    def loss(claimed, right):
-        return -np.log(np.where(right, claimed, 1 - claimed))
+def test_paired_gain_against_the_bootstrap():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 30, 200)
+    documents = np.repeat(np.arange(200), sizes)
+    shared = rng.normal(size=200)[documents]
+    before = rng.normal(size=len(documents)) + shared + 0.3
+    after = rng.normal(size=len(documents))
+    weight = rng.uniform(0.5, 2, len(documents))
+    gain = paired_gain(before, after, documents, weight)
+    assert gain.mean == pytest.approx(np.average(before - after, weights=weight))
+    total = np.bincount(documents, weight * (before - after))
+    mass = np.bincount(documents, weight)
+    drawn = rng.integers(0, 200, (2000, 200))
+    means = total[drawn].sum(1) / mass[drawn].sum(1)
+    assert gain.error == pytest.approx(means.std(), rel=0.1)
+    assert paired_gain(before[:1], after[:1], documents[:1], weight[:1]).error == math.inf
 
-    def sides(documents):
-        claimed, right, number = drawn_tokens(rng, documents, 20, 0.0)
-        surer = np.clip(claimed + 0.12, 0, 1)
-        return [(c, right, loss(c, right)) for c in (surer, claimed)], number
 
-    (big, _), held = sides(40_000), dict.fromkeys(("ece", "brier", "nll"), 0)
-    truth = {
-        "ece": -0.12,
-        "brier": float(((big[1][0] - big[1][1]) ** 2 - (big[0][0] - big[0][1]) ** 2).mean()),
-        "nll": float((big[1][2] - big[0][2]).mean()),
-    }
-    for _ in range(TIMES):
-        (before, after), number = sides(100)
-        found = compare_tokens(before, after, number, replicates=200)
-        for name, value in truth.items():
-            estimate = getattr(found, name)
-            held[name] += estimate.low <= value <= estimate.high
-    assert min(held.values()) >= LEAST, held
-    alone = [evaluate_tokens(x[0], x[1], number, nll=x[2]) for x in (before, after)]
-    for name in ("nll", "brier"):
-        width = getattr(found, name).high - getattr(found, name).low
-        assert width < 0.8 * sum(x[name].high - x[name].low for x in alone)
+def test_paired_gain_of_unequal_documents():
+    rng = np.random.default_rng(1)
+    lengths = np.array([1, 2, 500, 30, 4, 2000])
+    documents = np.repeat(np.arange(6), lengths)
+    change = rng.normal(size=6)[documents] + rng.normal(size=lengths.sum())
+    weight = rng.uniform(0.5, 2, lengths.sum())
+    gain = paired_gain(change, np.zeros_like(change), documents, weight)
+    without = [
+        np.average(change[documents != one], weights=weight[documents != one]) for one in range(6)
+    ]
+    wanted = math.sqrt(5 / 6 * sum((mean - gain.mean) ** 2 for mean in without))
+    assert gain.error == pytest.approx(wanted)
+    # one document that holds everything says nothing about others
+    weight[documents != 5] = 0
+    assert paired_gain(change, np.zeros_like(change), documents, weight).error == math.inf
+
+
+def test_paired_gain_seldom_finds_what_is_not_there():
+    rng = np.random.default_rng(2)
+    found, times = 0, 3000
+    for _ in range(times):
+        mass = rng.lognormal(3, 2, 20)
+        gain = paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
+        found += gain.mean > gain.error
+    assert found / times < 0.23  # 0.16 with many documents, 0.165 with 20 of one length
+
+
+def test_a_head_is_measured_beside_one_temperature():
+    head = fit_head(simulated_table(), "linear", "nll", epochs=8, batch=256)
+    assert head.kept
+    table = simulated_table(seed=1)
+    found = evaluate_table(table, head)
+    assert list(found.evaluations) == ["before", "global", "head"]
+    one = FittedHead.from_temperature(head.settings["temperature"], table.fingerprint)
+    for name, fitted in (("before", None), ("global", one), ("head", head)):
+        told = token_predictions(table, fitted).figures()
+        for metric in ("nll", "brier", "ece", "auroc"):
+            assert found.evaluations[name][metric].value == pytest.approx(told[metric])
+    for score in ("nll", "brier"):
+        values = {name: each[score].value for name, each in found.evaluations.items()}
+        for name, gains in found.gains.items():
+            assert gains[score].mean == pytest.approx(values["global"] - values[name])
+            assert gains[score].documents == 120
+        assert found.gains["head"][score].mean > 3 * found.gains["head"][score].error
+        assert found.gains["before"][score].mean < 0
+
+
+def test_heads_without_a_temperature_to_compare_with():
+    table = simulated_table(20)
+    single = FittedHead.from_temperature(2.0, table.fingerprint)
+    assert list(evaluate_table(table, single, level=None).evaluations) == ["before", "global"]
+    assert list(evaluate_table(table, level=None).evaluations) == ["before"]
+    given = FittedHead(make_head("linear", width=16), table.fingerprint, "given")
+    found = evaluate_table(table, given, level=None)
+    assert (list(found.evaluations), found.gains) == (["before", "head"], {})

@@ -19,8 +19,20 @@ from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.torch_models import digest, evaluating, own_device, own_rank
-from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.huggingface import (
+from calibrant.llm.heads import tables
+from calibrant.llm.heads.documents import (
+    Document,
+    DocumentEncoder,
+    Encoded,
+    documents_digest,
+    encode_documents,
+    padded_batches,
+)
+from calibrant.llm.heads.reading import DocumentFile
+from calibrant.llm.heads.writing import PutRows, new_shard, sole_writer
+from calibrant.llm.models import loading
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import (
     ModelReader,
     has_head,
     input_embeddings,
@@ -28,15 +40,6 @@ from calibrant.llm.huggingface import (
     positions_of,
     weights_loaded,
 )
-from calibrant.llm.tokens import tables
-from calibrant.llm.tokens.documents import (
-    Document,
-    Encoded,
-    documents_digest,
-    encode_documents,
-    padded_batches,
-)
-from calibrant.llm.tokens.writing import PutRows, new_shard, sole_writer
 
 MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
@@ -89,7 +92,7 @@ def collect(
     length : int
         Documents are truncated to this number of tokens.
     prompts : bool
-        Keep the hidden states of prompts too: the decoder head needs them.
+        Keep the hidden states of prompts too: the ATS head needs them.
     device : optional
         Device to move the model to; with ``cuda`` each process of ``torchrun`` gets its own GPU.
     progress : callable, optional
@@ -152,6 +155,35 @@ def collect(
                     done += count
                     report(done, total)
     return tables.open_table(target)
+
+
+def collect_file(
+    model: str | os.PathLike[str],
+    documents: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    length: int = 1024,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> tuple[tables.TokenTable, int]:
+    """Load a model and run it over a file of documents, of which no texts are kept in memory.
+
+    ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
+    of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
+    """
+    # mistakes in these show before the slow load of the model
+    loading.check_options(device=device, dtype=dtype)
+    file = DocumentFile(documents)
+    tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
+    texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)
+    network = loading.load_weights(
+        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    return collect(network, texts, folder, length=length, **options), len(texts)
 
 
 def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:

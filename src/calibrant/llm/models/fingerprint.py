@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import check_whole
-from calibrant.llm.huggingface import output_embeddings, softcap_of, weights_loaded
+from calibrant.llm.models.huggingface import output_embeddings, softcap_of, weights_loaded
 
 ROWS = 256
 """Rows of the output embedding that are hashed."""

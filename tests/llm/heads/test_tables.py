@@ -9,9 +9,9 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.fingerprint import ModelFingerprint
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.tables import TokenTable, open_table
+from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.tables import TokenTable, open_table
+from calibrant.llm.models.fingerprint import ModelFingerprint
 from tests.support.language_models import (
     assert_same_table,
     drawn_documents,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibrant._core.atomic_files import locked, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray
-from calibrant.llm.tokens.tables import HEADER, shard_folder
+from calibrant.llm.heads.tables import HEADER, shard_folder
 
 PutRows: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None]"
 """Writes rows of columns; the last argument is the number of all rows of these columns."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from calibrant.llm.answers.asking import ask
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.documents import BadDocument, encode_documents
+from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.documents import BadDocument, encode_documents
 from tests.support.language_models import (
     assert_same_table,
     tokenizers,

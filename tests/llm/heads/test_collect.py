@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from calibrant._core.atomic_files import locked
-from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads import writing
 from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.collect import collect
+from calibrant.llm.heads.documents import Encoded
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.tokens import writing
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.documents import Encoded
-from calibrant.llm.tokens.tables import open_table
+from calibrant.llm.heads.tables import open_table
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import (
     FAMILIES,
     assert_same_table,
@@ -28,7 +28,7 @@ from tests.support.language_models import (
     word_tokenizer,
 )
 
-module = importlib.import_module("calibrant.llm.tokens.collect")  # the function has the same name
+module = importlib.import_module("calibrant.llm.heads.collect")  # the function has the same name
 
 
 COLLECTED = [name for name in FAMILIES if name not in ("Mamba", "Rwkv", "OPT", "Bart")]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.llm import loading
 from calibrant.llm.answers.asking import chat_prompt
-from calibrant.llm.loading import add_start, load_model, load_tokenizer, load_weights
-from calibrant.llm.tokens.documents import encode_documents, prompt_ids
+from calibrant.llm.heads.documents import encode_documents, prompt_ids
+from calibrant.llm.models import loading
+from calibrant.llm.models.loading import add_start, load_model, load_tokenizer, load_weights
 from tests.support.language_models import tiny_model, transformers, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", "a", "b"]

@@ -6,16 +6,8 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm import workflows
-from calibrant.llm.answers import asking, grading
-from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
-from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
-from calibrant.llm.answers.questions import Question
-from calibrant.llm.answers.sources import Source
-from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.workflows import (
+from calibrant.llm.answers import asking, calibrating, grading
+from calibrant.llm.answers.calibrating import (
     answer_question,
     apply_answers,
     confidence_of,
@@ -24,6 +16,13 @@ from calibrant.llm.workflows import (
     fit_answers,
     fit_signals,
 )
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
+from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
+from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift
 from tests.support.language_models import quiz_model, quiz_tokenizer
 from tests.support.simulate import drawn, preferring
@@ -182,7 +181,7 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
         return calibrator.predict(confidence)
 
     monkeypatch.setattr(AnswerCalibrator, "fit", spy)
-    monkeypatch.setattr(workflows, "calibrated", checked)
+    monkeypatch.setattr(calibrating, "calibrated", checked)
     found = cross_validated_answers(graded)
     assert [len(one) for one in seen] == [240] * 5
     assert found["after"]["nll"].value < found["before"]["nll"].value

@@ -1,11 +1,11 @@
-"""The steps behind ``calibrant llm collect``, ``evaluate``, ``ask`` and ``answers``."""
+"""The steps behind ``calibrant llm evaluate`` of questions, ``ask`` and ``answers``."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from calibrant._core.messages import printable
 from calibrant.artifacts import load
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
-from calibrant.llm import loading
 from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
@@ -26,15 +25,9 @@ from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
-from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.documents import DocumentEncoder
-from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
-from calibrant.llm.tokens.reading import DocumentFile
-from calibrant.llm.tokens.tables import TokenTable
+from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
+from calibrant.llm.heads.fitted import FittedHead
 
-Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
-"""Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
 CONFIDENCES = (*AGGREGATORS, "p_true")
 MANY = 10
 """Answers of which some should have a signal that those of the fit had."""
@@ -44,48 +37,6 @@ REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
     "--save-answers and calibrant llm answers fit"
 )
-
-
-def collect_file(
-    model: str | os.PathLike[str],
-    documents: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
-    *,
-    length: int = 1024,
-    limit: int | None = None,
-    skip_bad: bool = False,
-    device: str | None = None,
-    dtype: str = "auto",
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> tuple[TokenTable, int]:
-    """Load a model and run it over a file of documents, of which no texts are kept in memory.
-
-    ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
-    of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
-    """
-    # mistakes in these show before the slow load of the model
-    loading.check_options(device=device, dtype=dtype)
-    file = DocumentFile(documents)
-    tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
-    texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)
-    network = loading.load_weights(
-        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-    )
-    return collect(network, texts, folder, length=length, **options), len(texts)
-
-
-def evaluate_table(
-    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
-) -> Evaluations:
-    """Measure the calibration of the tokens of a table, before and after a head."""
-    evaluations = {}
-    for name, head in grading.before_and_after(fitted).items():
-        tokens = token_predictions(table, head)
-        evaluations[name] = evaluate_tokens(
-            tokens.confidence, tokens.correct, table.documents, nll=tokens.nll, level=level
-        )
-    return evaluations
 
 
 def evaluate_questions(

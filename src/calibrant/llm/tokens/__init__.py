@@ -1,1 +1,0 @@
-"""Tokens: documents, token tables, and the calibration of tokens."""

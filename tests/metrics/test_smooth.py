@@ -88,3 +88,11 @@ def test_errors_are_compared_with_a_bound_as_they_are_computed(rng, error, exces
         for near in (bound * (1 - 1e-9), bound * (1 + 1e-9)):
             np.testing.assert_array_equal(np.sign(excess(residual, near)), np.sign(errors - near))
     assert excess(np.zeros((2, cells)), 0.0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("residual", np.geomspace(3e-5, 3e-4, 7))
+def test_smooth_ece_is_at_most_the_mean_residual(residual):
+    """Kernels narrower than a cell of the mesh would lift it above."""
+    confidence = 1 - residual * np.array([0.8, 1.2])
+    found = cal.smooth_ece(confidence=confidence, outcome=np.ones(2))
+    assert 0 < found <= residual * (1 + 1e-9)

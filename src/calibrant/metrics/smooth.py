@@ -115,7 +115,8 @@ def smoothed(residual: FloatArray) -> FloatArray:
         middle = (low + high) / 2
         wider = value(middle) > middle
         low, high = np.where(wider, middle, low), np.where(wider, high, middle)
-    return value((low + high) / 2)
+    # Gaussians narrower than a cell ring, which may lift the value above that without smoothing
+    return np.minimum(value((low + high) / 2), np.abs(residual).sum(-1))
 
 
 def _smoothing(residual: FloatArray) -> Callable[[FloatArray], FloatArray]:

@@ -68,7 +68,7 @@ at_least = partial(Limit, "at least", operator.ge)
 below = partial(Limit, "below", operator.lt)
 at_most = partial(Limit, "at most", operator.le)
 
-Count: TypeAlias = Annotated[int, at_least(1)]
+Count: TypeAlias = Annotated[int, at_least(1), at_most(2**53)]  # NumPy counts with 64 bits
 Seed: TypeAlias = Annotated[int, at_least(0)]
 Positive: TypeAlias = Annotated[float, above(0)]
 NonNegative: TypeAlias = Annotated[float, at_least(0)]

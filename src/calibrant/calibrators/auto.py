@@ -368,8 +368,9 @@ class _Data(NamedTuple):
     def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
         calibrator = _made(name)
-        if type(calibrator).keeps_argmax is kept_by_task:  # its option keep_argmax may be None
-            calibrator.keep_argmax = True if keep_argmax else None
+        kept: Any = type(calibrator).keeps_argmax
+        if kept is kept_by_task:  # the option keep_argmax may be None
+            calibrator.keep_argmax = True if keep_argmax else None  # type: ignore[assignment]
         if self.examples is not None:
             return self.context.part(calibrator, self.examples)
         assert isinstance(calibrator, RecordsCalibrator)

@@ -130,7 +130,7 @@ class IsotonicCalibration(StepCalibrator):
     name = "isotonic"
     aliases = ("isotonic_regression",)
     summary = "a temperature, then one rising step curve for the probabilities of all classes"
-    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keeps_argmax = monotone = kept_by_task
     learned_shapes = "odds_ points|classes points; prob_ points|classes points"
 
     def __init__(self, *, temperature: bool = True, keep_argmax: bool | None = None) -> None:

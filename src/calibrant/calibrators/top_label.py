@@ -187,7 +187,7 @@ class TopLabelMap(OddsCalibrator):
     probabilities near 1 have no digits left to tell examples apart.
     """
 
-    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keeps_argmax = monotone = kept_by_task
     keep_argmax: bool | None
     limit: ClassVar[float] = MAX_ODDS  # beyond which log-odds are cut
 

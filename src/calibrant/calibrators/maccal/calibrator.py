@@ -223,7 +223,7 @@ class MaCCal(Calibrator):
             Called with (epochs done, epochs in all).
         """
         if features is not None:
-            if not held_out is classes is checkpoint is progress is None:
+            if any(given is not None for given in (held_out, classes, checkpoint, progress)):
                 raise TypeError(
                     "held_out, classes, checkpoint and progress go with the features of a training "
                     "set: pass fit(features, labels, held_out=...), without logits"
@@ -262,11 +262,15 @@ class MaCCal(Calibrator):
             part = kept[frozen.stratified_share(strata, HELD_OUT_SHARE, self.seed)]
         else:
             names = np.unique(context.groups[kept])
-            some = frozen.stratified_share(np.zeros(len(names)), HELD_OUT_SHARE, self.seed)
+            alike = np.zeros(len(names), dtype=np.int64)
+            some = frozen.stratified_share(alike, HELD_OUT_SHARE, self.seed)
             part = kept[np.isin(context.groups[kept], names[some])]
-        train, watched = known._replace(kept=np.setdiff1d(kept, part)), known._replace(kept=part)
-        enough = len(part) and len(train.kept)
-        self._train_on(*((train, watched) if enough else (known, None)), examples.classes)
+        rest = np.setdiff1d(kept, part)
+        if len(part) and len(rest):
+            train, watched = known._replace(kept=rest), known._replace(kept=part)
+            self._train_on(train, watched, examples.classes)
+        else:  # too few to share
+            self._train_on(known, None, examples.classes)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         """Do nothing: the end of the fit shows whether there were enough examples."""

@@ -12,7 +12,14 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import auto
-from calibrant.calibrators.auto import CHANGING, FEWEST, KEEPING, MANY, TWO_CLASSES, Auto
+from calibrant.calibrators.auto import (
+    CHANGING,
+    FEWER_FOLDS_FROM,
+    KEEPING,
+    MIN_EXAMPLES,
+    TWO_CLASSES,
+    Auto,
+)
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
@@ -66,13 +73,15 @@ def spied(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["few", "right", "wrong"])
 def test_too_little_is_left_as_it_is(rng, kind):
-    n = FEWEST - 1 if kind == "few" else 3 * FEWEST
+    n = MIN_EXAMPLES - 1 if kind == "few" else 3 * MIN_EXAMPLES
     logits, labels = drawn(rng, n, 4, 3.0)
     if kind != "few":
         labels = logits.argmax(-1) if kind == "right" else logits.argmin(-1)
     message = f"all {n} examples are {kind}, which teaches nothing"
     if kind == "few":
-        message = f"too little to calibrate on: {n} examples, and at least {FEWEST} are needed"
+        message = (
+            f"too little to calibrate on: {n} examples, and at least {MIN_EXAMPLES} are needed"
+        )
     fitted = Auto()
     with told(), pytest.warns(UserWarning, match=f"{message}. Nothing is changed"):
         fitted.fit(logits, labels)
@@ -83,15 +92,17 @@ def test_too_little_is_left_as_it_is(rng, kind):
 
 
 def test_just_enough_is_enough(rng):
-    logits, labels = drawn(rng, FEWEST, 4)
+    logits, labels = drawn(rng, MIN_EXAMPLES, 4)
     fitted = Auto(candidates=SIMPLE).fit(logits, labels)
     assert [c.name for c in fitted.candidates_] == list(SIMPLE)
 
 
 def test_ignored_labels_do_not_make_enough(rng):
-    logits, labels = drawn(rng, FEWEST + 20, 4)
+    logits, labels = drawn(rng, MIN_EXAMPLES + 20, 4)
     labels[:30] = -100
-    with pytest.warns(UserWarning, match=f"too little to calibrate on: {FEWEST - 10} examples"):
+    with pytest.warns(
+        UserWarning, match=f"too little to calibrate on: {MIN_EXAMPLES - 10} examples"
+    ):
         Auto().fit(logits, labels)
 
 
@@ -288,7 +299,7 @@ def test_the_seed_is_that_of_the_folds(rng):
     assert one[0].nll == pytest.approx(other[0].nll, rel=1e-12)  # nothing is fitted
 
 
-@pytest.mark.parametrize(("n", "count"), [(MANY - 1, 5), (MANY, 3)])
+@pytest.mark.parametrize(("n", "count"), [(FEWER_FOLDS_FROM - 1, 5), (FEWER_FOLDS_FROM, 3)])
 def test_many_examples_need_fewer_folds(rng, monkeypatch, n, count):
     calls = spied(monkeypatch)
     Auto(candidates=SIMPLE).fit(*drawn(rng, n, 3, 2.0))
@@ -483,7 +494,7 @@ def test_one_group_cannot_be_parted_and_it_says_so(rng):
 
 
 def test_a_choice_is_made_on_some_and_fitted_on_all(rng, monkeypatch):
-    monkeypatch.setattr(auto, "MOST", 150)
+    monkeypatch.setattr(auto, "MAX_EXAMPLES", 150)
     calls = spied(monkeypatch)
     logits, labels = drawn(rng, 1000, 4, 2.0)
     fitted = Auto(candidates=SIMPLE).fit(logits, labels, groups=np.arange(1000))
@@ -501,14 +512,14 @@ def test_a_choice_is_made_on_some_and_fitted_on_all(rng, monkeypatch):
 
 
 def test_all_are_used_where_there_are_not_too_many(rng, monkeypatch):
-    monkeypatch.setattr(auto, "MOST", 150)
+    monkeypatch.setattr(auto, "MAX_EXAMPLES", 150)
     calls = spied(monkeypatch)
     Auto(candidates=SIMPLE).fit(*drawn(rng, 150, 4))
     assert sorted(np.concatenate(calls[0][2])) == list(range(150))
 
 
 def test_rows_of_many_classes_are_fewer(rng, monkeypatch):
-    monkeypatch.setattr(auto, "MOST_LOGITS", 2000)
+    monkeypatch.setattr(auto, "MAX_LOGITS", 2000)
     calls = spied(monkeypatch)
     Auto(candidates=SIMPLE).fit(*drawn(rng, 300, 20))
     assert len(calls[0][0]) == 100

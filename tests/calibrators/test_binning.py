@@ -19,7 +19,7 @@ from calibrant.calibrators.histogram import (
     HistogramOneVsRest,
     ranked,
 )
-from calibrant.calibrators.top_label import CERTAIN
+from calibrant.calibrators.top_label import MAX_ODDS
 from calibrant.calibrators.watch import told
 from tests.support.binned_maps import (
     confidence,
@@ -177,7 +177,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, answers):
     message = "ScalingBinning found no optimum for these 1,000 examples and stopped at its bounds"
     with told(), pytest.warns(UserWarning, match=message):
         fitted = ScalingBinning().fit(logits, labels)
-    assert (fitted.levels_.abs() <= CERTAIN).all()
+    assert (fitted.levels_.abs() <= MAX_ODDS).all()
     sure = fitted.predict_proba(logits).max(-1).mean()
     assert sure > 0.999 if answers == "right" else sure < 0.4
 

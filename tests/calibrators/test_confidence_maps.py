@@ -14,9 +14,9 @@ from sklearn.linear_model import LogisticRegression
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.confidence_maps import (
-    FARTHEST,
-    POINTS,
-    STEEPEST,
+    MAX_CURVE_POINTS,
+    MAX_MEAN_ODDS,
+    MAX_SLOPE,
     BetaCalibration,
     SigmoidScaling,
     SplineCalibration,
@@ -306,8 +306,8 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     odds = rng.gamma(2, 1.5, 20_000)
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
-    assert len(short.odds_) == len(short.shift_) <= POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.POINTS", 30_000)
+    assert len(short.odds_) == len(short.shift_) <= MAX_CURVE_POINTS
+    monkeypatch.setattr("calibrant.calibrators.confidence_maps.MAX_CURVE_POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))
@@ -444,11 +444,11 @@ def test_a_line_without_an_optimum_ends_at_a_bound(rng, answers):
     slope, offset = (found := fit_platt(odds, right, np.ones(500))).x
     assert not found.converged
     level = slope * odds.mean() + offset
-    ends = {"right": FARTHEST, "wrong": -FARTHEST}
+    ends = {"right": MAX_MEAN_ODDS, "wrong": -MAX_MEAN_ODDS}
     if answers in ends:
         np.testing.assert_allclose(level, ends[answers])
     else:
-        assert math.isclose(slope, STEEPEST) or math.isclose(abs(level), FARTHEST)
+        assert math.isclose(slope, MAX_SLOPE) or math.isclose(abs(level), MAX_MEAN_ODDS)
         assert ((expit(slope * odds + offset) > 0.5) == right).mean() > 0.99
 
 
@@ -461,8 +461,8 @@ def test_no_optimum_is_said_wherever_the_search_stops(rng, answers):
         right = {"right": odds < np.inf, "wrong": odds > np.inf, "apart": odds > middle}[answers]
         found = fit_platt(odds, right, np.ones(len(odds)))
         assert not found.converged
-        assert 0 <= found.x[0] <= STEEPEST
-        assert abs(found.x[0] * odds.mean() + found.x[1]) <= FARTHEST * (1 + 1e-9)
+        assert 0 <= found.x[0] <= MAX_SLOPE
+        assert abs(found.x[0] * odds.mean() + found.x[1]) <= MAX_MEAN_ODDS * (1 + 1e-9)
 
 
 def test_an_optimum_beyond_a_bound_is_said(rng):
@@ -470,7 +470,7 @@ def test_an_optimum_beyond_a_bound_is_said(rng):
     odds = rng.normal(15, 0.05, 20_000)
     found = fit_platt(odds, rng.random(20_000) < expit(50 * (odds - 15)), np.ones(20_000))
     assert not found.converged
-    np.testing.assert_allclose(found.x, [STEEPEST, -15 * STEEPEST], rtol=0.01)
+    np.testing.assert_allclose(found.x, [MAX_SLOPE, -15 * MAX_SLOPE], rtol=0.01)
 
 
 def test_one_confidence_has_an_optimum():

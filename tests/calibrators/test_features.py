@@ -456,7 +456,7 @@ def test_groups_on_constant_features_are_temperature_scaling(rng):
 @pytest.mark.parametrize("block", [7, 1 << 22])
 @pytest.mark.parametrize("count", [1, 3, 10, 500])
 def test_neighbours_are_those_of_all_distances(block, count, rng, monkeypatch):
-    monkeypatch.setattr(proximity, "DISTANCES", block * 40)
+    monkeypatch.setattr(proximity, "DISTANCES_AT_A_TIME", block * 40)
     reference, rows = rng.normal(size=(40, 5)), rng.normal(size=(60, 5))
     reference[7] = reference[3]  # twins are neighbours at no distance
     distances = np.sort(cdist(rows, reference), axis=1)[:, :count].mean(-1)
@@ -644,7 +644,7 @@ def test_of_many_samples_some_are_kept(method, rng, monkeypatch):
     logits, labels, features, _ = near_and_far(rng, 3000)
     whole = method().fit(logits, labels, features=features)
     assert whole.reference_.shape == (3000, 4)
-    monkeypatch.setattr(proximity, "REFERENCE", 600)
+    monkeypatch.setattr(proximity, "MAX_REFERENCE", 600)
     module = method().fit(logits, labels, features=features)
     assert module.reference_.shape == (600, 4)
     distance = cdist(module.reference_ + module.centre_, features)
@@ -959,7 +959,7 @@ def test_of_many_samples_and_features_some_are_searched(rng, monkeypatch):
     logits, labels, features, head, _ = clipped_data(rng, n=3000)
     fit = partial(FeatureClipping(max_accuracy_loss=1.0).fit, features=features, head=head)
     whole = copy.deepcopy(fit(logits, labels))
-    monkeypatch.setattr(clipping, "SEARCHED", 1000)
+    monkeypatch.setattr(clipping, "MAX_SEARCHED", 1000)
     monkeypatch.setattr(clipping, "LOOKED_AT", 5000)
     some = fit(logits, labels)
     assert float(some.clip_) != float(whole.clip_)
@@ -1021,7 +1021,7 @@ def test_methods_run_where_the_file_has_what_they_need(without, run, rng, monkey
     some = {"gc_": OnePartition, "none": CALIBRATORS["none"], "fc_": FeatureClipping}
     monkeypatch.setattr(comparison, "calibrators_for", lambda _: some)
     arrays = {k: v for k, v in file_arrays(rng).items() if k not in without}
-    found = comparison.compare(arrays, level=None)
+    found = comparison.compare(arrays, methods="all", level=None)
     assert {row.method for row in found.rows} == {"none"} | run
 
 

@@ -13,12 +13,12 @@ from scipy.special import expit, logsumexp, softmax
 
 from calibrant.calibrators import histogram
 from calibrant.calibrators.histogram import (
-    SLACK,
+    EDGE_SLACK,
     HistogramBinning,
     HistogramOneVsRest,
     class_odds,
 )
-from calibrant.calibrators.top_label import CERTAIN
+from calibrant.calibrators.top_label import MAX_ODDS
 from tests.support.binned_maps import (
     confidence,
     quiet,
@@ -79,7 +79,7 @@ def test_a_confidence_on_an_edge_is_in_the_bin_below_at_the_fit_and_later(classe
     levels = expit(fitted.levels_.double().numpy())
     share = 0.1 if classes == 2 else 0.9  # of class 1, or of the top class
     np.testing.assert_allclose(levels[30 // classes - 1], share, atol=1e-6)
-    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=SLACK)
+    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=EDGE_SLACK)
     np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-6)
 
 
@@ -98,7 +98,7 @@ def test_bins_that_are_all_right_or_all_wrong_end_at_what_float32_can_tell():
     fitted = quiet(
         HistogramBinning, two_classes(odds), (odds > 2).astype(int), bins=2, keep_argmax=False
     )
-    np.testing.assert_array_equal(fitted.levels_, [-CERTAIN, CERTAIN])
+    np.testing.assert_array_equal(fitted.levels_, [-MAX_ODDS, MAX_ODDS])
     np.testing.assert_allclose(fitted.edges_, [2.0])
 
 
@@ -222,7 +222,7 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
     labels[::9] = -100
     alone = quiet(HistogramOneVsRest, logits, labels)
     threads(threads_used)
-    monkeypatch.setattr(histogram, "GROUP", 4 * 130)
+    monkeypatch.setattr(histogram, "ODDS_AT_A_TIME", 4 * 130)
     again = quiet(HistogramOneVsRest, logits, labels)
     for name, values in alone.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name], values)

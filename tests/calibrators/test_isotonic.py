@@ -396,8 +396,8 @@ def test_blocks_threads_and_groups_of_classes_change_nothing(
         whole.setitem(_walk.CHUNK_SIZE, "cpu", 1 << 18)
         expected = quiet(kind, logits, labels, sample_weight=weight)
         probs = expected.predict_proba(logits)
-    monkeypatch.setattr(isotonic, "ROOM", 1)  # one class at a time
-    monkeypatch.setitem(isotonic.PART, "cpu", 7)
+    monkeypatch.setattr(isotonic, "MAX_HELD", 1)  # one class at a time
+    monkeypatch.setitem(isotonic.NUMBERS_AT_A_TIME, "cpu", 7)
     for count in (1, 3):
         threads(count)
         found = quiet(kind, torch.from_numpy(logits), labels, sample_weight=weight)

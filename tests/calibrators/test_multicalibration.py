@@ -509,8 +509,8 @@ def test_groups_stay_together():
 def test_many_examples_are_a_sample(monkeypatch):
     from calibrant.calibrators.features import multicalibration
 
-    monkeypatch.setattr(multicalibration, "MOST", 3000)
-    monkeypatch.setattr(multicalibration, "MOST_JUDGED", 2500)
+    monkeypatch.setattr(multicalibration, "MAX_EXAMPLES", 3000)
+    monkeypatch.setattr(multicalibration, "MAX_JUDGED", 2500)
     odds, truth, labels, metadata = planted(0, 6000)
     fitted = Multicalibration(columns=NAMES, base="ts", rounds=20).fit(
         odds, labels, features=metadata, groups=np.arange(6000) // 2

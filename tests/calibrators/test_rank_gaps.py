@@ -69,7 +69,7 @@ def shaped(rng, n, factors, scale=2.0):
 @pytest.mark.filterwarnings("ignore:accuracy .* is no better")  # at the bound
 def test_it_is_the_penalised_optimum(rng, monkeypatch, case, ranks):
     """With a factor for each gap, for the first alone, and with one for all."""
-    monkeypatch.setattr(rank_gaps, "RANKS", ranks)
+    monkeypatch.setattr(rank_gaps, "MAX_RANKS", ranks)
     logits, labels = shaped(rng, 150, [0.5, 1.2, 0.8])
     if case == "at the bound":  # the runner-up is right more often than the top
         labels[:100] = logits[:100].argsort(-1)[:, -2]
@@ -110,7 +110,7 @@ def test_many_classes_and_few_examples_stay_near_temperature_scaling(rng):
     logits, labels = drawn(rng, 300, 400, temperature=2.0, scale=3)
     new, answers = drawn(rng, 2000, 400, temperature=2.0, scale=3)
     fitted = RankGaps().fit(logits, labels)
-    assert len(fitted.factors_) == rank_gaps.RANKS + 1
+    assert len(fitted.factors_) == rank_gaps.MAX_RANKS + 1
     assert abs(float(fitted.factors_[-1]) - 1) < 0.2  # of gaps that decide nothing
     plain = TemperatureScaling().fit(logits, labels).transform(new)
     assert cal.nll(fitted.transform(new), answers) < cal.nll(plain, answers) + 0.02

@@ -17,7 +17,7 @@ from calibrant.calibrators.parts import Blend, OddsScaling
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
-    CERTAIN,
+    MAX_ODDS,
     confidence_objective,
     log_rest,
     record_odds,
@@ -126,7 +126,7 @@ def test_the_rest_is_the_sum_without_the_top(rng):
 def test_the_rest_of_one_possible_class_is_finite(dtype):
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, -500.0, -torch.inf]], dtype=dtype)
     assert torch.isfinite(log_rest(logits)).all()
-    np.testing.assert_array_equal(top_odds(logits), [[CERTAIN], [CERTAIN]])
+    np.testing.assert_array_equal(top_odds(logits), [[MAX_ODDS], [MAX_ODDS]])
     out = with_log_odds(logits, torch.tensor([[2.0], [2.0]], dtype=dtype))
     np.testing.assert_allclose(out, [[0, -np.inf, -np.inf], [0, -2, -np.inf]], atol=1e-6)
 
@@ -135,9 +135,9 @@ def test_the_rest_of_one_possible_class_is_finite(dtype):
 def test_odds_of_the_table_are_those_of_the_logits(data, sharpness):
     logits, labels, _ = data
     found = record_odds(tabulate(examples(logits, labels)), sharpness)
-    expected = np.clip(odds_of(sharpness * logits), -CERTAIN, CERTAIN)
+    expected = np.clip(odds_of(sharpness * logits), -MAX_ODDS, MAX_ODDS)
     np.testing.assert_allclose(found, expected, atol=2e-4)
-    assert (found.max() == CERTAIN) == (sharpness > 1)
+    assert (found.max() == MAX_ODDS) == (sharpness > 1)
 
 
 # The line
@@ -150,7 +150,7 @@ def test_the_line_is_applied_as_it_is_defined(data, knots, objective):
     fitted = OddsScaling(knots=knots, objective=objective)
     fitted.fit(logits, labels, sample_weight=weight)
     tempered = logits / float(fitted.temperature_)
-    wanted = line_of(fitted, np.clip(odds_of(tempered), -CERTAIN, CERTAIN))
+    wanted = line_of(fitted, np.clip(odds_of(tempered), -MAX_ODDS, MAX_ODDS))
     others = logits / float(fitted.rest_temperature_)
     rest = softmax(np.where(logits == logits.max(-1, keepdims=True), -np.inf, others), -1)
     free = rest.max(-1) * expit(-wanted) < expit(wanted)  # the top stays the top
@@ -182,7 +182,7 @@ def test_knots_cut_the_doubt_into_equal_parts(data, knots, weigh):
     surer = np.where(odds_of(logits) > 2, 10, 1)
     weight = weight * surer if weigh else np.ones(len(labels))
     fitted = OddsScaling(knots=knots).fit(logits, labels, sample_weight=weight)
-    odds = np.clip(odds_of(logits / float(fitted.temperature_)), -CERTAIN, CERTAIN)
+    odds = np.clip(odds_of(logits / float(fitted.temperature_)), -MAX_ODDS, MAX_ODDS)
     doubt = weight * expit(odds) * expit(-odds)
     expected: list[float] = []
     total = 0.0
@@ -226,7 +226,7 @@ def test_no_other_line_is_better(data, objective, weigh):
     logits, labels, weight = data
     share = weight / weight.sum() if weigh else np.full(len(labels), 1 / len(labels))
     fitted = OddsScaling(objective=objective).fit(logits, labels, sample_weight=share)
-    odds = np.clip(odds_of(logits / float(fitted.temperature_)), -CERTAIN, CERTAIN)
+    odds = np.clip(odds_of(logits / float(fitted.temperature_)), -MAX_ODDS, MAX_ODDS)
     right, knots = logits.argmax(-1) == labels, fitted.knots_.double().numpy()
     low = np.array([-np.inf, *knots])
     pieces = np.clip(odds[:, None], low, [*knots, np.inf]) - [0, *knots]
@@ -439,8 +439,8 @@ def test_the_blend_is_the_mean_of_both_log_odds(data):
     one = TemperatureScaling().fit(logits, labels, sample_weight=weight)
     found = blend.predict_proba(logits)
     by_margin = odds_of(logits / smart.temperature(logits)[:, None])
-    by_line = line_of(line, np.clip(odds_of(logits / float(one.temperature_)), -CERTAIN, CERTAIN))
-    wanted = (np.clip(by_margin, -CERTAIN, CERTAIN) + by_line) / 2
+    by_line = line_of(line, np.clip(odds_of(logits / float(one.temperature_)), -MAX_ODDS, MAX_ODDS))
+    wanted = (np.clip(by_margin, -MAX_ODDS, MAX_ODDS) + by_line) / 2
     free = np.diff(np.sort(found, -1)[:, -2:], axis=-1)[:, 0] > 1e-4
     assert free.mean() > 0.8
     np.testing.assert_allclose(found.max(-1)[free], expit(wanted)[free], atol=1e-5)
@@ -496,7 +496,7 @@ def test_logit_and_expit_of_the_map_agree_where_confidence_rounds_to_one():
         warnings.simplefilter("error")
         logits = np.array([[40.0, 0.0, 0.0], [4e4, 0.0, 0.0]])
         found = fitted.predict_proba(logits)
-    np.testing.assert_allclose(logit(found[:, 1] * 2), [-CERTAIN, -CERTAIN], rtol=1e-3)
+    np.testing.assert_allclose(logit(found[:, 1] * 2), [-MAX_ODDS, -MAX_ODDS], rtol=1e-3)
 
 
 def test_only_ratios_of_the_weights_of_records_matter(rng):

@@ -179,7 +179,7 @@ def test_little_to_choose_from(rng):
 
 @pytest.mark.parametrize("shape", [(600,), (60, 10)])
 def test_a_sample_of_rows_decides_about_many_examples(rng, monkeypatch, shape):
-    monkeypatch.setattr(choosing, "MOST", 200)
+    monkeypatch.setattr(choosing, "MAX_EXAMPLES", 200)
     logits, labels = drawn(rng, 600, 4, 2.5)
     labels[::6] = IGNORED
     columns = {"logits": logits.reshape(*shape, 4), "labels": labels.reshape(shape)}

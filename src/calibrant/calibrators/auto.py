@@ -41,17 +41,17 @@ TWO_CLASSES = (
 )
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
 P(y = 1), which two classes have."""
-FEWEST = 50  # number of examples below which a choice would be a guess
-FOLDS, MANY = (5, 3), 2000  # number of folds, and with so many examples
-MOST, MOST_LOGITS = 10_000, 1 << 21
+MIN_EXAMPLES = 50  # number of examples below which a choice would be a guess
+FOLDS, FEWER_FOLDS_FROM = (5, 3), 2000  # number of folds, and with so many examples
+MAX_EXAMPLES, MAX_LOGITS = 10_000, 1 << 21
 """Number of examples and of logits that a choice is made on at most; members are fitted on all."""
 DOUBT = 2.0
 """Cross-validated likelihoods are divided by this: they are estimates themselves."""
-PER_PARAMETER, LARGEST = 0.2, 10
+PER_PARAMETER, MAX_PARAMETERS_COUNTED = 0.2, 10
 """By how much each parameter lowers the logarithm of a weight, and how many do at most."""
-LEAST = 0.05  # members of less weight are left out
-NOISE = 0.5  # standard errors by which the average must beat doing nothing
-CLEAR = 2.0  # standard errors from which on a gain by other predictions is worth a line
+MIN_WEIGHT = 0.05  # members of less weight are left out
+MIN_GAIN_IN_ERRORS = 0.5  # standard errors by which the average must beat doing nothing
+CLEAR_GAIN_IN_ERRORS = 2.0  # from which on a gain by other predictions is worth a line
 
 
 class Candidate(NamedTuple):
@@ -199,7 +199,7 @@ class Auto(RecordsCalibrator):
         names = self._usable(data)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
         strata = np.zeros(len(some.records), dtype=np.int64)
-        count = self.folds or FOLDS[len(strata) >= MANY]
+        count = self.folds or FOLDS[len(strata) >= FEWER_FOLDS_FROM]
         parts = folds(strata, count, groups=some.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
@@ -337,7 +337,7 @@ class _Data(NamedTuple):
 
     def sample(self, seed: int) -> _Data:
         """Return as many examples as a choice is made on, drawn by a seed."""
-        most = min(MOST, max(MOST_LOGITS // self.records.classes, FEWEST))
+        most = min(MAX_EXAMPLES, max(MAX_LOGITS // self.records.classes, MIN_EXAMPLES))
         if len(self.records) <= most:
             return self
         drawn = np.random.default_rng(seed).permutation(len(self.records))[:most]
@@ -368,8 +368,9 @@ class _Data(NamedTuple):
     def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
         calibrator = _made(name)
-        if type(calibrator).keeps_argmax is kept_by_task:  # its option keep_argmax may be None
-            calibrator.keep_argmax = True if keep_argmax else None
+        kept: Any = type(calibrator).keeps_argmax
+        if kept is kept_by_task:  # the option keep_argmax may be None
+            calibrator.keep_argmax = True if keep_argmax else None  # type: ignore[assignment]
         if self.examples is not None:
             return self.context.part(calibrator, self.examples)
         assert isinstance(calibrator, RecordsCalibrator)
@@ -449,16 +450,18 @@ class _Judge:
         count = 1 / float(self.share @ self.share)  # as many equal examples as these are worth
         scores = np.empty(len(names))
         for i, name in enumerate(names):
-            size = min(_made(name).effective_size(self.data.records.classes), LARGEST)
+            size = min(
+                _made(name).effective_size(self.data.records.classes), MAX_PARAMETERS_COUNTED
+            )
             loss = float(self.share @ self.held_out(name).nll)
             scores[i] = count * loss / DOUBT + size * PER_PARAMETER
         share = np.exp(scores.min() - scores)
         share /= share.sum()
-        share[share < LEAST] = 0
+        share[share < MIN_WEIGHT] = 0
         share /= share.sum()
         weights = {n: w for n, w in zip(names, share.tolist(), strict=True) if w}
         gain, error = self.gain(self.average(weights).nll)
-        return {"none": 1.0} if "none" in names and gain <= NOISE * error else weights
+        return {"none": 1.0} if "none" in names and gain <= MIN_GAIN_IN_ERRORS * error else weights
 
     def gain(self, nll: FloatArray) -> tuple[float, float]:
         """How much lower a negative log-likelihood is than without calibration, and the error."""
@@ -488,7 +491,9 @@ class _Judge:
         other, kept, right = self.held_out(name), self.average(weights), self.data.records.correct
         more, error = self.mean_and_error(other.correct.astype(float) - right)
         lower, its_error = self.mean_and_error(kept.nll - other.nll)
-        if more <= CLEAR * error and lower <= CLEAR * its_error:  # both are 0 for equal ones
+        if (
+            more <= CLEAR_GAIN_IN_ERRORS * error and lower <= CLEAR_GAIN_IN_ERRORS * its_error
+        ):  # both are 0 for equal ones
             return []
         accuracy, nll = float(self.share @ right), float(self.share @ kept.nll)
         return [
@@ -501,8 +506,9 @@ class _Judge:
 def _too_little(right: BoolArray) -> str:
     """Return why nothing can be learned of examples that are ``right`` or not; empty if it can."""
     count = len(right)
-    if count < FEWEST:
-        return f"too little to calibrate on: {count:,} examples, and at least {FEWEST} are needed"
+    if count < MIN_EXAMPLES:
+        needed = f"at least {MIN_EXAMPLES} are needed"
+        return f"too little to calibrate on: {count:,} examples, and {needed}"
     if right.all() or not right.any():
         return (
             f"all {count:,} examples are {'right' if right[0] else 'wrong'}, which teaches nothing"

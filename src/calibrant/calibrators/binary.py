@@ -12,14 +12,16 @@ from torch import Tensor
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import check_time
-from calibrant.calibrators.confidence_maps import STEEPEST, fit_logistic
+from calibrant.calibrators.confidence_maps import MAX_SLOPE, fit_logistic
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.top_label import TopLabelMap
 
 Point: TypeAlias = tuple[float, float]
 
-SURE = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
-STEPS = 10  # parameters that Venn-Abers counts for; in truth its steps grow with the examples
+MAX_SQUARED_ODDS = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
+VENN_ABERS_SIZE = (
+    10  # parameters that Venn-Abers counts for; in truth its steps grow with the examples
+)
 
 
 class QuadraticScaling(TopLabelMap):
@@ -55,7 +57,7 @@ class QuadraticScaling(TopLabelMap):
     two_classes_only = True
     tempered = False
     parameter_count = 3
-    limit = SURE
+    limit = MAX_SQUARED_ODDS
 
     def __init__(self) -> None:
         super().__init__(keep_argmax=False)
@@ -63,7 +65,11 @@ class QuadraticScaling(TopLabelMap):
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         inputs = np.stack([odds * odds, odds], -1)
-        prior: Any = {"start": (0.0, 1.0), "ridge": (SURE**2, 1.0), "lowest": -STEEPEST}
+        prior: Any = {
+            "start": (0.0, 1.0),
+            "ridge": (MAX_SQUARED_ODDS**2, 1.0),
+            "lowest": -MAX_SLOPE,
+        }
         result = fit_logistic(inputs, outcome, weight, **prior)
         self._store(line_=self._keep(result, len(odds)))
 
@@ -160,7 +166,7 @@ class VennAbers(TopLabelMap):
     summary = "isotonic regressions with the new example in either class (Venn-Abers)"
     two_classes_only = True
     tempered = False
-    parameter_count = STEPS
+    parameter_count = VENN_ABERS_SIZE
     limit = LARGEST_GAP
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
     positive = (*TopLabelMap.positive, "levels_")

@@ -16,7 +16,7 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators import histogram
 from calibrant.calibrators.confidence_maps import fit_platt
 from calibrant.calibrators.histogram import (
-    STEPS,
+    STEP_SHAPES,
     RankedOdds,
     as_steps,
     equal_mass,
@@ -25,8 +25,8 @@ from calibrant.calibrators.histogram import (
 )
 from calibrant.calibrators.top_label import TopLabelMap
 
-STRENGTH = 2.0  # examples that the prior of a binning is worth, N' of Naeini et al. 2015
-NEGLIGIBLE = 1e-6  # share of the posterior below which a binning is left out
+PRIOR_EXAMPLES = 2.0  # examples that the prior of a binning is worth, N' of Naeini et al. 2015
+MIN_POSTERIOR_SHARE = 1e-6  # share of the posterior below which a binning is left out
 
 
 class BBQ(TopLabelMap):
@@ -64,7 +64,7 @@ class BBQ(TopLabelMap):
     name = "bbq"
     summary = "a Bayesian average over histograms"
     tempered = False
-    learned_shapes = STEPS
+    learned_shapes = STEP_SHAPES
     parameter_count = 10
     """Bins in the middle of the range for a thousand examples: they grow with the examples."""
 
@@ -76,7 +76,7 @@ class BBQ(TopLabelMap):
         ranks = ranked(odds, outcome, weight)
         result = [score(ranks, cuts) for cuts in binnings(ranks)]
         share = np.exp([b.log_score for b in result] - logsumexp([b.log_score for b in result]))
-        kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= NEGLIGIBLE]
+        kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= MIN_POSTERIOR_SHARE]
         cuts = np.unique(np.concatenate([b.cuts for b, _ in kept]))
         last = np.append(cuts, len(ranks.value) - 1)  # the last example of each step
         mean = sum(s * b.mean[np.searchsorted(b.cuts, last)] for b, s in kept)
@@ -112,7 +112,7 @@ class ScalingBinning(TopLabelMap):
     name = "scaling_binning"
     summary = "a line for the log-odds, cut into steps"
     tempered = False
-    learned_shapes = STEPS
+    learned_shapes = STEP_SHAPES
 
     def __init__(self, *, bins: BinCount = 15, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -159,7 +159,7 @@ def score(ranks: RankedOdds, cuts: IntArray) -> Binning:
     check_time()
     ends = np.append(cuts, len(ranks.value) - 1)
     count, right = (np.diff(sums[ends], prepend=0) for sums in (ranks.mass, ranks.right))
-    strength = STRENGTH / len(ends)
+    strength = PRIOR_EXAMPLES / len(ends)
     alpha, beta = (strength * centre for centre in histogram.centres(ranks.edge[cuts]))
     wrong = np.maximum(count - right, 0)
     terms = gammaln(strength) - gammaln(count + strength)

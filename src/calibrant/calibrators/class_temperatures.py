@@ -22,7 +22,7 @@ from calibrant.calibrators.data_checks import missing_classes, warn_together
 FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
 EDGES = uniform_edges(15)
-LEAST = 1e-12  # how much the error must fall, so that rounding decides nothing
+MIN_IMPROVEMENT = 1e-12  # how much the error must fall, so that rounding decides nothing
 
 
 class ClassTemperatures(Calibrator):
@@ -110,9 +110,9 @@ def improved(rows: Scaled, k: int, grid: FloatArray, now: Quality) -> Quality:
     """Give class ``k`` the temperature of the grid with the lowest ECE, if that is better."""
     others = rows.without(k)
     result = [rows.quality_with(k, t, others) for t in grid.tolist()]
-    errors = [q.ece if q.accuracy >= now.accuracy - LEAST else math.inf for q in result]
+    errors = [q.ece if q.accuracy >= now.accuracy - MIN_IMPROVEMENT else math.inf for q in result]
     best = int(np.argmin(errors))
-    if errors[best] >= now.ece - LEAST:
+    if errors[best] >= now.ece - MIN_IMPROVEMENT:
         return now
     rows.change(k, float(grid[best]), others)
     return result[best]

@@ -20,9 +20,11 @@ from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
 
-STEEPEST = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
-POINTS = 512  # of a stored curve at most: lines between them are off by a hundredth of its noise
-FARTHEST = 20.0  # largest log-odds, either way, of the mean example: 1 in 500 million is wrong
+MAX_SLOPE = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
+MAX_CURVE_POINTS = (
+    512  # of a stored curve at most: lines between them are off by a hundredth of its noise
+)
+MAX_MEAN_ODDS = 20.0  # largest log-odds, either way, of the mean example: 1 in 500 million is wrong
 
 
 class SigmoidScaling(TopLabelMap):
@@ -185,7 +187,7 @@ class SplineCalibration(TopLabelMap):
         gain = np.bincount(group, share * (outcome - expit(odds))).astype(np.float64)
         shift = smooth_slope(mass, gain, self.knots)
         middle = np.cumsum(mass) - mass / 2
-        wanted = np.linspace(middle[0], middle[-1], POINTS)
+        wanted = np.linspace(middle[0], middle[-1], MAX_CURVE_POINTS)
         chosen = np.unique(np.searchsorted(middle, wanted).clip(max=len(x) - 1))
         self._store(odds_=x[chosen], shift_=shift[chosen], least_=0.5 / len(odds))
         self.solution_ = None
@@ -202,7 +204,8 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
 
     Inputs are ``(n,)``, the solution ``(slope, offset)``. Data without an optimum (all right, all
     wrong, or right exactly above some log-odds) are not ``converged``, and may end at a bound:
-    :data:`STEEPEST` for the slope, :data:`FARTHEST` for the new log-odds at the mean of the old.
+    :data:`MAX_SLOPE` for the slope, :data:`MAX_MEAN_ODDS` for the new log-odds at the mean of the
+    old ones.
     """
     share = weight / weight.sum()
     centre = float(share @ odds)
@@ -214,14 +217,14 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
         pull = share * (expit(result) - correct)
         return value, np.array([pull @ centred, pull.sum()])
 
-    start = np.array([1.0, np.clip(centre, -FARTHEST, FARTHEST)])
-    bounds = [(0.0, STEEPEST), (-FARTHEST, FARTHEST)]
+    start = np.array([1.0, np.clip(centre, -MAX_MEAN_ODDS, MAX_MEAN_ODDS)])
+    bounds = [(0.0, MAX_SLOPE), (-MAX_MEAN_ODDS, MAX_MEAN_ODDS)]
     result = minimise_within(value_and_gradient, start, bounds)
     slope, level = result.x
     # a threshold tells right from wrong: no line is steep enough
     separable = odds.max(where=~correct, initial=-np.inf) < odds.min(where=correct, initial=np.inf)
     # within rounding of a bound is at the bound
-    inside = slope < STEEPEST * (1 - 1e-6) and abs(level) < FARTHEST * (1 - 1e-6)
+    inside = slope < MAX_SLOPE * (1 - 1e-6) and abs(level) < MAX_MEAN_ODDS * (1 - 1e-6)
     return result._replace(
         x=np.array([slope, level - slope * centre]),
         converged=bool(result.converged and inside and not separable),
@@ -263,8 +266,8 @@ def fit_logistic(
         off = line[:2] - prior
         return value + float(pull @ off**2), gradient + np.append(2 * pull * off, 0)
 
-    bounds = [(lowest, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
-    level = np.clip(centre @ prior, -FARTHEST, FARTHEST)
+    bounds = [(lowest, MAX_SLOPE)] * 2 + [(-MAX_MEAN_ODDS, MAX_MEAN_ODDS)]
+    level = np.clip(centre @ prior, -MAX_MEAN_ODDS, MAX_MEAN_ODDS)
     result = minimise_within(value_and_gradient, np.append(prior, level), bounds)
     inside = bool((np.abs(result.x) < [high for _, high in bounds]).all())
     x = np.append(result.x[:2], result.x[2] - result.x[:2] @ centre)

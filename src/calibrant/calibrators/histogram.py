@@ -24,23 +24,23 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
-from calibrant.calibrators.top_label import CERTAIN, TopLabelMap, top_odds
+from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, top_odds
 
 T = TypeVar("T")
 DIGITS = 5
 """Decimals to which log-odds are distinguished: a fit sees them with an error of some 1e-6."""
-SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences on the edge
-GROUP = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
+EDGE_SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences on the edge
+ODDS_AT_A_TIME = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
 
 
-STEPS = "edges_ cuts; levels_ cuts+1"
+STEP_SHAPES = "edges_ cuts; levels_ cuts+1"
 """Shapes of the learned values of step functions."""
 
 
 def as_steps(edges: FloatArray, confidence: FloatArray) -> dict[str, FloatArray]:
     """Return what a step function learns: log-odds between bins, and those that the bins give."""
     with np.errstate(divide="ignore"):
-        return {"edges_": edges, "levels_": np.clip(logit(confidence), -CERTAIN, CERTAIN)}
+        return {"edges_": edges, "levels_": np.clip(logit(confidence), -MAX_ODDS, MAX_ODDS)}
 
 
 def step_map(calibrator: Calibrator, odds: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class HistogramBinning(TopLabelMap):
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
     tempered = False
-    learned_shapes = STEPS
+    learned_shapes = STEP_SHAPES
 
     def __init__(
         self, *, bins: BinCount = 15, mass: bool = True, keep_argmax: bool | None = None
@@ -148,10 +148,10 @@ class HistogramOneVsRest(Calibrator):
         kept = examples.labels != IGNORED
         check_some(int(kept.sum()))
         weight = np.ones(kept.size) if examples.weight is None else examples.weight
-        held = max(1, GROUP // int(kept.sum()))
+        held = max(1, ODDS_AT_A_TIME // int(kept.sum()))
         chunks, task = partial(_odds_chunks, examples), partial(self._histogram, weight[kept])
         edges, levels = zip(*by_class(examples, held, chunks, task), strict=True)
-        self._store(edges_=_filled(edges, BEYOND), levels_=_filled(levels, -CERTAIN))
+        self._store(edges_=_filled(edges, BEYOND), levels_=_filled(levels, -MAX_ODDS))
         consequence = "they get a probability of 0, but for those always masked"
         warn_together(self, missing_classes(examples, consequence))
 
@@ -163,12 +163,12 @@ class HistogramOneVsRest(Calibrator):
         odds, mass = column[possible].astype(np.float64), self.mass and bool(possible.any())
         edges, share = histogram(odds, own[possible], weight[possible], self.bins, mass)
         with np.errstate(divide="ignore"):
-            return edges, np.maximum(np.log(share), -CERTAIN)
+            return edges, np.maximum(np.log(share), -MAX_ODDS)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         levels = at_place(self.levels_.to(logits.dtype), place(class_odds(logits), self.edges_))
         levels = torch.where(torch.isneginf(logits), -torch.inf, levels)
-        return torch.where(levels.amax(-1, keepdim=True) > -CERTAIN, levels, logits)
+        return torch.where(levels.amax(-1, keepdim=True) > -MAX_ODDS, levels, logits)
 
 
 class RankedOdds(NamedTuple):
@@ -207,7 +207,7 @@ def histogram(
         cuts = equal_mass(ranks, bins)
         edges, odds = ranks.edge[cuts], ranks.value[ranks.group]
     else:
-        edges = logit(uniform_edges(bins)[1:-1]) + SLACK
+        edges = logit(uniform_edges(bins)[1:-1]) + EDGE_SLACK
     return edges, bin_means(odds, correct.astype(np.float64), edges, weight)
 
 

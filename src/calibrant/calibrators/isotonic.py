@@ -31,12 +31,17 @@ from calibrant.calibrators.top_label import kept_by_task, log_rest, maps_class_o
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
 
-STEPS = 10  # parameters that a curve counts for; in truth its steps become more with the examples
-SLIGHT = math.log(1e-9)  # of the share of the old probability that is added to the new one
-LEAST = 1e-37  # smallest level but 0, so that gradients stay finite
-FAR = 1e30  # log-odds of a probability of 1
-PART = {"cpu": 1 << 15, "cuda": 1 << 23}  # numbers at a time: copies stay in a core's cache
-ROOM = 1 << 22  # numbers that are held at a time, unless an eighth of the logits are more
+CURVE_SIZE = (
+    10  # parameters that a curve counts for; in truth its steps become more with the examples
+)
+LOG_OLD_SHARE = math.log(1e-9)  # of the share of the old probability that is added to the new one
+MIN_LEVEL = 1e-37  # smallest level but 0, so that gradients stay finite
+CERTAIN_ODDS = 1e30  # log-odds of a probability of 1
+NUMBERS_AT_A_TIME = {
+    "cpu": 1 << 15,
+    "cuda": 1 << 23,
+}  # numbers at a time: copies stay in a core's cache
+MAX_HELD = 1 << 22  # numbers that are held at a time, unless an eighth of the logits are more
 
 
 class StepCalibrator(Calibrator):
@@ -77,8 +82,8 @@ class StepCalibrator(Calibrator):
         odds = rounded_class_odds(tempered, log_probs)
         level = steps(odds, self.odds_, self.prob_).to(logits.dtype)
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
-        level = torch.where(level > 0, level.clamp(min=LEAST).log(), -torch.inf)
-        result = torch.logaddexp(level, log_probs + SLIGHT)
+        level = torch.where(level > 0, level.clamp(min=MIN_LEVEL).log(), -torch.inf)
+        result = torch.logaddexp(level, log_probs + LOG_OLD_SHARE)
         result = torch.where(torch.isneginf(logits), -torch.inf, result)
         return result - result.amax(-1, keepdim=True)
 
@@ -125,7 +130,7 @@ class IsotonicCalibration(StepCalibrator):
     name = "isotonic"
     aliases = ("isotonic_regression",)
     summary = "a temperature, then one rising step curve for the probabilities of all classes"
-    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keeps_argmax = monotone = kept_by_task
     learned_shapes = "odds_ points|classes points; prob_ points|classes points"
 
     def __init__(self, *, temperature: bool = True, keep_argmax: bool | None = None) -> None:
@@ -134,7 +139,7 @@ class IsotonicCalibration(StepCalibrator):
 
     def size(self, classes: int) -> int:
         """Equivalent parameters of a curve, and the temperature."""
-        return STEPS + self.temperature
+        return CURVE_SIZE + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
         if maps_class_one(self, examples.classes):
@@ -183,7 +188,7 @@ class IsotonicOneVsRest(StepCalibrator):
 
     def size(self, classes: int) -> int:
         """Equivalent parameters of a curve for each class, and the temperature."""
-        return STEPS * classes + self.temperature
+        return CURVE_SIZE * classes + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
         return _class_curves(self, examples, len(odds))
@@ -296,7 +301,9 @@ def _odds_chunks(examples: Examples, divisor: float, run: Run) -> Iterator[tuple
                 examples, int(chunk.number[~torch.isfinite(own).cpu().numpy()][0])
             )
         odds = torch.empty_like(chunk.logits, dtype=torch.float32)
-        rows = max(1, PART.get(odds.device.type, PART["cpu"]) // examples.classes)
+        rows = max(
+            1, NUMBERS_AT_A_TIME.get(odds.device.type, NUMBERS_AT_A_TIME["cpu"]) // examples.classes
+        )
         for a in range(0, len(odds), rows):
             wide = (chunk.logits[a : a + rows].double() - top[a : a + rows]) / divisor
             odds[a : a + rows] = rounded_class_odds(wide, wide.log_softmax(-1))
@@ -330,7 +337,7 @@ def _others(examples: Examples, temperature: float, hit_odds: Odds, run: Run) ->
 def _class_curves(calibrator: StepCalibrator, examples: Examples, count: int) -> StepCurve:
     """The steps of every class, of ``count`` labelled examples."""
     warn_together(calibrator, missing_classes(examples, "their probabilities stay as they are"))
-    held = max(1, examples.classes // 8, ROOM // count)
+    held = max(1, examples.classes // 8, MAX_HELD // count)
     temperature, weight = float(calibrator.temperature_), examples.labelled_weight()
 
     def all_odds(run: Run) -> Iterator[Tensor]:
@@ -345,7 +352,7 @@ def _class_curves(calibrator: StepCalibrator, examples: Examples, count: int) ->
 def _class_curve(weight: FloatArray | None, odds: Odds, own: BoolArray) -> StepCurve:
     """The steps of one class; the line that changes nothing where it has no example."""
     if not own.any():
-        return StepCurve(np.array([-FAR, FAR], np.float32), np.array([0.0, 1.0]))
+        return StepCurve(np.array([-CERTAIN_ODDS, CERTAIN_ODDS], np.float32), np.array([0.0, 1.0]))
     hit_odds, hits = counted(odds[own], None if weight is None else weight[own])
     misses = nothing(hit_odds)
     tally(hit_odds, odds[~own], None if weight is None else weight[~own], misses)

@@ -24,8 +24,8 @@ from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 Layers = list[tuple[FloatArray, FloatArray]]
-POINTS = 2000  # largest number of inputs at which a network of one input is computed
-FLOOR = 0.1  # least temperature of a network: T = softplus(...) + 0.1
+MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
+MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
 
 
 class NetworkTemperature(TemperatureCalibrator):
@@ -118,7 +118,7 @@ class NetworkTemperature(TemperatureCalibrator):
             weight, bias = getattr(self, f"weight{i}_"), getattr(self, f"bias{i}_")
             x = x @ weight.to(x.dtype) + bias.to(x.dtype)
             x = x.relu() if i < last else x
-        return F.softplus(x) + FLOOR
+        return F.softplus(x) + MIN_TEMPERATURE
 
 
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
@@ -129,7 +129,7 @@ def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray
     for fan_in, fan_out in pairwise(widths[:-1]):
         bound = 1 / math.sqrt(fan_in)
         layers += [rng.uniform(-bound, bound, size) for size in (fan_in * fan_out, fan_out)]
-    above_floor = max(temperature - FLOOR, 1e-3)
+    above_floor = max(temperature - MIN_TEMPERATURE, 1e-3)
     return np.concatenate([*layers, np.zeros(widths[-2]), [math.log(math.expm1(above_floor))]])
 
 
@@ -157,7 +157,7 @@ def _network_objective(
         layers = _layers(parameters, widths)
         values = [_activations(layers, points[run]) for run in runs]
         above_floor, rise = softplus(np.concatenate([output[:, 0] for *_, output in values]))
-        temperature = above_floor + FLOOR
+        temperature = above_floor + MIN_TEMPERATURE
         log_sharpness = -np.log(temperature)
         value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
         back = -(slope if split is None else split @ slope) * rise / temperature
@@ -174,10 +174,10 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are,
     and so do few: these need no weights.
     """
-    if inputs.shape[1] > 1 or len(inputs) <= POINTS:
+    if inputs.shape[1] > 1 or len(inputs) <= MAX_POINTS:
         return inputs, None
     values = inputs[:, 0]
-    steps = np.linspace(0, 1, POINTS // 2)
+    steps = np.linspace(0, 1, MAX_POINTS // 2)
     low, high = values.min(), values.max()
     points = np.unique([np.quantile(values, steps), low + (high - low) * steps])
     left = np.clip(np.searchsorted(points, values, "right") - 1, 0, max(len(points) - 2, 0))

@@ -31,7 +31,7 @@ Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
 
 BINS = 15
 CENTRES = (np.arange(BINS) + 0.5) / BINS
-MANY = 1000  # examples from which on a grid is faster
+GRID_FROM = 1000  # examples from which on a grid is faster
 GRID = 4096  # steps of the confidence between which the parts in the bins are interpolated
 NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
@@ -80,7 +80,7 @@ def soft_ece(
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one.
     """
-    gaps = gridded_gaps if len(records) >= MANY else binned_gaps
+    gaps = gridded_gaps if len(records) >= GRID_FROM else binned_gaps
     penalty = partial(gaps, sigma=sigma, delta=delta)
     return _by_confidence(penalty, records, u, curve)
 

@@ -25,13 +25,13 @@ from calibrant.calibrators.scaling import fitted_sharpness
 
 # a number and as many numbers as factors, from chunks of rows and factors
 Sums: TypeAlias = Callable[["Ordered", Tensor], tuple[Tensor, Tensor]]
-RANKS = 14
+MAX_RANKS = 14
 """Gaps with a factor of their own, which make sorting rows of many classes unnecessary."""
 
 
 def factor_count(classes: int) -> int:
     """Number of factors: of the first gaps, and one of all below."""
-    return min(classes - 1, RANKS + 1)
+    return min(classes - 1, MAX_RANKS + 1)
 
 
 class RankGaps(Calibrator):
@@ -87,7 +87,7 @@ class RankGaps(Calibrator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._store(temperature_=torch.tensor(1.0), factors_=torch.ones(RANKS + 1))
+        self._store(temperature_=torch.tensor(1.0), factors_=torch.ones(MAX_RANKS + 1))
 
     def size(self, classes: int) -> int:
         """A temperature, and the factors."""

@@ -23,8 +23,8 @@ from calibrant.calibrators.by_records import (
 )
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
-LARGE = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
-SAMPLE = 1000  # rows whose optimum they start at
+NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
+START_ROWS = 1000  # rows whose optimum they start at
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
@@ -256,7 +256,7 @@ def _explained(sharpness: float, records: Records) -> str:
 
 def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
     """The best log-sharpness: from the logits if they are large and have no table, else from it."""
-    large = examples.classes * examples.labels.size >= LARGE
+    large = examples.classes * examples.labels.size >= NEWTON_FROM
     direct = large and objective == "nll" and context.records is None
     solution = newton_sharpness(examples) if direct else None
     return solution or best_sharpness(context.table(examples), objective, warns=True)
@@ -293,7 +293,7 @@ def _sample(examples: Examples) -> Examples:
     """About a thousand of the labelled rows."""
     rows = np.flatnonzero(examples.labels != IGNORED)
     check_some(len(rows))
-    some = rows[:: max(1, len(rows) // SAMPLE)]
+    some = rows[:: max(1, len(rows) // START_ROWS)]
     chosen = np.full(examples.labels.size, IGNORED)
     chosen[some] = examples.labels[some]
     drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))

@@ -19,16 +19,16 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.solve import Solution, check_time
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.confidence_maps import FARTHEST, STEEPEST, fit_platt
+from calibrant.calibrators.confidence_maps import MAX_MEAN_ODDS, MAX_SLOPE, fit_platt
 from calibrant.calibrators.passes import Passes, Sums
 
-ALIKE = 0.1  # standard deviation of lines among tags, expected before any are seen
-SEEN = 2.0  # tags that this expectation counts for
+PRIOR_SPREAD = 0.1  # standard deviation of lines among tags, expected before any are seen
+PRIOR_TAGS = 2.0  # tags that this expectation counts for
 POOL_VARIANCE = np.array([1.0, 9.0])  # of log-slope and shift of the common line, about 0
-PASSES, UPDATES = 100, 100  # over the data, and of the prior between them
+MAX_PASSES, MAX_UPDATES = 100, 100  # over the data, and of the prior between them
 TOLERANCE = 1e-6
-LARGEST_STEP = 1.0  # of a log-slope or shift in one pass
-LIMITS = np.array([np.log(STEEPEST), FARTHEST])  # of log-slopes and shifts, either way
+MAX_STEP = 1.0  # of a log-slope or shift in one pass
+LIMITS = np.array([np.log(MAX_SLOPE), MAX_MEAN_ODDS])  # of log-slopes and shifts, either way
 
 
 class TagCalibrator(Calibrator):
@@ -385,15 +385,15 @@ Derivatives: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 def _newton(derivatives: Derivatives, centre: FloatArray, theta: FloatArray) -> Lines:
     """Fit log-slopes and shifts by Newton steps; between them the prior is estimated."""
-    prior = _Prior(theta.mean(0), ALIKE**2 * np.eye(2))
+    prior = _Prior(theta.mean(0), PRIOR_SPREAD**2 * np.eye(2))
     passes, converged = 0, False
-    while not converged and passes < PASSES:
+    while not converged and passes < MAX_PASSES:
         check_time()
         gradient, information = derivatives(theta)
         # the likelihood about theta as a normal one, in the form that allows no information at all
         evidence = np.einsum("tij,tj->ti", information, theta) - gradient
         prior, mode = _empirical_bayes(information, evidence, prior)
-        step = np.clip(mode - theta, -LARGEST_STEP, LARGEST_STEP)
+        step = np.clip(mode - theta, -MAX_STEP, MAX_STEP)
         theta, passes = theta + step, passes + 1
         converged = bool(np.abs(step).max() < TOLERANCE)
     slope = np.exp(theta[:, 0])
@@ -407,7 +407,7 @@ def _start(cells: Cells, centre: FloatArray) -> FloatArray:
     kept = cells.weight > 0
     odds, outcome, weight = (values[kept] for values in cells)
     slope, offset = fit_platt(odds, outcome > 0, weight).x
-    slope = max(slope, 1 / STEEPEST)
+    slope = max(slope, 1 / MAX_SLOPE)
     shift = (slope - 1) * centre + offset
     theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
     return np.asarray(np.clip(theta, -LIMITS, LIMITS))
@@ -433,7 +433,7 @@ def _empirical_bayes(
 
     Tag ``t`` has the likelihood exp(-x' information[t] x / 2 + evidence[t]' x).
     """
-    for _ in range(UPDATES):
+    for _ in range(MAX_UPDATES):
         precision = np.linalg.inv(prior.covariance)
         covariance = np.linalg.inv(information + precision)
         posterior = np.einsum("tij,tj->ti", covariance, evidence + precision @ prior.mean)
@@ -441,8 +441,8 @@ def _empirical_bayes(
         pull = len(evidence) * precision + np.diag(1 / POOL_VARIANCE)
         mean = np.linalg.solve(pull, precision @ posterior.sum(0))
         off = posterior - mean
-        scatter = SEEN * ALIKE**2 * np.eye(2) + off.T @ off + covariance.sum(0)
-        updated = _Prior(mean, scatter / (SEEN + len(evidence)))
+        scatter = PRIOR_TAGS * PRIOR_SPREAD**2 * np.eye(2) + off.T @ off + covariance.sum(0)
+        updated = _Prior(mean, scatter / (PRIOR_TAGS + len(evidence)))
         change = max(float(np.abs(a - b).max()) for a, b in zip(updated, prior, strict=True))
         prior = updated
         if change < TOLERANCE / 10:

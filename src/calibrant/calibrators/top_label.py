@@ -19,8 +19,10 @@ from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrato
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 
-CERTAIN = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
-PRIOR = 10.0  # examples that the best single temperature is worth as a guess for that of the rest
+MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
+PRIOR_EXAMPLES = (
+    10.0  # examples that the best single temperature is worth as a guess for that of the rest
+)
 
 
 def keeps_by_task(calibrator: Calibrator) -> bool:
@@ -118,7 +120,7 @@ class OddsCalibrator(RecordsCalibrator):
             return RecordPredictions(expit(odds), np.logaddexp(0, -odds) - own)
         own = np.where(records.own_gap == 0, 0.0, own)  # ties stay level
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
-        next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
+        next_best = np.minimum(rise[:, None] - b * gaps, MAX_ODDS)
         above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
         mass = np.exp(-odds) - above
         # where all classes are known, or even the last runner-up that is known is above the top
@@ -146,7 +148,7 @@ def rest_sharpness(records: Records, prior: float) -> float:
     def slope(u: float) -> float:
         b = math.exp(u)
         pull = wrong.weight @ (b * wrong.own_gap + wrong.log_rest(b).slope)
-        return float(pull + PRIOR * (u - prior))
+        return float(pull + PRIOR_EXAMPLES * (u - prior))
 
     return float(minimise_convex(slope, -math.log(BOUNDS[1]), -math.log(BOUNDS[0])).x[0])
 
@@ -167,14 +169,14 @@ def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
     return np.where(records.possible > TOP, count * (below + ndtr(middle / spread)), 0.0)
 
 
-def top_odds(logits: Tensor, limit: float = CERTAIN) -> Tensor:
+def top_odds(logits: Tensor, limit: float = MAX_ODDS) -> Tensor:
     """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
     return (-log_rest(logits)).clamp(-limit, limit)
 
 
 def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     """Log-odds of the top class ``(n,)`` at a sharpness."""
-    return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
+    return np.clip(-records.log_rest(sharpness).value, -MAX_ODDS, MAX_ODDS)
 
 
 class TopLabelMap(OddsCalibrator):
@@ -185,9 +187,9 @@ class TopLabelMap(OddsCalibrator):
     probabilities near 1 have no digits left to tell examples apart.
     """
 
-    keeps_argmax = monotone = kept_by_task  # type: ignore[assignment]
+    keeps_argmax = monotone = kept_by_task
     keep_argmax: bool | None
-    limit: ClassVar[float] = CERTAIN  # beyond which log-odds are cut
+    limit: ClassVar[float] = MAX_ODDS  # beyond which log-odds are cut
 
     def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__()

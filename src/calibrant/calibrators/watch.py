@@ -18,7 +18,7 @@ from calibrant.calibrators.data_checks import one_label
 from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
-MOST, MOST_LOGITS = 10_000, 1 << 18
+MAX_EXAMPLES, MAX_LOGITS = 10_000, 1 << 18
 """Number of examples, and of logits, that are looked at for mistakes."""
 OFF, HALF_OR_TWICE, SIGNIFICANT = 0.1, 0.02, 1e-3
 """By how much the share of a class must be off: in any case, where it is half or twice the right
@@ -78,7 +78,7 @@ def told(mistake: str = "") -> Iterator[None]:
 
 def most_rows(classes: int) -> int:
     """Return how many examples are looked at: of many classes few, but enough to tell."""
-    return max(2 * ENOUGH, min(MOST, MOST_LOGITS // classes))
+    return max(2 * ENOUGH, min(MAX_EXAMPLES, MAX_LOGITS // classes))
 
 
 def _looked_at(examples: Examples) -> tuple[Examples, IntArray]:

@@ -15,7 +15,13 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.engines import ENGINE_FAILURES
 from calibrant._core.logpartition import Records
 from calibrant._core.solve import time_limit as limited
-from calibrant.calibrators.auto import CLEAR, FEWEST, MOST, MOST_LOGITS, Auto
+from calibrant.calibrators.auto import (
+    CLEAR_GAIN_IN_ERRORS,
+    MAX_EXAMPLES,
+    MAX_LOGITS,
+    MIN_EXAMPLES,
+    Auto,
+)
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import Split
@@ -191,7 +197,7 @@ class _Judge:
         """Say what another method, which may change predictions, would clearly gain."""
         lowest, kept = min(known, key=lambda n: float(self.share @ known[n].nll)), known[chosen]
         lower, error = self.mean_and_error(kept.nll - known[lowest].nll)
-        if lower <= CLEAR * error:
+        if lower <= CLEAR_GAIN_IN_ERRORS * error:
             return []
         accuracies = [100 * float(self.share @ each.correct) for each in (kept, known[lowest])]
         nlls = [float(self.share @ each.nll) for each in (kept, known[lowest])]
@@ -212,7 +218,7 @@ def _sampled(split: Split, seed: int) -> IntArray:
     """Labels of a split, ignored in all rows but as many as a choice is made on."""
     labels = split.labels
     counts = (labels != IGNORED).reshape(len(labels), -1).sum(1)
-    most = min(MOST, max(MOST_LOGITS // split.classes, FEWEST))
+    most = min(MAX_EXAMPLES, max(MAX_LOGITS // split.classes, MIN_EXAMPLES))
     if counts.sum() <= most:
         return labels
     order = np.random.default_rng(seed).permutation(len(labels))

@@ -20,9 +20,9 @@ from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 
 Codes: TypeAlias = NDArray[np.int16]
 
-LARGEST = 2.0
+MAX_LEAF = 2.0
 """Largest value of a leaf before shrinkage, for data without an optimum."""
-LEAST_GAIN = 4.0
+MIN_GAIN = 4.0
 """Gain that a split needs: without any effect, gains are like squares of normal numbers."""
 PATIENCE = 10
 """Rounds without a lower held-out loss after which no more are tried."""
@@ -30,7 +30,7 @@ CLEAR = 2.0
 """Standard errors by which corrections must lower the held-out loss."""
 SCALES = (0.5, 2.0)
 """Factors of corrections, between which the best is looked for."""
-SHOWN, LOOKED_AT = 5, 1 << 14
+MAX_SHOWN, LOOKED_AT = 5, 1 << 14
 """Number of subgroups that a description names, and of examples that they are measured on."""
 
 
@@ -134,7 +134,7 @@ class TreeLearner:
         gain = np.where(enough, gain, 0.0)
         # the first of those that differ by rounding, such as both sides of one cut
         best = int((gain >= (1 - 1e-9) * gain.max()).argmax())
-        return self._ranges[best] if gain[best] > LEAST_GAIN else np.zeros(3, np.int64)
+        return self._ranges[best] if gain[best] > MIN_GAIN else np.zeros(3, np.int64)
 
     def _score(self, sums: FloatArray) -> FloatArray:
         """Return the gain of leaves with some sums ``(2 outputs + 1, ...)`` over no correction."""
@@ -150,7 +150,7 @@ class TreeLearner:
         step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
         # a part of the step that falls with the doubt, down to nothing
         sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
-        return np.asarray(self.rate * (sure * np.clip(step, -LARGEST, LARGEST)).T)
+        return np.asarray(self.rate * (sure * np.clip(step, -MAX_LEAF, MAX_LEAF)).T)
 
 
 class NumberSplits(NamedTuple):
@@ -331,7 +331,7 @@ def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
         found.append((math.sqrt(size) * float(np.linalg.norm(mean)), subgroup, member, mean, size))
     kept: list[Any] = []
     for one in sorted(found, key=lambda each: -each[0]):
-        if len(kept) < SHOWN and not any(_alike(one[2], other[2]) for other in kept):
+        if len(kept) < MAX_SHOWN and not any(_alike(one[2], other[2]) for other in kept):
             kept.append(one)
     return [
         Correction(conjunction_text(columns, subgroup), mean.tolist(), size)

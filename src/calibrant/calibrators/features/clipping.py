@@ -23,9 +23,11 @@ TAILS = (1e-5, 0.5, 17)
 """Shares of features beyond the clipping values that are tried: from, to, and how many."""
 HALVINGS = 6  # further values below the smallest of these, each half of the one before
 REFINED = 4  # values that are tried between the best of these and each of its neighbours
-LOOKED_AT, SEARCHED = 1_000_000, 10_000
+LOOKED_AT, MAX_SEARCHED = 1_000_000, 10_000
 """Features at most that quantiles are taken of, and examples that clipping values are tried on."""
-AGREEMENT = 0.02  # part of their spread by which logits may differ from those of the last layer
+MAX_DISAGREEMENT = (
+    0.02  # part of their spread by which logits may differ from those of the last layer
+)
 
 
 class _Tried(NamedTuple):
@@ -108,7 +110,7 @@ class FeatureClipping(Calibrator):
         logits = torch.cat(parts).float()
         weight, bias = (x.to(self.device) for x in _last_layer(context.head, examples, self._width))
         check_head(logits, linear(features, weight, bias))
-        some = np.arange(0, len(records), -(-len(records) // SEARCHED))
+        some = np.arange(0, len(records), -(-len(records) // MAX_SEARCHED))
         best = self._search(logits[some], features[some], weight, records.take(some))
         log_sharpness = best.log_sharpness
         if self.temperature:
@@ -204,7 +206,7 @@ def check_head(logits: Tensor, expected: Tensor) -> None:
         return float((torch.where(possible, kept - mean, 0).square().sum() / count.sum()).sqrt())
 
     off, size = spread(expected - logits), spread(logits)
-    if off > AGREEMENT * size + 1e-4:
+    if off > MAX_DISAGREEMENT * size + 1e-4:
         raise ValueError(
             "head and features must give the logits, up to a constant in each row, but are off by "
             f"{off:.3g} where the logits spread by {size:.3g}: pass the weight, bias and inputs of "

@@ -11,7 +11,7 @@ from scipy.special import expit, log_softmax
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.logpartition import Records
 from calibrant.calibrators.base import BOUNDS
-from calibrant.calibrators.top_label import CERTAIN, record_odds
+from calibrant.calibrators.top_label import MAX_ODDS, record_odds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,7 +20,7 @@ STEP = 0.05
 """Change of the logarithm of a sharpness over which a second derivative is taken."""
 DOUBT = 8.0
 """Gain that the slope of the log-odds in a subgroup must exceed to be corrected."""
-HOTTEST = float(np.log(BOUNDS[1]))
+MAX_LOG_TEMPERATURE = float(np.log(BOUNDS[1]))
 """Largest correction of the logarithm of a temperature, up or down."""
 
 
@@ -70,7 +70,7 @@ class ClassOneOdds:
 
     @property
     def _unit(self) -> FloatArray:
-        return np.clip(self.start, -CERTAIN, CERTAIN) / self.spread
+        return np.clip(self.start, -MAX_ODDS, MAX_ODDS) / self.spread
 
     def _odds(self, correction: FloatArray) -> FloatArray:
         return np.asarray(self.start + correction[:, 0] + correction[:, 1] * self._unit)
@@ -88,7 +88,7 @@ class ClassOneOdds:
 
     def odds(self, correction: FloatArray) -> FloatArray:
         """Return the log-odds of class 1."""
-        return np.clip(self._odds(correction), -CERTAIN, CERTAIN)
+        return np.clip(self._odds(correction), -MAX_ODDS, MAX_ODDS)
 
     def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the offset and slope that are closest to the changes of the log-odds.
@@ -118,7 +118,9 @@ class Temperatures:
         return np.zeros(1)
 
     def _sharpness(self, correction: FloatArray) -> FloatArray:
-        return np.asarray(np.exp(-np.clip(correction[:, 0], -HOTTEST, HOTTEST)))
+        return np.asarray(
+            np.exp(-np.clip(correction[:, 0], -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE))
+        )
 
     def losses(self, correction: FloatArray) -> FloatArray:
         """Return the negative log-likelihood of each example."""
@@ -187,7 +189,7 @@ class ClassLogits:
         best = np.take_along_axis(log_probs, top, -1)[:, 0]
         np.put_along_axis(log_probs, top, -np.inf, -1)
         rest = np.logaddexp.reduce(log_probs, axis=-1)
-        return np.asarray(np.clip(best - rest, -CERTAIN, CERTAIN))
+        return np.asarray(np.clip(best - rest, -MAX_ODDS, MAX_ODDS))
 
     def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the mean of the corrections."""

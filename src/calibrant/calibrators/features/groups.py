@@ -21,7 +21,7 @@ from calibrant.calibrators.data_checks import warn_of_constant
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness
 
-PRIOR = 50.0  # examples that all others together count for in a group or bin
+PRIOR_EXAMPLES = 50.0  # examples that all others together count for in a group or bin
 
 
 class GroupCalibration(Calibrator):
@@ -211,7 +211,7 @@ def mixture_objective(
 
 def with_prior(weight: FloatArray, member: BoolArray) -> FloatArray:
     """Weights for the fit of a part: its own examples, and a little of all of them."""
-    return np.asarray(weight * member + PRIOR * weight.mean() * weight / weight.sum())
+    return np.asarray(weight * member + PRIOR_EXAMPLES * weight.mean() * weight / weight.sum())
 
 
 def group_temperatures(records: Records, group: IntArray, groups: int) -> FloatArray:

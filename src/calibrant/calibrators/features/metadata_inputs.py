@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BINS = 32
 """Bins of a column of numbers."""
-MOST_VALUES = 20
+MAX_VALUES = 20
 """Values of a text that trees tell apart; rarer ones share a code."""
 
 
@@ -135,7 +135,7 @@ class MetadataCalibrator(Calibrator):
         if sample_weight is not None:
             counts &= checks.as_weight(sample_weight, targets.shape) > 0
         learned = {
-            name: learn_column(name, v[counts], bins=BINS, most=MOST_VALUES)
+            name: learn_column(name, v[counts], bins=BINS, most=MAX_VALUES)
             for name, v in arrays.items()
         }
         return [column or untold(name) for name, column in learned.items()]

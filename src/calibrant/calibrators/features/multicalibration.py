@@ -29,7 +29,7 @@ from calibrant.calibrators.features.boosting import (
     number_splits,
 )
 from calibrant.calibrators.features.correctable import (
-    HOTTEST,
+    MAX_LOG_TEMPERATURE,
     ClassLogits,
     ClassOneOdds,
     Correctable,
@@ -43,18 +43,18 @@ from calibrant.calibrators.features.metadata_inputs import (
 )
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.piecewise import BEYOND
-from calibrant.calibrators.top_label import CERTAIN, keeps_by_task, maps_class_one, top_odds
+from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn
 
-FEWEST = 100
+MIN_EXAMPLES = 100
 """Number of examples below which nothing is corrected."""
-FOLDS, MANY = (5, 3), 2000
+FOLDS, FEWER_FOLDS_FROM = (5, 3), 2000
 """Number of folds, and with so many examples."""
-MOST, MOST_JUDGED = 1 << 21, 1 << 18
+MAX_EXAMPLES, MAX_JUDGED = 1 << 21, 1 << 18
 """Number of examples that trees are learned from, and that their number is chosen on, at most."""
-MOST_CLASSES, MOST_LOGITS = 100, 1 << 25
+MAX_CLASSES, MAX_LOGITS = 100, 1 << 25
 """Numbers of classes and of logits at most, where classes have corrections of their own."""
-DEEPEST = 6
+MAX_DEPTH = 6
 
 
 class Multicalibration(MetadataCalibrator):
@@ -156,7 +156,7 @@ class Multicalibration(MetadataCalibrator):
         columns: Sequence[str | int] | None = None,
         base: str = "auto",
         keep_argmax: bool | None = None,
-        depth: Annotated[int, at_least(1), at_most(DEEPEST)] = 3,
+        depth: Annotated[int, at_least(1), at_most(MAX_DEPTH)] = 3,
         rounds: Count = 100,
         rate: Positive = 0.1,
         penalty: Positive = 10.0,
@@ -253,12 +253,16 @@ class Multicalibration(MetadataCalibrator):
         return classes > 2 and self.keep_argmax is False
 
     def _most(self, classes: int) -> int:
-        return min(MOST, MOST_LOGITS // classes) if self._corrects_classes(classes) else MOST
+        return (
+            min(MAX_EXAMPLES, MAX_LOGITS // classes)
+            if self._corrects_classes(classes)
+            else MAX_EXAMPLES
+        )
 
     def _check_classes(self, classes: int) -> None:
-        if self._corrects_classes(classes) and classes > MOST_CLASSES:
+        if self._corrects_classes(classes) and classes > MAX_CLASSES:
             raise ValueError(
-                f"keep_argmax=False corrects each of up to {MOST_CLASSES} classes, got "
+                f"keep_argmax=False corrects each of up to {MAX_CLASSES} classes, got "
                 f"{classes:,}: leave it out, which corrects the temperatures of examples"
             )
 
@@ -283,7 +287,7 @@ class Multicalibration(MetadataCalibrator):
         parts = self._base_log_probs(examples)
         if maps_class_one(self, classes):
             odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
-            spread = float(np.sqrt(np.mean(np.clip(odds, -CERTAIN, CERTAIN) ** 2))) or 1.0
+            spread = float(np.sqrt(np.mean(np.clip(odds, -MAX_ODDS, MAX_ODDS) ** 2))) or 1.0
             self._store(spread_=torch.tensor(spread))
             # as it is stored, since predictions divide by that
             return ClassOneOdds(odds, (labels == 1).astype(np.float64), float(self.spread_))
@@ -302,15 +306,17 @@ class Multicalibration(MetadataCalibrator):
 
     def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
-        some = self._drawn(len(run.weight), MOST_JUDGED)
+        some = self._drawn(len(run.weight), MAX_JUDGED)
         if some is not None:
             run, groups = run.take(some), None if groups is None else groups[some]
         count = len(run.weight)
         # not by class: folds with the same classes as the rest flatter what learns of these
         strata = np.zeros(count, dtype=np.int64)
-        parts = folds_of(strata, self.folds or FOLDS[count >= MANY], groups=groups, seed=self.seed)
-        if count < FEWEST or len(parts) < 2:
-            least = f"{FEWEST} examples of two groups are needed"
+        parts = folds_of(
+            strata, self.folds or FOLDS[count >= FEWER_FOLDS_FROM], groups=groups, seed=self.seed
+        )
+        if count < MIN_EXAMPLES or len(parts) < 2:
+            least = f"{MIN_EXAMPLES} examples of two groups are needed"
             return 0, 1.0, f"no corrections: too little data to judge them by, {least}"
         rounds, scale, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
         figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"
@@ -362,13 +368,13 @@ class Multicalibration(MetadataCalibrator):
         if self._corrects_classes(classes):
             return start + correction
         return (start - start.amax(-1, keepdim=True)) * torch.exp(
-            -correction.clamp(-HOTTEST, HOTTEST)
+            -correction.clamp(-MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE)
         )
 
     def _prediction_odds(self, logits: Tensor) -> Tensor:
         """Log-odds ``(..., 1)`` by which trees know a prediction."""
         if maps_class_one(self, logits.shape[-1]):
-            return (logits[..., 1:] - logits[..., :1]).clamp(-CERTAIN, CERTAIN)
+            return (logits[..., 1:] - logits[..., :1]).clamp(-MAX_ODDS, MAX_ODDS)
         return top_odds(logits - logits.amax(-1, keepdim=True))
 
     def _leaf(self, tree: int, numbers: Tensor) -> Tensor:

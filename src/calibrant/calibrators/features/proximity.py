@@ -24,11 +24,11 @@ from calibrant.calibrators.scaling import best_sharpness
 
 ProximityMethod = Literal["bin_mean_shift", "density_ratio"]
 
-REFERENCE = 5000  # examples at most among which neighbours are searched
-DISTANCES = 1 << 22  # distances that are computed at a time
+MAX_REFERENCE = 5000  # examples at most among which neighbours are searched
+DISTANCES_AT_A_TIME = 1 << 22  # distances that are computed at a time
 CELLS = 128  # cells of the grid of densities, along each side
-AS_BEFORE = 10.0  # examples at the confidence as it was that are added to the densities
-LEAST_DOUBT = 1e-4  # their confidence is taken to be no nearer to 0 or 1 than this
+PRIOR_EXAMPLES = 10.0  # examples at the confidence as it was that are added to the densities
+MIN_DOUBT = 1e-4  # their confidence is taken to be no nearer to 0 or 1 than this
 
 
 class ProCal(Calibrator):
@@ -171,9 +171,9 @@ class ProCal(Calibrator):
         """Mean distances of the examples to their neighbours ``(n,)``; learns the reference."""
         centre, count = features.mean(0), len(features)
         features, chosen = features - centre, np.arange(count)
-        if count > REFERENCE:
+        if count > MAX_REFERENCE:
             rng = np.random.default_rng(self.seed)
-            chosen = np.sort(rng.choice(count, REFERENCE, replace=False))
+            chosen = np.sort(rng.choice(count, MAX_REFERENCE, replace=False))
         self._store(centre_=centre, reference_=features[chosen])
         if count == 1:
             return np.zeros(1)
@@ -231,7 +231,7 @@ def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None 
     # an exported or traced graph has no loop: its blocks are those of the caller
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     whole = torch.compiler.is_compiling() or tracing
-    result, step = [], max(1, DISTANCES // len(others))
+    result, step = [], max(1, DISTANCES_AT_A_TIME // len(others))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
         gaps = torch.addmm(squares, part, others.T, alpha=-2)
         if own is not None:
@@ -273,9 +273,12 @@ def density_masses(
 
 def mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
     """Log-odds of being right among examples around a place and some at the odds as they were."""
-    certain = math.log(1 / LEAST_DOUBT - 1)
+    certain = math.log(1 / MIN_DOUBT - 1)
     before = before.clamp(-certain, certain)
-    right, wrong = right + AS_BEFORE * before.sigmoid(), wrong + AS_BEFORE * (-before).sigmoid()
+    right, wrong = (
+        right + PRIOR_EXAMPLES * before.sigmoid(),
+        wrong + PRIOR_EXAMPLES * (-before).sigmoid(),
+    )
     return right.log() - wrong.log()
 
 

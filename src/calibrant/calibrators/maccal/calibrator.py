@@ -43,14 +43,16 @@ if TYPE_CHECKING:
 
 TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
 HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
-EPOCHS = 20
+DEFAULT_EPOCHS = 20
 """Epochs by default."""
-STEPS = 2000
+MIN_STEPS = 2000
 """Least number of steps by default: small data get more epochs."""
-WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
-LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+WARM_UP_STEPS = (
+    100  # steps before the control starts: an untrained classifier would lose its weights
+)
+MIN_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
 MAX_SAMPLES = 1000
-SETTLED = 0.02  # largest final gap between confidence and its target without a warning
+MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target without a warning
 
 
 class MaCCal(Calibrator):
@@ -221,7 +223,7 @@ class MaCCal(Calibrator):
             Called with (epochs done, epochs in all).
         """
         if features is not None:
-            if not held_out is classes is checkpoint is progress is None:
+            if any(given is not None for given in (held_out, classes, checkpoint, progress)):
                 raise TypeError(
                     "held_out, classes, checkpoint and progress go with the features of a training "
                     "set: pass fit(features, labels, held_out=...), without logits"
@@ -260,11 +262,15 @@ class MaCCal(Calibrator):
             part = kept[frozen.stratified_share(strata, HELD_OUT_SHARE, self.seed)]
         else:
             names = np.unique(context.groups[kept])
-            some = frozen.stratified_share(np.zeros(len(names)), HELD_OUT_SHARE, self.seed)
+            alike = np.zeros(len(names), dtype=np.int64)
+            some = frozen.stratified_share(alike, HELD_OUT_SHARE, self.seed)
             part = kept[np.isin(context.groups[kept], names[some])]
-        train, watched = known._replace(kept=np.setdiff1d(kept, part)), known._replace(kept=part)
-        enough = len(part) and len(train.kept)
-        self._train_on(*((train, watched) if enough else (known, None)), examples.classes)
+        rest = np.setdiff1d(kept, part)
+        if len(part) and len(rest):
+            train, watched = known._replace(kept=rest), known._replace(kept=part)
+            self._train_on(train, watched, examples.classes)
+        else:  # too few to share
+            self._train_on(known, None, examples.classes)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         """Do nothing: the end of the fit shows whether there were enough examples."""
@@ -286,7 +292,7 @@ class MaCCal(Calibrator):
 
         sizes = int(train.features.shape[-1]), classes
         steps = -(-len(train.kept) // self.batch_size)
-        epochs = max(EPOCHS, -(-STEPS // steps))
+        epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
         run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
         self._train(run, batches, progress)
 
@@ -337,7 +343,7 @@ class MaCCal(Calibrator):
             inputs, targets = (torch.cat([values.cpu() for values in part]) for part in parts)
             watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
-        run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, EPOCHS, checkpoint)
+        run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, DEFAULT_EPOCHS, checkpoint)
         self.class_names_ = None
         self.set_floor(0)
         self._train(run, batches, progress)
@@ -394,7 +400,7 @@ class MaCCal(Calibrator):
     ) -> None:
         run.resume()
         for epoch in range(len(run.history), run.epochs):
-            if run.steps >= WARM_UP:
+            if run.steps >= WARM_UP_STEPS:
                 last = run.history[-1]
                 run.controller.update(last.confidence, last.accuracy)
             run.history.append(self._epoch(run, batches(epoch), epoch))
@@ -455,7 +461,7 @@ class MaCCal(Calibrator):
     def _warn_of_failure(self, run: Run) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
-        if last.accuracy * run.classifier.classes < LEAST_LIFT:
+        if last.accuracy * run.classifier.classes < MIN_LIFT:
             warn(
                 f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
                 "epochs, or raise rate"
@@ -465,7 +471,7 @@ class MaCCal(Calibrator):
                 "every held-out example is predicted right, so over-confidence cannot be seen: "
                 "hold out examples that the network was not trained on"
             )
-        elif abs(last.confidence - target) > SETTLED:
+        elif abs(last.confidence - target) > MAX_FINAL_GAP:
             warn(
                 f"the keep rate did not settle: confidence {last.confidence:.3f} should be "
                 f"{target:.3f}, at a keep rate of {last.keep:.3f} in [{self.least_keep:g}, 1]; "

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from calibrant._core.options import Count, Seed, WithOptions, at_least
 
 Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
-HALVINGS, LARGEST_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
+MAX_HALVINGS, MAX_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
 
 
 class MaskedClassifier(WithOptions, nn.Module):
@@ -161,10 +161,10 @@ class KeepRate:
     def update(self, confidence: float, accuracy: float) -> float:
         """Take one step and return the new share."""
         gap = confidence - self.gamma * accuracy
-        if gap * self.gap < 0 and self.halvings < HALVINGS:
+        if gap * self.gap < 0 and self.halvings < MAX_HALVINGS:
             self.step, self.halvings = self.step / 2, self.halvings + 1
         self.gap = gap
-        change = min(max(-self.step * gap, -LARGEST_CHANGE), LARGEST_CHANGE)
+        change = min(max(-self.step * gap, -MAX_CHANGE), MAX_CHANGE)
         self.keep = min(max(self.keep + change, self.least), 1.0)
         return self.keep
 

@@ -116,7 +116,7 @@ def smoothed(residual: FloatArray) -> FloatArray:
         wider = value(middle) > middle
         low, high = np.where(wider, middle, low), np.where(wider, high, middle)
     # Gaussians narrower than a cell ring, which may lift the value above that without smoothing
-    return np.minimum(value((low + high) / 2), np.abs(residual).sum(-1))
+    return np.asarray(np.minimum(value((low + high) / 2), np.abs(residual).sum(-1)))
 
 
 def _smoothing(residual: FloatArray) -> Callable[[FloatArray], FloatArray]:

@@ -352,9 +352,12 @@ def test_a_fifth_of_a_calibration_set_controls_the_keep_rate(data, rng, monkeypa
     groups = np.arange(300) // 10 if grouped else None
     parts = []
     train_on = MaCCal._train_on
-    monkeypatch.setattr(
-        MaCCal, "_train_on", lambda self, *parts_: (parts.append(parts_), train_on(self, *parts_))
-    )
+
+    def noted(self, *given):
+        parts.append(given)
+        train_on(self, *given)
+
+    monkeypatch.setattr(MaCCal, "_train_on", noted)
     logits = np.eye(CLASSES)[labels] + rng.normal(size=(300, CLASSES))
     MaCCal(**QUICK).fit(logits, labels, features=features, groups=groups)
     train, watched = (part.kept for part in parts[0][:2])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from calibrant._core.atomic_files import locked
-from calibrant.llm.heads import writing
+from calibrant.llm.heads import tables
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.documents import Encoded
@@ -348,7 +348,7 @@ def test_shards_are_small_enough_for_interruptions():
 def test_a_run_ends_with_an_error_when_the_disk_is_full(model, documents, tmp_path, monkeypatch):
     options: Any = {"tokens_per_shard": 20, "batch": 20}
     whole = collect(model, documents, tmp_path / "whole", **options)
-    put, room = writing._ColumnFile.put, [25_000]
+    put, room = tables._ColumnFile.put, [25_000]
 
     def limited(self, rows, values):
         room[0] -= values.nbytes
@@ -356,7 +356,7 @@ def test_a_run_ends_with_an_error_when_the_disk_is_full(model, documents, tmp_pa
             raise OSError(errno.ENOSPC, "No space left on device")
         put(self, rows, values)
 
-    monkeypatch.setattr(writing._ColumnFile, "put", limited)
+    monkeypatch.setattr(tables._ColumnFile, "put", limited)
     message = r"shard-0000\d could not be written \(No space left on device\).*start again"
     with pytest.raises(OSError, match=message):
         collect(model, documents, tmp_path / "full", **options)

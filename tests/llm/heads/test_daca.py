@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
 from torch.nn import functional as F
 
-from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads.daca import daca, daca_of_records
+from calibrant.llm.heads.daca import daca
 
 
 def chat_and_base(n=4000, classes=12, seed=0):
@@ -45,22 +42,6 @@ def test_daca_against_a_slow_search():
     assert float(everywhere[int(np.argmin(values))]) > found.temperature + 0.1
 
 
-def test_daca_from_records():
-    base, chat = chat_and_base()
-    agree = base.argmax(-1) == chat.argmax(-1)
-    ours, theirs = (tabulate(examples(x, base.argmax(-1))) for x in (base, chat))
-    found = daca_of_records(ours, theirs, agree)
-    trust = torch.from_numpy(base[agree]).softmax(-1).amax(-1)
-    sharper = torch.from_numpy(chat[agree])
-
-    def cross_entropy(t):
-        return float(F.binary_cross_entropy((sharper / t).softmax(-1).amax(-1), trust))
-
-    wanted = minimize_scalar(cross_entropy, bounds=(1.5, 5), method="bounded").x
-    assert found.temperature == pytest.approx(wanted, abs=5e-3)
-    assert found.agreed == agree.sum()
-
-
 def test_daca_masked_and_refused():
     logits = np.array([[2.0, 1.0, -np.inf], [0.5, 1.0, -np.inf]])
     assert daca(logits, 2 * logits).temperature == pytest.approx(2, rel=1e-3)
@@ -77,8 +58,5 @@ def test_daca_masked_and_refused():
             daca(broken, logits)
         with pytest.raises(ValueError, match="chat must be logits, got NaN for 1 of 2 tokens"):
             daca(logits, broken)
-    records = tabulate(examples(logits, [0, 1]))
-    with pytest.raises(ValueError, match="got 2, 2 and 1"):
-        daca_of_records(records, records, np.array([True]))
     with pytest.warns(UserWarning, match="no temperature"):
         daca(np.zeros((5, 3)), np.array([[2.0, 1.0, 0.0]] * 5))

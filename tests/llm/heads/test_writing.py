@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from calibrant.llm.heads.writing import new_shard, sole_writer
+from calibrant.llm.heads.tables import new_shard, sole_writer
 from tests.support.warm_scripts import run_script
 
 # Writes more than a file may have. The limit of a process gives the error of a full disk, without
@@ -14,7 +14,7 @@ FULL = """
     import resource, signal, sys
     from pathlib import Path
     import numpy as np
-    from calibrant.llm.heads.writing import new_shard
+    from calibrant.llm.heads.tables import new_shard
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))

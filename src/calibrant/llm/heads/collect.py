@@ -29,7 +29,7 @@ from calibrant.llm.heads.documents import (
     padded_batches,
 )
 from calibrant.llm.heads.reading import DocumentFile
-from calibrant.llm.heads.writing import PutRows, new_shard, sole_writer
+from calibrant.llm.heads.tables import PutRows, new_shard, sole_writer
 from calibrant.llm.models import loading
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import (

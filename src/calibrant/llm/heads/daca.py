@@ -13,13 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.special import expit
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, warn
+from calibrant._core.checks import FloatArray, warn
 from calibrant._core.chunks import as_tensor, examples
-from calibrant._core.logpartition import Records, tabulate
-from calibrant._core.solve import Solution, minimise_scalar
+from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 
@@ -66,42 +64,18 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
                 "them, or run the model in higher precision"
             )
     agree = ours.argmax(-1) == theirs.argmax(-1)
-    _check_agreement(agree.cpu().numpy())
+    if not agree.any():
+        raise ValueError(
+            f"base and chat agree on none of {len(agree)} tokens: pass logits of the same tokens, "
+            "with the same vocabulary"
+        )
     ours, theirs = ours[agree], theirs[agree]
     records = tabulate(examples(theirs, theirs.argmax(-1)))
     solution = best_sharpness(replace(records, own_gap=_expected_gaps(ours, theirs)))
-    return _agreement(solution, int(agree.sum()), len(agree))
-
-
-def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement:
-    r"""Find the temperature from records, which have the confidences but not all probabilities.
-
-    The cross-entropy is that of two events, the top token or any other:
-    :math:`-p^b \log p^c(T) - (1 - p^b) \log(1 - p^c(T))`. It has the same optimum if the
-    models differ by a temperature alone.
-
-    ``agree`` ``(n,)`` is True where both models are known to prefer the same token, as
-    ``base.correct & chat.correct`` are; where both are wrong the records do not tell.
-
-    >>> logits = np.random.default_rng(0).normal(size=(500, 10))
-    >>> base, chat = (tabulate(examples(b * logits, logits.argmax(-1))) for b in (1.0, 2.5))
-    >>> round(daca_of_records(base, chat, base.correct & chat.correct).temperature, 3)
-    2.5
-    """
-    agree = np.asarray(agree, dtype=bool)
-    if not len(base) == len(chat) == len(agree):
-        sizes = f"{len(base)}, {len(chat)} and {len(agree)}"
-        raise ValueError(f"base, chat and agree must be of the same tokens, got {sizes}")
-    _check_agreement(agree)
-    ours, theirs = base.take(agree), chat.take(agree)
-    trust = expit(-ours.log_rest(1.0).value)
-
-    def cross_entropy(u: float) -> float:
-        rest = theirs.log_rest(math.exp(u)).value
-        return float(np.mean(trust * np.logaddexp(0, rest) + (1 - trust) * np.logaddexp(0, -rest)))
-
-    solution = minimise_scalar(cross_entropy, -LIMIT, LIMIT)
-    return _agreement(solution, int(agree.sum()), len(agree))
+    if not solution.converged:
+        warn("no temperature between 0.05 and 20 matches the chat model to its base model")
+    u = float(np.clip(solution.x[0], -LIMIT, LIMIT))
+    return Agreement(math.exp(-u), int(agree.sum()), len(agree))
 
 
 def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
@@ -116,18 +90,3 @@ def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
     if not torch.isfinite(gaps).all():
         raise ValueError("the chat model masks a token that its base does not: mask both alike")
     return np.asarray(gaps.cpu().numpy())
-
-
-def _check_agreement(agree: BoolArray) -> None:
-    if not agree.any():
-        raise ValueError(
-            f"base and chat agree on none of {len(agree)} tokens: pass logits of the same tokens, "
-            "with the same vocabulary"
-        )
-
-
-def _agreement(solution: Solution, agreed: int, tokens: int) -> Agreement:
-    if not solution.converged:
-        warn("no temperature between 0.05 and 20 matches the chat model to its base model")
-    u = float(np.clip(solution.x[0], -LIMIT, LIMIT))
-    return Agreement(math.exp(-u), agreed, tokens)

@@ -69,22 +69,18 @@ def selective(
     check_choice("weighting", weighting, get_args(Weighting))
     b = np.exp(u)
     value, slope = records.log_partition(b)
-    linear = b * np.where(records.correct, records.own_gap, _flat_gap(records, over))
+    flat = records.mean_gap  # of the tokens that the uniform target covers
+    if over != "vocabulary":
+        gaps = records.gaps[:, :over].astype(np.float64)
+        there = np.isfinite(gaps)
+        flat = np.where(there, gaps, 0).sum(-1) / there.sum(-1)
+    linear = b * np.where(records.correct, records.own_gap, flat)
     if weighting == "paper":
         pull = np.where(records.correct, 1 - alpha, alpha)
         weight = records.weight * pull / records.weight.sum()
     else:
         weight = _official(records, alpha, ignored)
     return Measured(float(weight @ (linear + value)), weight * (linear + slope))
-
-
-def _flat_gap(records: Records, over: Literal["vocabulary"] | int) -> FloatArray:
-    """Mean gap of the tokens that a uniform target covers."""
-    if over == "vocabulary":
-        return records.mean_gap
-    gaps = records.gaps[:, :over].astype(np.float64)
-    there = np.isfinite(gaps)
-    return np.asarray(np.where(there, gaps, 0).sum(-1) / there.sum(-1))
 
 
 def _official(records: Records, alpha: float, ignored: float) -> FloatArray:

@@ -186,7 +186,10 @@ def _parsed(text: str, where: str) -> Any:
 def _document(row: Any, where: str) -> Any:
     """Return a row as a document: a text, a pair of prompt and answer, or a chat."""
     if isinstance(row, bytes):
-        row = _parsed_line(row, where)
+        try:
+            row = _parsed(row.decode("utf-8-sig"), where)
+        except UnicodeDecodeError as error:
+            raise BadDocument(where, f"is not UTF-8 text ({error})") from error
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping):
@@ -202,26 +205,13 @@ def _document(row: Any, where: str) -> Any:
             return _chat(_text(row, "question", where), _text(row, "answer", where))
         answer = next((name for name in ("answer", "completion") if name in row), None)
         if "prompt" in row and answer:
-            return _prompt_and(answer, row, where)
+            if isinstance(row["prompt"], list) and isinstance(row[answer], list):
+                return _messages(row["prompt"] + row[answer], where)
+            return _text(row, "prompt", where), _text(row, answer, where)
         if "text" in row:
             return _text(row, "text", where)
     got = f"the keys {', '.join(row)}" if isinstance(row, Mapping) else type(row).__name__
     raise BadDocument(where, f"must be one of {FORMS}, got {got}")
-
-
-def _parsed_line(line: bytes, where: str) -> Any:
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadDocument(where, f"is not UTF-8 text ({error})") from error
-    return _parsed(text, where)
-
-
-def _prompt_and(answer: str, row: Mapping[str, Any], where: str) -> Any:
-    """Return a pair of strings, or the chat that two lists of messages are together."""
-    if isinstance(row["prompt"], list) and isinstance(row[answer], list):
-        return _messages(row["prompt"] + row[answer], where)
-    return _text(row, "prompt", where), _text(row, answer, where)
 
 
 def _messages(turns: Any, where: str) -> list[dict[str, Any]]:
@@ -229,16 +219,16 @@ def _messages(turns: Any, where: str) -> list[dict[str, Any]]:
     for place, turn in _placed(turns, where):
         _text(turn, "role", place)
         parts = turn.get("content")
-        if isinstance(parts, list) and all(_is_text_part(part) for part in parts):
+        if isinstance(parts, list) and all(
+            isinstance(part, Mapping)
+            and part.get("type", "text") == "text"
+            and isinstance(part.get("text"), str)
+            for part in parts
+        ):
             turn = {**turn, "content": "".join(part["text"] for part in parts)}
         _text(turn, "content", place)
         chat.append(dict(turn))
     return chat
-
-
-def _is_text_part(part: Any) -> bool:
-    of_text = isinstance(part, Mapping) and part.get("type", "text") == "text"
-    return of_text and isinstance(part.get("text"), str)
 
 
 def _conversation(turns: Any, where: str) -> list[dict[str, str]]:

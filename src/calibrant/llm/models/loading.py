@@ -154,7 +154,10 @@ def _renders_start(tokenizer: Any) -> bool:
 
 def _wants_start(file: Path) -> bool:
     """Return what a file says about the token; sentencepiece models that say nothing have it."""
-    settings = dict(_gguf_settings(file))
+    # the package gguf would decode every token of the vocabulary too, which takes seconds
+    with file.open("rb") as stream:
+        stream.seek(16)  # after the magic, the version and the number of tensors
+        settings = dict(_settings(stream))
     if "tokenizer.ggml.add_bos_token" in settings:
         return settings["tokenizer.ggml.add_bos_token"] != b"\0"
     return settings.get("tokenizer.ggml.model") == b"llama"
@@ -186,17 +189,8 @@ def _offset(stream: BinaryIO) -> int:
     return _number(stream, 8)
 
 
-def _gguf_settings(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the single values at the beginning of a GGUF file, as their bytes.
-
-    The package gguf would decode every token of the vocabulary too, which takes seconds.
-    """
-    with file.open("rb") as stream:
-        stream.seek(16)  # after the magic, the version and the number of tensors
-        yield from _settings(stream)
-
-
 def _settings(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """Yield the single values at the beginning of a GGUF file, as their bytes."""
     for _ in range(_number(stream, 8)):
         name, kind = stream.read(_number(stream, 8)).decode(), _number(stream, 4)
         if kind == GGUF_ARRAY:

@@ -68,7 +68,7 @@ at_least = partial(Limit, "at least", operator.ge)
 below = partial(Limit, "below", operator.lt)
 at_most = partial(Limit, "at most", operator.le)
 
-Count: TypeAlias = Annotated[int, at_least(1), at_most(2**53)]  # NumPy counts with 64 bits
+Count: TypeAlias = Annotated[int, at_least(1)]
 Seed: TypeAlias = Annotated[int, at_least(0)]
 Positive: TypeAlias = Annotated[float, above(0)]
 NonNegative: TypeAlias = Annotated[float, at_least(0)]
@@ -177,6 +177,8 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         got = f"{value!r:.80}"
         if isinstance(value, type):
             got = f"the class {value.__name__}: pass {value.__name__}()"
+        elif isinstance(value, Integral) and abs(int(value)) > LARGEST:
+            got += ", which has more than 64 bits"
         elif _fits(hint, [value]):
             got += f": pass [{value!r}]"
         raise type(error)(f"{name} must be {_words(hint)}, got {got}") from None
@@ -246,6 +248,8 @@ def _is_true(value: Any) -> bool:
 def _whole(value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError
+    if abs(int(value)) > LARGEST:
+        raise ValueError
     return int(value)
 
 
@@ -257,6 +261,8 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+LARGEST = 2**63 - 1
+"""Whole numbers in arrays have 64 bits."""
 CONVERTED = {bool: _is_true, int: _whole, float: _number}
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from calibrant._core.cluster import ClusterExecutor
 from calibrant._core.messages import printable
+from calibrant._core.optional import needed
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -30,7 +31,6 @@ ATTEMPTS = 3
 ENGINE_FAILURES = (ConnectionError, ChildProcessError)
 """Errors of the engine, not of a task: another task would fail as well."""
 CONNECT = 10.0  # seconds to wait for a scheduler
-DASK = "a dask cluster needs dask.distributed: pip install 'calibrant[dask]'"
 
 
 class Work(NamedTuple):
@@ -164,10 +164,8 @@ def available_cores() -> int:
 @contextmanager
 def dask_client(address: str) -> Iterator[Any]:
     """Yield the client of a scheduler."""
-    try:
+    with needed("a dask cluster needs dask.distributed", "'calibrant[dask]'"):
         from distributed import Client
-    except ImportError as error:
-        raise ImportError(DASK, name="distributed") from error
     try:
         client = Client(address, timeout=CONNECT, set_as_default=False)
     except (OSError, ValueError) as problem:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from calibrant._core.messages import comma_separated
+from calibrant._core.optional import needed
 from calibrant._core.torch_models import own_device
 
 CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
@@ -27,11 +28,8 @@ def check_options(*, device: str | None, dtype: str) -> tuple[Any, Any]:
 
 def check_transformers(what: str) -> None:
     """Raise unless transformers can be imported, which ``what`` need."""
-    try:
+    with needed(f"{what} need transformers", "'calibrant[llm]'"):
         import transformers  # noqa: F401
-    except ImportError as error:
-        message = f"{what} need transformers ({error}): pip install 'calibrant[llm]'"
-        raise ImportError(message) from error
 
 
 def check_model(path: str | os.PathLike[str]) -> None:

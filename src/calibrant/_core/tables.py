@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.messages import printable, printable_name
+from calibrant._core.optional import needed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,13 +22,8 @@ _SPECIAL = {
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows as a frame, with None for missing values; pandas is needed only here."""
-    try:
+    with needed("to_frame needs pandas", "pandas; to_dict() has the same values without it"):
         import pandas as pd
-    except ImportError as problem:
-        remedy = "pip install pandas; to_dict() has the same values without it"
-        raise ImportError(
-            f"to_frame needs pandas ({problem}): {remedy}", name="pandas"
-        ) from problem
     return pd.DataFrame(list(rows))
 
 

@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from calibrant._core.messages import comma_separated
+from calibrant._core.optional import needed
 from calibrant.data.keys import LABEL_NAMES, SCORES, owner, split_names
 from calibrant.data.storage import fingerprint, fingerprint_of, is_remote, open_stream
 
@@ -346,15 +347,10 @@ def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
 
 def load_pyarrow() -> Any:
     """Return pyarrow with its modules for files, or raise with the name of the extra."""
-    try:
+    with needed("parquet and arrow files need pyarrow", "'calibrant[data]'"):
         import pyarrow.compute
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        remedy = "pip install 'calibrant[data]'"
-        raise ImportError(
-            f"parquet and arrow files need pyarrow: {remedy}", name="pyarrow"
-        ) from error
     return pyarrow
 
 

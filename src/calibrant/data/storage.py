@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, TypeAlias, cast
 
+from calibrant._core.optional import needed
+
 Fingerprint: TypeAlias = tuple[int, ...]  # inode (0 of an object), size, time or digest
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.+)?://")  # drives of Windows have one letter
@@ -37,13 +39,8 @@ def without_scheme(path: str) -> str:
 
 def filesystem(address: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path in it."""
-    try:
+    with needed(f"{address} needs fsspec", "'calibrant[cloud]', and the library of the store"):
         import fsspec
-    except ImportError as error:
-        raise ImportError(
-            f"{address} needs fsspec: pip install 'calibrant[cloud]', and the library of the store",
-            name="fsspec",
-        ) from error
     try:
         files, path = fsspec.core.url_to_fs(address)
     except ValueError as problem:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
+from calibrant._core.optional import needed
 from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy import export_graph
@@ -165,13 +166,10 @@ def export_program(
 
 
 def _onnx_runtime() -> Any:
-    try:
+    with needed("ONNX export needs more libraries", "'calibrant[export]'"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        message = f"ONNX export needs more libraries ({error}): pip install 'calibrant[export]'"
-        raise ImportError(message) from error
     return onnxruntime
 
 

@@ -20,6 +20,7 @@ from torch.nn.functional import logsigmoid
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import plain_name
+from calibrant._core.optional import needed
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
@@ -27,7 +28,7 @@ from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.tags import TagIdentity
 from calibrant.slices import Slices, find_slices
 
-try:
+with needed("this needs scikit-learn 1.6 or newer", "'calibrant[sklearn]'"):
     from sklearn import get_config
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
     from sklearn.frozen import FrozenEstimator
@@ -50,9 +51,6 @@ try:
 
     from calibrant.deploy import sklearn_scores as scoring
     from calibrant.deploy.sklearn_scores import Arguments, Fold, Scores
-except ImportError as problem:
-    message = f"this needs scikit-learn 1.6 or newer ({problem}): pip install 'calibrant[sklearn]'"
-    raise ImportError(message) from problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from calibrant._core.optional import needed
 from calibrant.integrations.logged import PREFIX, scalars
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 
-try:
+with needed("this needs transformers", "'calibrant[llm]'"):
     from transformers import TrainerCallback
-except ImportError as error:
-    message = f"this needs transformers ({error}): pip install 'calibrant[llm]'"
-    raise ImportError(message) from error
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction

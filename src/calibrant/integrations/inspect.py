@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrant._core.optional import needed
 from calibrant.artifacts import load
 from calibrant.llm.answers.calibrating import calibrated, confidence_of
 from calibrant.llm.answers.calibrator import AnswerCalibrator
@@ -16,7 +17,7 @@ from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.logs.lines import token_material
 from calibrant.metrics.binned import ece as ece_of
 
-try:
+with needed("this needs Inspect", "inspect-ai"):
     from inspect_ai.scorer import (
         Metric,
         SampleScore,
@@ -29,9 +30,6 @@ try:
         value_to_float,
     )
     from inspect_ai.solver import TaskState
-except ImportError as error:
-    message = f"this needs Inspect ({error}): pip install inspect-ai"
-    raise ImportError(message) from error
 
 
 @metric  # type: ignore[untyped-decorator]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrant._core.class_names import ClassNumbers, as_array
+from calibrant._core.optional import needed
 from calibrant.integrations.logged import (
     PREFIX,
     Report,
@@ -226,11 +227,8 @@ def pairs_from_residuals(residuals: Sequence[float]) -> tuple[Any, Any]:
 
 
 def _mlflow() -> Any:
-    try:
+    with needed("this needs MLflow", "'calibrant[mlflow]'"):
         import mlflow
-    except ImportError as error:
-        message = f"this needs MLflow ({error}): pip install 'calibrant[mlflow]'"
-        raise ImportError(message) from error
     return mlflow
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calibrant._core.optional import needed
 from calibrant.artifacts import load
 from calibrant.llm.heads.attach import log_sharpness_of_tokens, on_device
 from calibrant.llm.heads.fitted import FittedHead
@@ -29,11 +30,11 @@ SERVED = ("nothing", "shape")
 def _base(module: str, *, required: bool = True) -> Any:
     """Return the base class of logits processors; ``object`` where vLLM does not have it yet."""
     try:
-        return import_module(module).LogitsProcessor
-    except ImportError as error:
+        with needed("calibrant.integrations.vllm needs vLLM", "vllm"):
+            return import_module(module).LogitsProcessor
+    except ImportError:
         if required:
-            message = f"calibrant.integrations.vllm needs vLLM ({error}): pip install vllm"
-            raise ImportError(message) from error
+            raise
         return object
 
 

@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Callable
 
 from calibrant._core import addresses
+from calibrant._core.optional import needed
 from calibrant.ui.guard import Guard
 
 HOST = "127.0.0.1"
@@ -55,9 +56,6 @@ def listening(host: str, port: int | None) -> socket.socket:
 
 
 def _check_libraries() -> None:
-    try:
+    with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
-        remedy = "pip install 'calibrant[ui]'"
-        raise ImportError(f"calibrant ui needs Starlette and uvicorn: {remedy}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import betaincinv, expit, logit
+from scipy.special import expit, logit
 from torch import Tensor
 
 from calibrant._core.checks import (
@@ -23,6 +23,7 @@ from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
 from calibrant.display.html import Html, joined, notebook
 from calibrant.display.results import facts, heading, one_line, threshold_text, verdict
+from calibrant.metrics.binomial import clopper_pearson
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
@@ -227,7 +228,7 @@ def lowest_passing(trials: Trials, n: int, *, max_error: float, level: float) ->
         return Threshold(math.inf, 0.0, math.nan, math.nan, n, max_error, level)
     at = int(passed.nonzero()[0][-1])
     m, k = int(trials.accepted[at]), float(trials.wrong[at])
-    bound = float(betaincinv(k + 1, m - k, 1 - levels[at]))
+    bound = float(clopper_pearson(trials.wrong[at], trials.accepted[at], levels[at])[1])
     return Threshold(float(trials.grid[at]), m / n, k / m, bound, n, max_error, level)
 
 

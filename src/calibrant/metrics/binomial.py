@@ -1,9 +1,11 @@
-"""Binomial variables as functions of the chance of a hit."""
+"""Binomial variables: samples that move with the chance of a hit, and intervals of that chance."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import betaincinv, ndtri
 
 from calibrant._core.checks import FloatArray, IntArray
 
@@ -11,6 +13,22 @@ RARE = 3.0
 """Expected hits, or misses, up to which probabilities are added up one by one."""
 SINGLE = 8
 """Trials up to which it costs less to draw each of them."""
+
+
+def clopper_pearson(
+    hits: FloatArray, trials: FloatArray, tail: Any
+) -> tuple[FloatArray, FloatArray]:
+    """Intervals of chances, each end of which misses with at most the probability ``tail``.
+
+    Numbers of hits and trials, such as those of weighted examples, need not be whole.
+
+    >>> low, high = clopper_pearson(np.array([0.0, 5.0]), np.array([10.0, 10.0]), 0.05)
+    >>> low.round(3), high.round(3)
+    (array([0.   , 0.222]), array([0.259, 0.778]))
+    """
+    low = np.where(hits > 0, betaincinv(hits, trials - hits + 1, tail), 0.0)
+    high = np.where(hits < trials, betaincinv(hits + 1, trials - hits, 1 - tail), 1.0)
+    return low, high
 
 
 class Binomials:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import betaincinv
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, check_level
@@ -15,6 +14,7 @@ from calibrant.display.elements import axis_names
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.display.svg import reliability_chart
+from calibrant.metrics.binomial import clopper_pearson
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,21 +105,6 @@ def _bin_intervals(filled: Bins, level: float | None) -> tuple[FloatArray, Float
         return np.full(filled.weight.size, np.nan), np.full(filled.weight.size, np.nan)
     check_level(level)
     with np.errstate(invalid="ignore"):
-        return clopper_pearson(filled.accuracy, filled.effective, (1 - level) / 2)
-
-
-def clopper_pearson(
-    share: FloatArray, size: FloatArray, tail: float
-) -> tuple[FloatArray, FloatArray]:
-    """Intervals of probabilities, from the ``share`` of events among ``size`` examples.
-
-    Each end misses with at most the probability ``tail``. Sizes need not be whole numbers.
-
-    >>> low, high = clopper_pearson(np.array([0.0, 0.5]), np.array([10.0, 10.0]), 0.05)
-    >>> low.round(3), high.round(3)
-    (array([0.   , 0.222]), array([0.259, 0.778]))
-    """
-    hits = share * size
-    low = np.where(hits > 0, betaincinv(hits, size - hits + 1, tail), 0.0)
-    high = np.where(hits < size, betaincinv(hits + 1, size - hits, 1 - tail), 1.0)
-    return low, high
+        return clopper_pearson(
+            filled.accuracy * filled.effective, filled.effective, (1 - level) / 2
+        )

@@ -26,10 +26,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import betaincinv, logsumexp
+from scipy.special import logsumexp
 
 from calibrant._core.binning import Bins, bin_index, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, check_whole
+from calibrant.metrics.binomial import clopper_pearson
 from calibrant.metrics.reductions import Pairs
 
 TILTS: FloatArray = np.outer([1, -1], 0.05 * 2.0 ** np.arange(7)).reshape(-1)
@@ -201,8 +202,7 @@ def reference_gaps(reference: Bins, level: float) -> FloatArray:
     """
     n, right, total = reference.count, reference.observed, reference.claimed
     tail = level / (2 * np.count_nonzero(n))
-    low = betaincinv(np.maximum(right, 1), n - right + 1, tail)
-    high = betaincinv(right + 1, np.maximum(n - right, 1), 1 - tail)
+    low, high = clopper_pearson(right, n.astype(float), tail)
     mean = total / np.maximum(n, 1)
     return np.stack([np.where(right > 0, low - mean, -1.0), np.where(right < n, high - mean, 1.0)])
 

@@ -29,7 +29,7 @@ from scipy.special import ndtr
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.data.metadata import Condition, MetadataColumn
-from calibrant.metrics.reliability import clopper_pearson
+from calibrant.metrics.binomial import clopper_pearson
 from calibrant.slices.examples import Outcomes
 
 DRAWS = 400
@@ -116,7 +116,7 @@ class Candidates(NamedTuple):
 
     def intervals(self, critical: float) -> tuple[FloatArray, FloatArray]:
         """Return both ends of the intervals of the gaps."""
-        low, high = clopper_pearson(self.happened, self.size, float(ndtr(-critical)))
+        low, high = clopper_pearson(self.happened * self.size, self.size, float(ndtr(-critical)))
         return self.claimed - high, self.claimed - low
 
 

@@ -74,8 +74,11 @@ def key_values(calibrator: Any) -> dict[str, str]:
         value = own.get(name)
         if value is None or (name == "temperature_" and not _uses_temperature(calibrator)):
             continue
-        ends = "" if value.numel() <= MAX_NUMBERS else f"{value.min():.4g}..{value.max():.4g}"
-        result[name.rstrip("_")] = ends or _rounded(value.tolist())
+        if value.numel() <= MAX_NUMBERS:
+            text = _rounded(value.tolist())
+        else:
+            text = f"{float(value.min()):.4g}..{float(value.max()):.4g}"
+        result[name.rstrip("_")] = text
     return result
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.artifacts.objects import artifact_of, restored
-from calibrant.calibrators.fingerprint import calibrator_fingerprint
+from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import calibrate_table
 from calibrant.deploy.export_graph import metadata

@@ -32,7 +32,6 @@ from calibrant._core.chunks import (
     has_float64,
     in_blocks,
     mask_gap,
-    on_device,
     with_masks,
     worth_blocks,
 )
@@ -47,8 +46,8 @@ from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import check_constructor
 from calibrant._core.solve import Solution
-from calibrant._core.torch_models import check_place, full_precision, rounds
-from calibrant.calibrators import data_checks, description, learned_map
+from calibrant._core.torch_models import full_precision, rounds
+from calibrant.calibrators import data_checks, description, inputs, learned_map
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
@@ -374,18 +373,6 @@ class Calibrator(nn.Module):
         fewest = "pooled has two" if self.multilabel else "ts has one"
         data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
-    def _labelled_features(self, examples: Examples, context: Context) -> Tensor:
-        """Features of the labelled examples, ``(n, width)`` float32; stores the width."""
-        assert context.features is not None
-        kept = np.flatnonzero(examples.labels != IGNORED)
-        checks.check_some(len(kept))
-        self._width = int(context.features.shape[-1])
-        self._store(width_=torch.tensor(self._width))
-        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
-        labelled = labelled.to(self.device, torch.float32)
-        self._check_feature_values(labelled, kept)
-        return labelled
-
     # -------------------------------------------------------------------------------------- call
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -529,81 +516,27 @@ class Calibrator(nn.Module):
 
     # ------------------------------------------------------------------------------------ checks
 
-    def check_logits(self, logits: Tensor) -> None:
-        """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
-        if not isinstance(logits, Tensor):
-            raise TypeError(
-                f"a calibrator is called with tensors, got a {type(logits).__name__}: "
-                "predict_proba(logits) and transform(logits) take arrays too"
-            )
-        if self._classes == 0:
-            name = type(self).__name__
-            raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
-        if self._classes > 1 and (logits.ndim == 0 or logits.shape[-1] != self._classes):
-            raise ValueError(
-                f"fitted for {self._classes} classes, got {logits.shape[-1] if logits.ndim else 1}:"
-                f" logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
-            )
-        check_place(self, self.device, logits)
-
-    def check_features(
-        self, features: Logits | None, rows: tuple[int, ...], *, fitting: bool = False
-    ) -> None:
-        """Raise unless there are features, where needed, for logits with rows of a shape."""
-        name, width = type(self).__name__, 0 if fitting else self._width
-        if features is None:
-            if self.needs_features and not (fitting and self.uses_features):
-                raise ValueError(f"{name} needs features: pass features=, inputs of the last layer")
-            return
-        shape = tuple(features.shape)
-        fits = shape and shape[:-1] == tuple(rows) and shape[-1] == (width or max(shape[-1], 1))
-        if (self.needs_features or self.uses_features) and not fits:
-            wanted = f"(..., {width}), as in fit," if width else "(..., width)"
-            raise ValueError(
-                f"features must be {wanted} with one row for each row of logits, got {shape} for "
-                f"rows of shape {tuple(rows)}"
-            )
+    check_logits = inputs.check_logits
+    check_features = inputs.check_features
+    _checked = inputs.checked_logits
+    _checked_features = inputs.checked_features
+    _tensor = inputs.tensor_of
 
     def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
         """Raise unless features ``(n, width)`` are finite; ``numbers`` are those of the rows."""
         checks.check_finite_rows(features, numbers)
 
-    def _checked(self, logits: Values) -> Tensor:
-        """Logits as a tensor in which every row has a softmax."""
-        given = as_scores(logits)
-        scores = self._tensor(given)
-        self.check_logits(scores)
-        rows, one = scores.reshape(-1, self._classes), self._classes == 1
-        low, top = rows.aminmax(dim=-1)
-        if one:  # log-odds z stand for (0, z)
-            low, top = low.clamp(max=0), top.clamp(min=0)
-        bad = ~torch.isfinite(top)
-        if bad.any():
-            at = int(bad.nonzero()[0])
-            raise checks.bad_row(rows[at], 0, at)
-        masked = top - low >= mask_gap(given)
-        if self._floor or not masked.any():
-            return scores
-        if not self.accepts_masked:
-            raise data_checks.masked_row(int(masked.nonzero()[0]))
-        return scores if one else with_masks(rows, mask_gap(given)).reshape(scores.shape)
-
-    def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
-        """Features as a finite tensor, for methods that need them."""
-        if features is None or not self.needs_features:
-            return None
-        inputs = self._tensor(self.encoded(features), device)
-        if inputs.ndim:
-            self._check_feature_values(inputs.reshape(-1, inputs.shape[-1]))
-        return inputs
-
-    def _tensor(self, values: Values, device: Any = None) -> Tensor:
-        if isinstance(values, Tensor):
-            return values.detach()
-        array = np.asarray(values)
-        plain = array.dtype in (np.float32, np.float64) and array.flags.carray  # need no copy
-        tensor = torch.from_numpy(array) if plain else as_tensor(array)
-        return on_device(tensor, device or self.device)
+    def _labelled_features(self, examples: Examples, context: Context) -> Tensor:
+        """Features of the labelled examples, ``(n, width)`` float32; stores the width."""
+        assert context.features is not None
+        kept = np.flatnonzero(examples.labels != IGNORED)
+        checks.check_some(len(kept))
+        self._width = int(context.features.shape[-1])
+        self._store(width_=torch.tensor(self._width))
+        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
+        labelled = labelled.to(self.device, torch.float32)
+        self._check_feature_values(labelled, kept)
+        return labelled
 
     # ------------------------------------------------------------------------------------- state
 

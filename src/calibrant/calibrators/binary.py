@@ -19,9 +19,8 @@ from calibrant.calibrators.top_label import TopLabelMap
 Point: TypeAlias = tuple[float, float]
 
 MAX_SQUARED_ODDS = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
-VENN_ABERS_SIZE = (
-    10  # parameters that Venn-Abers counts for; in truth its steps grow with the examples
-)
+VENN_ABERS_SIZE = 10
+"""Parameters that Venn-Abers counts for; in truth its steps grow with the examples."""
 
 
 class QuadraticScaling(TopLabelMap):

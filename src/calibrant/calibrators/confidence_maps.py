@@ -21,9 +21,8 @@ from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
 
 MAX_SLOPE = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
-MAX_CURVE_POINTS = (
-    512  # of a stored curve at most: lines between them are off by a hundredth of its noise
-)
+MAX_CURVE_POINTS = 512
+"""Of a stored curve at most: lines between them are off by a hundredth of its noise."""
 MAX_MEAN_ODDS = 20.0  # largest log-odds, either way, of the mean example: 1 in 500 million is wrong
 
 

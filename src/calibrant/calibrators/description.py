@@ -1,4 +1,4 @@
-"""What calibrators say of themselves: in a line, as HTML for notebooks, and as a frame.
+"""What calibrators say of themselves: in a line, as HTML, as a frame, and as a fingerprint.
 
 The functions are methods of :class:`~calibrant.calibrators.base.Calibrator`; some methods have
 their own.
@@ -6,7 +6,9 @@ their own.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -72,8 +74,11 @@ def key_values(calibrator: Any) -> dict[str, str]:
         value = own.get(name)
         if value is None or (name == "temperature_" and not _uses_temperature(calibrator)):
             continue
-        ends = "" if value.numel() <= MAX_NUMBERS else f"{value.min():.4g}..{value.max():.4g}"
-        result[name.rstrip("_")] = ends or _rounded(value.tolist())
+        if value.numel() <= MAX_NUMBERS:
+            text = _rounded(value.tolist())
+        else:
+            text = f"{float(value.min()):.4g}..{float(value.max()):.4g}"
+        result[name.rstrip("_")] = text
     return result
 
 
@@ -165,6 +170,18 @@ def to_frame(calibrator: Any) -> pd.DataFrame:
         if not name.endswith(("classes_", "floor_", "width_"))
         for index, number in enumerate(value.reshape(-1).tolist())
     )
+
+
+def calibrator_fingerprint(calibrator: Any) -> str:
+    """Return the class of a fitted calibrator and a digest of what it has learned."""
+    config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
+    digest = hashlib.sha256(config.encode() + repr(calibrator.class_names_).encode())
+    for name, value in sorted(calibrator.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        else:  # the choice of Auto
+            digest.update(f"{name}{json.dumps(value)}".encode())
+    return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"
 
 
 def _holds_modules(value: object) -> bool:

@@ -31,9 +31,8 @@ from calibrant.calibrators.top_label import kept_by_task, log_rest, maps_class_o
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
 
-CURVE_SIZE = (
-    10  # parameters that a curve counts for; in truth its steps become more with the examples
-)
+CURVE_SIZE = 10
+"""Parameters that a curve counts for; in truth its steps become more with the examples."""
 LOG_OLD_SHARE = math.log(1e-9)  # of the share of the old probability that is added to the new one
 MIN_LEVEL = 1e-37  # smallest level but 0, so that gradients stay finite
 CERTAIN_ODDS = 1e30  # log-odds of a probability of 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -184,7 +184,10 @@ def _fill(
     for chunk in chunks.labelled_chunks(examples, *row_range):
         check_time()
         rows = slice(done, done := done + len(chunk.labels))
-        ordered = _descending(chunk.logits)
+        if chunk.logits.device.type == "cpu":  # where NumPy is several times faster
+            ordered = torch.from_numpy(np.sort(chunk.logits.numpy())).flip(-1)
+        else:
+            ordered = chunk.logits.sort(descending=True).values
         own = chunk.logits.gather(-1, chunk.labels[:, None]).double()
         wide = ordered.double()
         last = wide[:, count - 1 : count]
@@ -197,12 +200,6 @@ def _fill(
         of_label = torch.cat([gaps * (wide[:, : count - 1] > own), drop], -1)
         total += data.weight[rows] @ of_label
     return total
-
-
-def _descending(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":  # where numpy is several times faster
-        return torch.from_numpy(np.sort(logits.numpy())).flip(-1)
-    return logits.sort(descending=True).values
 
 
 def solve(data: Gathered) -> Solution:
@@ -227,12 +224,14 @@ def solve(data: Gathered) -> Solution:
 
 def _mean(data: Gathered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
     """Means over all rows, from sums over some; on a thread for each range of them."""
-    there = torch.from_numpy(factors).to(data.own.device)
+    there, ordered = torch.from_numpy(factors).to(data.own.device), data.ordered
+    size = CHUNK_OF_INPUTS if there.device.type == "cpu" else chunks.CHUNK_SIZE["cuda"]
+    step = max(1, size // (ordered.gaps.shape[1] + ordered.drops.shape[1]))
 
     def share(row_range: tuple[int, int]) -> tuple[float, FloatArray]:
         value, vector = 0.0, torch.zeros_like(there)
-        for rows in _chunks(data.ordered, *row_range):
-            more = summed(rows, there)
+        for start in range(*row_range, step):
+            more = summed(ordered.rows(slice(start, min(start + step, row_range[1]))), there)
             value, vector = value + float(more[0]), vector + more[1]
         return value, vector.cpu().numpy()
 
@@ -272,12 +271,3 @@ def _masses(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     below = rest + powers.flip(-1).cumsum(-1).flip(-1)
     total = 1 + (below[:, 0] if count > 1 else rest[:, 0])
     return total, below, dropped
-
-
-def _chunks(data: Ordered, first: int, last: int) -> Iterator[Ordered]:
-    """Yield some rows at a time, in float64."""
-    on_cpu = data.gaps.device.type == "cpu"
-    size = CHUNK_OF_INPUTS if on_cpu else chunks.CHUNK_SIZE["cuda"]
-    step = max(1, size // (data.gaps.shape[1] + data.drops.shape[1]))
-    for start in range(first, last, step):
-        yield data.rows(slice(start, min(start + step, last)))

@@ -20,9 +20,8 @@ from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 
 MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
-PRIOR_EXAMPLES = (
-    10.0  # examples that the best single temperature is worth as a guess for that of the rest
-)
+PRIOR_EXAMPLES = 10.0
+"""Examples that the best single temperature is worth as a guess for that of the rest."""
 
 
 def keeps_by_task(calibrator: Calibrator) -> bool:

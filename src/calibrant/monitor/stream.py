@@ -25,7 +25,7 @@ from calibrant._core.class_names import (
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.calibrators.fingerprint import calibrator_fingerprint
+from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.calibrators.fingerprint import calibrator_fingerprint
+from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
 from calibrant.data.dataset import Dataset, as_dataset
 from calibrant.data.keys import full_key

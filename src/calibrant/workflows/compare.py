@@ -50,7 +50,7 @@ FOR_TWO_CLASSES = (
 )
 """Methods that a comparison tries by default: of each kind (temperatures for all and for each
 example, affine maps, maps of one probability, bins, isotonic regression) the best known that need
-logits alone, and that fit 10,000 examples of 1,000 classes in less than a minute."""
+logits alone, and that fit 10,000 examples of 1,000 classes in seconds."""
 
 
 def compare(

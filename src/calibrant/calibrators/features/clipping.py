@@ -25,9 +25,8 @@ HALVINGS = 6  # further values below the smallest of these, each half of the one
 REFINED = 4  # values that are tried between the best of these and each of its neighbours
 LOOKED_AT, MAX_SEARCHED = 1_000_000, 10_000
 """Features at most that quantiles are taken of, and examples that clipping values are tried on."""
-MAX_DISAGREEMENT = (
-    0.02  # part of their spread by which logits may differ from those of the last layer
-)
+MAX_DISAGREEMENT = 0.02
+"""Part of their spread by which logits may differ from those of the last layer."""
 
 
 class _Tried(NamedTuple):

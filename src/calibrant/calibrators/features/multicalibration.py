@@ -231,7 +231,10 @@ class Multicalibration(MetadataCalibrator):
         self.base_.fit_examples(examples, Context(groups=context.groups, records=context.records))
         self.solution_ = self.base_.solution_
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        some = self._drawn(len(features), self._most(examples.classes))
+        most = MAX_EXAMPLES
+        if self._corrects_classes(examples.classes):
+            most = min(most, MAX_LOGITS // examples.classes)
+        some = self._drawn(len(features), most)
         if some is not None:
             examples, features = examples.take(some), features[some]
             groups = None if groups is None else groups[some]
@@ -251,13 +254,6 @@ class Multicalibration(MetadataCalibrator):
     def _corrects_classes(self, classes: int) -> bool:
         """Whether each class has a correction of its own."""
         return classes > 2 and self.keep_argmax is False
-
-    def _most(self, classes: int) -> int:
-        return (
-            min(MAX_EXAMPLES, MAX_LOGITS // classes)
-            if self._corrects_classes(classes)
-            else MAX_EXAMPLES
-        )
 
     def _check_classes(self, classes: int) -> None:
         if self._corrects_classes(classes) and classes > MAX_CLASSES:

@@ -47,9 +47,8 @@ DEFAULT_EPOCHS = 20
 """Epochs by default."""
 MIN_STEPS = 2000
 """Least number of steps by default: small data get more epochs."""
-WARM_UP_STEPS = (
-    100  # steps before the control starts: an untrained classifier would lose its weights
-)
+WARM_UP_STEPS = 100
+"""Steps before the control starts: an untrained classifier would lose its weights."""
 MIN_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
 MAX_SAMPLES = 1000
 MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target without a warning

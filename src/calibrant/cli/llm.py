@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import claims, judge, llm_gate, llm_logs, llm_signals, shared
+from calibrant.cli import judge, llm_gate, llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -609,5 +609,4 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
-llm.add_command(claims.claims)
 llm.add_command(judge.judge)

@@ -1,4 +1,4 @@
-"""The verbs llm gate fit, check, watch, serve and mcp."""
+"""The verbs llm gate fit, check, watch and serve."""
 
 from __future__ import annotations
 
@@ -252,26 +252,6 @@ def serve(folder: str, upstream: str, host: str, **options: Any) -> None:
         say(f"the gate is at {address}{needed}\nStop it with Ctrl-C.")
 
     serve_gate(fitted, upstream, host=host, announce=announce, **options)
-
-
-@gate.command()
-@click.argument("folder", metavar="GATE")
-@STATE
-def mcp(folder: str, state: str | None) -> None:
-    """Serve the gate as tools of the Model Context Protocol, on standard input and output.
-
-    The tools are check_answer and gate_promise. Name this command in the configuration of the
-    program that uses them.
-
-    \b
-    Examples:
-      calibrant llm gate mcp gate --state watch.json
-    """  # noqa: D301
-    from calibrant.artifacts import load
-    from calibrant.llm import Gate
-    from calibrant.llm.gate.mcp_tools import make_server
-
-    make_server(load(folder, Gate), state).run("stdio")
 
 
 def _verdicts() -> tuple[str, ...]:

@@ -189,6 +189,24 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
     assert list(cross_validated_answers(few)) == ["before"]
 
 
+def test_answers_to_one_question_stay_in_one_fold(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    graded = graded._replace(questions=[f"question {n // 3}" for n in range(300)])
+    seen = []
+
+    def spy(self, answers, correct, **options):
+        seen.append({int(np.flatnonzero(graded.confidence == c)[0]) // 3 for c in answers})
+        return real(self, answers, correct, **options)
+
+    real = AnswerCalibrator.fit
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    found = cross_validated_answers(graded)
+    assert [len(questions) for questions in seen] == [80] * 5
+    assert found["after"].describe().startswith("300 answers in 100 groups")
+    few = graded._replace(questions=[f"question {n // 34}" for n in range(300)])
+    assert list(cross_validated_answers(few)) == ["before"]
+
+
 def test_the_confidence_follows_the_map(rng):
     maps = {name: fit_answers(simulated(rng, 99, Source(name))) for name in ("p_true", "judge")}
     assert confidence_of(None, None) == "geometric"

@@ -162,20 +162,24 @@ def warn_of_few(count: int, what: str) -> None:
 def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Evaluations:
     """Measure confidences ``before`` and, each by a map that was fitted on other folds, ``after``.
 
-    Without ``after`` if there are fewer than ten answers.
+    Answers to one question, such as the sentences of a long answer, stay in one fold, and the
+    intervals are then those of independent questions. Without ``after`` if there are fewer than
+    ten questions.
     """
     confidence, correct = graded.confidence, graded.correct
-    evaluations = {"before": evaluate_answers(confidence, correct)}
-    if len(correct) < 2 * grading.FOLDS:
+    member, count = graded.groups, int(graded.groups.max()) + 1
+    groups = None if count == len(member) else member
+    evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
+    if count < 2 * grading.FOLDS:
         return evaluations
-    folds = np.random.default_rng(0).permutation(len(correct)) % grading.FOLDS
+    folds = (np.random.default_rng(0).permutation(count) % grading.FOLDS)[member]
     after = np.empty_like(confidence)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit to all answers repeats what is worth saying
         for fold in range(grading.FOLDS):
             fitted = _fitted(graded, stage, folds != fold)
             after[folds == fold] = calibrated(fitted, confidence[folds == fold])
-    return evaluations | {"after": evaluate_answers(after, correct)}
+    return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
 
 
 def _fitted(graded: GradedAnswers, stage: Map, rows: BoolArray) -> AnswerCalibrator:

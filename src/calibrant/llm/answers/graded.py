@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
 from calibrant._core.tables import frame
 from calibrant.display.results import one_line
@@ -71,6 +71,11 @@ class GradedAnswers(NamedTuple):
     token_texts: Sequence[list[str]] = ()
     samples: Sequence[list[str]] = ()
     truncated: Sequence[bool] = ()
+
+    @property
+    def groups(self) -> IntArray:
+        """Number of the question of each answer; one without a text is a question of its own."""
+        return numbered([question or n for n, question in enumerate(self.questions)])
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -229,6 +234,12 @@ def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
     return AnswerRows(list(places), [dict(row) for row in rows])
+
+
+def numbered(keys: Sequence[Any]) -> IntArray:
+    """Return a number from 0 on for each key, the same for equal ones."""
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(repr(key), len(known)) for key in keys], np.int64)
 
 
 def check_suffix(file: str | os.PathLike[str]) -> Path:

@@ -21,6 +21,7 @@ from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.graded import (
     AnswerRows,
     Row,
+    numbered,
     numbers,
     stated_number,
     token_probs_of,
@@ -182,9 +183,7 @@ def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> di
 
 def question_groups(answers: AnswerRows) -> IntArray:
     """Number the questions of rows; a row without a question has a number of its own."""
-    keys = [row.get("question") or n for n, row in enumerate(answers.rows)]
-    known = {key: number for number, key in enumerate(dict.fromkeys(map(repr, keys)))}
-    return np.array([known[repr(key)] for key in keys], dtype=np.int64)
+    return numbered([row.get("question") or n for n, row in enumerate(answers.rows)])
 
 
 def _placed(answers: AnswerRows | Sequence[Row]) -> AnswerRows:

@@ -215,7 +215,6 @@ def _signals(fit: SignalFit) -> Html:
     return section(
         "signals",
         tag("h2", "What each signal is worth"),
-        tag("p", unbroken(fit.calibrator.verdict())),
         scrollable(table, "Of held-out answers, by a map of each signal alone", kind="sortable"),
     )
 

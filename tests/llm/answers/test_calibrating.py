@@ -250,7 +250,7 @@ def signal_rows(count):
 def test_signals_are_fitted_measured_and_applied():
     answers = signal_rows(300)
     result = fit_signals(answers, stage="sigmoid", level=None)
-    assert result.best is result.together is None  # there is one signal
+    assert result.together is result.alone["judge:x"]  # there is one signal
     assert result.calibrator.coverage_ == {"judge:x": 0.8}
     assert result.raw["judge:x"].n == 240
     assert result.alone["judge:x"].n == 300

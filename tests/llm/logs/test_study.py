@@ -94,7 +94,6 @@ def with_signals():
 def test_several_signals_are_combined(with_signals):
     study = with_signals
     assert isinstance(study.calibrator, SignalCalibrator)
-    assert study.calibrator.kept_
     assert study.source in ("stated", "judge")
     alone = [one["nll"].value for one in study.signals.alone.values()]
     assert len(alone) == 2

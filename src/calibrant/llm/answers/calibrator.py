@@ -170,7 +170,7 @@ class AnswerCalibrator(WithOptions):
             )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
-            limits = _halfway(_confidences(answers, layout))
+            limits = halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
         _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
@@ -356,7 +356,7 @@ def controlled(
     return threshold(confidence=confidence, outcome=outcome, max_error=max_error, level=level)
 
 
-def _halfway(confidence: FloatArray) -> tuple[float, float]:
+def halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
     between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)

@@ -138,7 +138,7 @@ class Gate:
             return [""] * len(answers.rows)
         # a map of signals estimates missing ones, which is as good as at the fit only if they are
         # missing as often as there
-        always = [name for name in fitted.needed_ if fitted.coverage_[name] == 1]
+        always = [name for name in fitted.names_ if fitted.coverage_[name] == 1]
         values = signal_values(signals_of(answers), always) if always else {}
         return [
             f"it lacks {comma_separated(lacking)}, which every graded answer had" if lacking else ""

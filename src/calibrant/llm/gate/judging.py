@@ -105,7 +105,7 @@ def _check_served(gate: Gate) -> None:
     """Raise if the gate needs confidences that cannot be computed from a response."""
     fitted = gate.calibrator
     if isinstance(fitted, SignalCalibrator):
-        needed = [name for name in fitted.needed_ if name not in AGGREGATORS]
+        needed = [name for name in fitted.names_ if name not in AGGREGATORS]
     else:
         needed = [] if fitted.aggregate else [fitted.source_.confidence or "other confidences"]
     if needed:

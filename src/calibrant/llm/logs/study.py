@@ -205,7 +205,7 @@ def _figures(answers: AnswerRows, stage: Map) -> _Figures:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit to one half repeats what is worth saying
         fit = fit_signals(answers, stage=stage)
-    if fit.calibrator.held_out_ is None:  # there are too few to compare them
+    if fit.together is None:  # there are too few to combine them
         return _of_confidence(answers, stage)
     return _of_signals(answers, fit)
 
@@ -216,16 +216,15 @@ def has_signals(answers: AnswerRows) -> bool:
 
 
 def _of_signals(answers: AnswerRows, fit: SignalFit) -> _Figures:
-    calibrator = fit.calibrator
-    after = (fit.together if calibrator.kept_ else fit.best) or fit.alone[calibrator.best_]
+    assert fit.together is not None
     graded = _graded(answers)
     if graded is not None:
         before = evaluate_answers(graded.confidence, graded.correct)
-        return _Figures(graded.confidence, graded.source.confidence, before, after, fit)
-    name = calibrator.best_
+        return _Figures(graded.confidence, graded.source.confidence, before, fit.together, fit)
+    name = fit.best
     found = [row["signals"][name] for row in signals_of(answers).rows]
     values = np.array([math.nan if value is None else value for value in found])
-    return _Figures(values, name, fit.raw[name], after, fit)
+    return _Figures(values, name, fit.raw[name], fit.together, fit)
 
 
 def _graded(answers: AnswerRows) -> GradedAnswers | None:

@@ -52,7 +52,7 @@ def test_fit_saves_a_gate_and_says_what_it_promises(run, folder, tmp_path):
     assert code == 0
     saved = cal.load(tmp_path / "gate", Gate)
     assert saved.promise() in " ".join(out.split())
-    assert saved.bands[0].accept.n == 800
+    assert saved.bands[0].accept.n == 1200
     assert f"next: calibrant llm gate check {tmp_path / 'gate'} FILE" in " ".join(err.split())
     code, out, err = run(
         *start, "--by-kind", "--verifier-misses", "0.05", "--max-error", "0.2", "--json"

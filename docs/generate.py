@@ -66,7 +66,7 @@ MORE = {
         *("answers.sources.Source", "answers.calibrating.fit_answers"),
         "answers.calibrating.apply_answers",
         *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
-        *("gate.judging.judge_rows", "gate.server.serve_gate"),
+        *("gate.watch.judge_rows", "gate.openai_client.gated"),
         *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit", "answers.samples.agreement"),
         *("answers.samples.clusters", "answers.samples.semantic_entropy"),
         "answers.drawing.draw_answers",

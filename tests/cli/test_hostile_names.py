@@ -157,7 +157,6 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}4", "other.jsonl"],
     ],
     "llm gate watch": [[f"{FILE}11", "other.jsonl", "--state", FILE], [FILE, "x", "--state", "y"]],
-    "llm gate serve": [[FILE, "--upstream", "http://127.0.0.1:9/v1"]],
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],

@@ -35,7 +35,7 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
             np.testing.assert_array_equal(one, wanted)
         np.testing.assert_array_equal(graded.confidence, answer_confidence(probs, "minimum"))
         mark = "none" if name == "before" else head_digest(fitted)
-        assert graded.source == Source("minimum", "short, 1 shots", digest, mark)
+        assert graded.source == Source("minimum", "short, 1 shots", digest, mark, "greedy")
     other = FittedHead.from_temperature(2.1, fingerprint_of(model))
     assert head_digest(other) != head_digest(fitted)
 

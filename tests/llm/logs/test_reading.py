@@ -34,7 +34,7 @@ def test_requests_with_responses(tmp_path):
     assert answers.answers == ["Lima."] * 2
     assert answers.confidence == pytest.approx([math.sqrt(0.4)] * 2)
     assert answers.correct.tolist() == [True, False]
-    assert answers.source == ("geometric", "chat", "tiny-2", "none")
+    assert answers.source == ("geometric", "chat", "tiny-2", "none", "default")
 
 
 def test_a_batch_with_outcomes_in_another_file(tmp_path):

@@ -31,7 +31,9 @@ GRADES = {
     **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
     **dict.fromkeys(("false", "no", "wrong", "incorrect", "0"), False),
 }
-SOURCE_KEYS = {"confidence": "source", "prompt": "prompt", "model": "model", "head": "head"}
+SOURCE_KEYS = {"confidence": "source"} | {
+    name: name for name in ("prompt", "model", "head", "sampling")
+}
 """Keys of a row by the part of its source."""
 
 Row = dict[str, Any]

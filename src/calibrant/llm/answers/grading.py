@@ -307,7 +307,8 @@ def prompt_form(tokenizer: Any, chat: bool) -> str:
 def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
     """Return the source of confidences of a model."""
     digest = fingerprint_of(huggingface.plain_model(model)).digest
-    return Source(confidence, prompt, digest, "none" if fitted is None else head_digest(fitted))
+    head = "none" if fitted is None else head_digest(fitted)
+    return Source(confidence, prompt, digest, head, "greedy")
 
 
 def head_digest(fitted: FittedHead) -> str:

@@ -21,16 +21,21 @@ class Source(NamedTuple):
         An aggregate of token probabilities, ``p_true``, ``letters`` or ``texts`` (the probability
         of a choice), or any other name, such as that of a judge.
     prompt : str
-        Form of the prompt: ``chat``, ``plain``, or ``short, 5 shots``.
+        Form of the prompt: ``chat`` (with the digest of a system message), ``plain``, or
+        ``short, 5 shots``.
     model, head : str
         Digests of the model and the temperature head; ``none`` without a head. A model that a
         service runs has its name there.
+    sampling : str
+        Parameters of the drawing of tokens, such as ``temperature=0, top_p=0.9``, or ``greedy``;
+        ``default`` is that of the service.
     """
 
     confidence: str = ""
     prompt: str = ""
     model: str = ""
     head: str = ""
+    sampling: str = ""
 
     @property
     def served(self) -> bool:

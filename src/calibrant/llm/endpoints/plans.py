@@ -18,8 +18,7 @@ from calibrant.llm.answers.questions import (
     verdict_prompt,
 )
 from calibrant.llm.endpoints.services import Service
-from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.completions import completion
+from calibrant.llm.logs.completions import chat_form, completion, request_source
 from calibrant.llm.logs.lines import question_of
 
 STATE = (
@@ -110,8 +109,7 @@ class Plan:
     @property
     def prompt(self) -> str:
         """Form of the prompt, which is part of the source of a confidence."""
-        system = f", system {_digest(self.system, 8)}" if self.system else ""
-        return "chat" + system + (", stated confidence" if self.stated else "")
+        return chat_form(self.system) + (", stated confidence" if self.stated else "")
 
     @property
     def requests(self) -> int:
@@ -160,6 +158,7 @@ def answer_row(plan: Plan, asked: Asked, service: Service) -> Row:
         "prompt": plan.prompt,
         "model": plan.model,
         "head": "none",
+        "sampling": request_source(_fields(plan, greedy))["sampling"],
         "kind": asked.kind,
     }
     if plan.samples:

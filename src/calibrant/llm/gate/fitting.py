@@ -17,7 +17,7 @@ from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.gate.drift import DriftReference
-from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.gate import Gate, unscored
 from calibrant.llm.gate.promises import Scored, Unit, find_threshold
 from calibrant.llm.gate.verdicts import Band, Terms
 
@@ -93,7 +93,9 @@ def fit_gate(
     Returns
     -------
     Gate
-        With a warning if there are too few answers to promise anything.
+        Which remembers model, prompt, head and sampling of the graded answers, where these state
+        them, and hands answers from others to a person. With a warning if there are too few answers
+        to promise anything.
 
     Examples
     --------
@@ -110,6 +112,7 @@ def fit_gate(
     terms = Terms(max_error, level, unit, verifier_misses).check()
     with warnings_at_caller():
         rng = np.random.default_rng(seed)
+        answers = _scored_wholly(answers)
         numbers = _unit_numbers(answers, unit)
         kinds = np.array([str(row.get("kind") or "") for row in answers.rows])
         if by_kind:
@@ -126,6 +129,18 @@ def fit_gate(
         bands = _bands(scored, parts, sets, terms)
         drift = _drift(scored.where(parts == 1), false_alarms, rng)
         return Gate(calibrator, bands, terms, drift)
+
+
+def _scored_wholly(answers: AnswerRows) -> AnswerRows:
+    """Return the answers that a gate can accept, about which the promise is."""
+    whole = np.array([not unscored(row) for row in answers.rows], dtype=bool)
+    if not whole.all():
+        warn(
+            f"{(~whole).sum():,} of {len(whole):,} graded answers are cut off, empty, or without "
+            "log-probabilities for a part of their text, and left out: the gate hands such answers "
+            "to a person"
+        )
+    return answers.where(whole)
 
 
 def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:

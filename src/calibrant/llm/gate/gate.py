@@ -1,9 +1,15 @@
-"""The gate: accept an answer, verify it, or hand it to a person."""
+"""The gate: accept an answer, verify it, or hand it to a person.
+
+An answer whose confidence is not that of its whole text is handed to a person: one that is cut off
+or empty, one of which some text has no log-probability, and one whose confidence does not say where
+it comes from.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +21,7 @@ from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
-from calibrant.llm.answers.calibrating import apply_answers
-from calibrant.llm.answers.graded import AnswerRows, Row
+from calibrant.llm.answers.graded import AnswerRows, Row, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.answers.sources import Source, SourceError
@@ -89,7 +94,8 @@ class Gate:
     def check(self, answers: AnswerRows, withdrawn: str = "") -> list[Verdict]:
         """Return a verdict for each answer.
 
-        An answer whose confidence cannot be computed is handed to a person, with the reason.
+        An answer whose confidence cannot be computed, or is not that of its whole text, is handed
+        to a person, with the reason.
 
         Parameters
         ----------
@@ -120,6 +126,21 @@ class Gate:
 
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
+        known = self.source.confidence if not isinstance(self.calibrator, SignalCalibrator) else ""
+        scores: list[float | str] = [unscored(row) for row in answers.rows]
+        for i, row in enumerate(answers.rows):
+            if known and "confidence" in row and not row.get("source"):
+                scores[i] = (
+                    scores[i] or f"its confidence has no source, and the gate is for {known}"
+                )
+        whole = np.array([not problem for problem in scores], dtype=bool)
+        if whole.any():
+            chances = self._chances(answers.where(whole))
+            for i, chance in zip(np.flatnonzero(whole), chances, strict=True):
+                scores[i] = chance
+        return scores
+
+    def _chances(self, answers: AnswerRows) -> list[float | str]:
         try:
             chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
             return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
@@ -129,7 +150,7 @@ class Gate:
             if len(answers.rows) == 1:
                 return [str(error)]
         singles = (AnswerRows([place], [row]) for place, row in zip(*answers, strict=True))
-        return [score for one in singles for score in self._scores(one)]
+        return [chance for one in singles for chance in self._chances(one)]
 
     def _lacks(self, answers: AnswerRows) -> list[str]:
         """Return what each answer lacks of the signals that every graded answer had."""
@@ -230,6 +251,55 @@ class Gate:
         bands = [Band.from_state(band) for band in state["bands"]]
         drift = DriftReference.from_state(state["drift"])
         return cls(calibrator, bands, Terms(**state["terms"]), drift)
+
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
+"""Tokens that are not text, such as those that end a turn."""
+
+
+def unscored(row: Row) -> str:
+    """Return why the confidence of an answer is not that of its whole text; empty if it is.
+
+    >>> unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
+    'its tokens make up another text than the answer, so that a part of it was not scored'
+    """
+    if row.get("truncated"):
+        return "the answer was cut off at the largest number of tokens"
+    answer = row.get("answer")
+    if isinstance(answer, str) and not answer.strip():
+        return "the answer is empty"
+    texts = unpacked_cell(row.get("tokens", row.get("token_texts")))
+    if "token_probs" not in row or not isinstance(texts, list):
+        return ""
+    if len(texts) != len(unpacked_cell(row["token_probs"])):
+        return "it has not one probability for each of its tokens"
+    if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
+        return (
+            "its tokens make up another text than the answer, so that a part of it was not scored"
+        )
+    return ""
+
+
+def _covers(texts: Sequence[str], answer: str) -> bool:
+    """Return True if the tokens are those of the answer, with others only at its end.
+
+    Servers trim blanks, and leave out what ends the answer: special tokens, or a last token with a
+    stop sequence. Some show a token that ends within a character as replacement characters.
+    """
+    whole, wanted = "".join(texts), answer.strip()
+    if INCOMPLETE in whole:
+        parts = re.split(f"({INCOMPLETE}+)", SPECIAL.sub("", whole).strip())
+        pattern = "".join(
+            f"[^\\x00-\\x7f]{{1,{len(part)}}}" if part.startswith(INCOMPLETE) else re.escape(part)
+            for part in parts
+        )
+        return re.fullmatch(pattern, wanted) is not None
+    start = whole.find(wanted)
+    if start < 0 or SPECIAL.sub("", whole[:start]).strip():
+        return False
+    after = SPECIAL.sub("", whole[start + len(wanted) :]).strip()
+    return len(after) <= len(texts[-1])
 
 
 def _cells(band: Band) -> tuple[str, ...]:

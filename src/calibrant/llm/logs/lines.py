@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -70,22 +70,47 @@ def token_material(logprobs: Any, place: str) -> Row:
     """Return ``tokens``, their ``token_probs`` and ``top_logprobs`` that a service returned.
 
     ``logprobs`` has ``content``, a list of ``{"token", "logprob", "top_logprobs"}``, or is that
-    list; nothing comes of null.
+    list, or has the lists ``tokens`` and ``token_logprobs``; nothing comes of null.
     """
-    content = logprobs.get("content") if isinstance(logprobs, Mapping) else logprobs
+    content = logprobs
+    if isinstance(logprobs, Mapping):
+        content = logprobs.get("content") or [
+            {"token": token, "logprob": value}
+            for token, value in zip(
+                logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=True
+            )
+        ]
     if not content:
         return {}
-    tokens = [one.get("token", "") for one in content]
     probs = [
-        probability(one.get("logprob"), f"token {n} ({token!r:.20})", place)
-        for n, (one, token) in enumerate(zip(content, tokens, strict=True), start=1)
+        probability(one.get("logprob"), f"token {n} ({one.get('token', '')!r:.20})", place)
+        for n, one in enumerate(content, start=1)
     ]
-    row: Row = {"tokens": tokens, "token_probs": probs}
+    row: Row = {"tokens": token_texts(content), "token_probs": probs}
     shown = [
         {each["token"]: each["logprob"] for each in one.get("top_logprobs") or ()}
         for one in content
     ]
     return {**row, "top_logprobs": shown} if any(shown) else row
+
+
+def token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
+    r"""Return the texts of tokens; one that ends within a character is its text with the next.
+
+    >>> token_texts([{"token": "\\xc3", "bytes": [195]}, {"token": "\\xa9", "bytes": [169]}])
+    ['', 'é']
+    """
+    texts, rest = [], b""
+    for one in content:
+        if not isinstance(one.get("bytes"), list):
+            texts.append(str(one.get("token", "")))
+            continue
+        rest += bytes(one["bytes"])
+        text = rest.decode("utf-8", "replace")
+        whole = not text.endswith("\N{REPLACEMENT CHARACTER}") or len(rest) > 4
+        texts.append(text if whole else "")
+        rest = b"" if whole else rest
+    return texts
 
 
 def text_of(content: Any) -> str:

@@ -129,6 +129,7 @@ class Upstream:
                 for chunk in _chunks(choice):
                     yield _event({**_about("chat.completion.chunk"), "choices": [chunk]})
                     if said == "cut":
+                        await asyncio.sleep(0.3)  # the chunk arrives
                         raise RuntimeError("the upstream breaks")
                     if said == "no end":
                         return

@@ -30,8 +30,8 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("responses", "aresponses"), "responses"),
 }
 """Forms of requests by LiteLLM's types of calls."""
-KEPT = "calibrant_call"
-"""Key of the data that LiteLLM keeps for a request, and does not send."""
+MOST = 10_000
+"""Requests that may be open at a time."""
 VERDICT_HEADER = "x-calibrant-verdict"
 
 
@@ -63,6 +63,7 @@ class GateCallback(CustomLogger):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.judge = Judge(gate if isinstance(gate, Gate) else load(gate, Gate), state)
+        self._calls: dict[str, Call] = {}  # by LiteLLM's identifier of the request
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
@@ -76,21 +77,23 @@ class GateCallback(CustomLogger):  # type: ignore[misc]
         call = self.judge.call(data, form, kinds[0] if kinds else "")
         changed = {name: call.sent[name] for name in ("logprobs", "include") if name in call.sent}
         data.update(changed)
-        _metadata(data)[KEPT] = call
+        self._calls[str(data.get("litellm_call_id"))] = call
+        while len(self._calls) > MOST:  # of requests that failed or whose clients have gone
+            del self._calls[next(iter(self._calls))]
         return data
 
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
         """Add the verdict to a whole response."""
-        call: Call | None = _metadata(data).get(KEPT)
+        call = self._calls.pop(str(data.get("litellm_call_id")), None)
         return response if call is None else call.finish(response)
 
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
         """Add the verdict to a chunk of a stream."""
-        call: Call | None = _metadata(request_data).get(KEPT)
+        call = self._calls.pop(str(request_data.get("litellm_call_id")), None)
         if call is None:
             async for chunk in response:
                 yield chunk
@@ -107,10 +110,3 @@ class GateCallback(CustomLogger):  # type: ignore[misc]
         """Repeat the verdict in a header."""
         verdict = getattr(response, "calibrant", None)
         return {VERDICT_HEADER: verdict["verdict"]} if isinstance(verdict, dict) else None
-
-
-def _metadata(data: dict[str, Any]) -> dict[str, Any]:
-    """Return what LiteLLM keeps beside a request; of responses it has another name."""
-    name = "litellm_metadata" if "litellm_metadata" in data else "metadata"
-    found: dict[str, Any] = data.setdefault(name, {})
-    return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant.display.results import threshold_text
-from calibrant.llm.logs.study import AnswerStudy, has_signals
+from calibrant.llm.answers.logs.study import AnswerStudy, has_signals
 from calibrant.metrics.intervals import share_interval
 from calibrant.reports.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
 from calibrant.reports.model import SEVERITIES, Part, Severity, binomial_test, holm

@@ -132,7 +132,7 @@ def test_what_is_refused(tmp_path, rows, message):
 
 def test_damaged_files_and_other_formats(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text("\n" + json.dumps(ROW) + "\n\n{", "utf-8")
+    path.write_text("\n" + json.dumps(ROW) + "\n\n{\n", "utf-8")
     with pytest.raises(ValueError, match=r"line 4 of .* is not valid JSON"):
         read_answers(path)
     path = tmp_path / "x.csv"

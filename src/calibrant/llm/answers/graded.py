@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ from calibrant._core.messages import printable
 from calibrant._core.tables import frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.lines import Row, placed_rows, usable
 from calibrant.llm.answers.option_bias import OptionBias
 from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.heads.reading import parse_lines, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +34,6 @@ SOURCE_KEYS = {"confidence": "source"} | {
     name: name for name in ("prompt", "model", "head", "sampling")
 }
 """Keys of a row by the part of its source."""
-
-Row = dict[str, Any]
 
 
 class GradedAnswers(NamedTuple):
@@ -228,14 +225,11 @@ def read_answers(
 def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
     """Read the rows of a file of answers, graded or not."""
     path = check_suffix(file)
-    placed = _csv(path) if path.suffix == ".csv" else parse_lines(read_text(path), str(path))
-    for place, row in placed:
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{place} must be an object, got a {type(row).__name__}")
+    placed = list(usable(placed_rows(path)))
     if not placed:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
-    return AnswerRows(list(places), [dict(row) for row in rows])
+    return AnswerRows(list(places), list(rows))
 
 
 def numbered(keys: Sequence[Any]) -> IntArray:
@@ -250,17 +244,6 @@ def check_suffix(file: str | os.PathLike[str]) -> Path:
     if path.suffix not in (".jsonl", ".csv"):
         raise ValueError(f"{path} must be .jsonl or .csv, got the suffix {path.suffix!r}")
     return path
-
-
-def _csv(path: Path) -> list[tuple[str, Row]]:
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    placed = []
-    for row in reader:
-        place = f"line {reader.line_num} of {path}"
-        if None in row or None in row.values():
-            raise ValueError(f"{place} must have as many cells as the first line has names")
-        placed.append((place, {key: value for key, value in row.items() if value != ""}))
-    return placed
 
 
 def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:

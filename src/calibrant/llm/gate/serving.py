@@ -16,12 +16,12 @@ from typing import Any, Literal
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.graded import Row
+from calibrant.llm.answers.lines import WRONG_FORM, question_of
+from calibrant.llm.answers.logs.completions import asked_in, completion, request_source
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.verdicts import Verdict, most_careful
 from calibrant.llm.gate.watch import GateWatch, WatchFile
-from calibrant.llm.logs.completions import asked_in, completion, request_source
-from calibrant.llm.logs.lines import WRONG_FORM, question_of
 from calibrant.llm.tokens.documents import BadDocument
 
 Form = Literal["chat", "completions", "responses"]

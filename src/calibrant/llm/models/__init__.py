@@ -1,1 +1,1 @@
-"""Language models: loading them, the parts that calibration needs, and their fingerprints."""
+"""Models: loading their weights, and services that run them."""

@@ -8,7 +8,7 @@ import pytest
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.logs.options import Options, option_logits, rescore, save_options
+from calibrant.llm.answers.logs.options import Options, option_logits, rescore, save_options
 from calibrant.workflows.evaluate import evaluate
 
 TRUE_POWER = 3
@@ -60,7 +60,7 @@ def test_the_promise_is_kept_in_most_draws(monkeypatch):
     """The true error above the threshold, over draws of small logs."""
     figures = {"before": None, "after": None}
     monkeypatch.setattr(
-        "calibrant.llm.logs.study.cross_validated_answers", lambda *_, **__: figures
+        "calibrant.llm.answers.logs.study.cross_validated_answers", lambda *_, **__: figures
     )
     grid, broken = np.linspace(0.5, 1, 2001), 0
     for seed in range(100):

@@ -2,17 +2,14 @@
 
 import json
 import math
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from calibrant.llm.answers.collecting import collect_answers, cost_of
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.endpoints.collecting import collect_answers, cost_of
-from calibrant.llm.endpoints.patience import Patience
-from calibrant.llm.endpoints.plans import STATE, Asked, Plan
-from calibrant.llm.endpoints.services import Connection, ServiceError, service_for
+from calibrant.llm.answers.plans import STATE, Asked, Plan
+from calibrant.llm.models.services import Connection, ServiceError, service_for
 from tests.support.chat_server import chat_server
 
 pytest.importorskip("openai")
@@ -31,16 +28,15 @@ def new_requests(chats, monkeypatch):
     chats.keys.clear()
     chats.times.clear()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr("calibrant.llm.endpoints.patience.FIRST", 0.01)
 
 
 def asked(*texts, references=("Lima",)):
     return [Asked([{"role": "user", "content": text}], references) for text in texts]
 
 
-def collected(chats, out, *texts, timeout=10.0, plan=None, **options):
-    options = {"max_retries": 2, "concurrency": 2, **options}
-    with service_for("tiny", Connection(chats.url, timeout)) as service:
+def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
+    options = {"concurrency": 2, **options}
+    with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
         return collect_answers(asked(*texts), service, plan or Plan("tiny"), out, **options)
 
 
@@ -144,12 +140,12 @@ def test_a_hanging_service_is_given_up(chats, tmp_path):
 
 
 def test_a_service_that_is_not_there_is_an_error(tmp_path):
-    nowhere, out = Connection("http://127.0.0.1:9/v1", 1.0), tmp_path / "a.jsonl"
+    nowhere, out = Connection("http://127.0.0.1:9/v1", 1.0, 0), tmp_path / "a.jsonl"
     with (
         service_for("tiny", nowhere) as service,
         pytest.raises(ValueError, match="did not answer"),
     ):
-        collect_answers(asked("one"), service, Plan("tiny"), out, max_retries=0)
+        collect_answers(asked("one"), service, Plan("tiny"), out)
 
 
 def test_a_refused_key_ends_everything_and_appears_nowhere(chats, tmp_path):
@@ -196,49 +192,6 @@ def test_two_processes_do_not_write_one_file(chats, tmp_path):
     collect_answers(asked("one"), service, Plan("mine", logprobs=False), out)
 
 
-def test_waits_double_and_follow_the_service(monkeypatch):
-    clock, calls = [0.0], []
-    patience = Patience(max_retries=3)
-    monkeypatch.setattr("calibrant.llm.endpoints.patience.FIRST", 4.0)
-    stopped_clock = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr("calibrant.llm.endpoints.patience.time", stopped_clock)
-
-    def advance(seconds):
-        clock[0] += seconds
-
-    monkeypatch.setattr(patience.stopped, "wait", advance)
-
-    errors = [
-        ServiceError("busy", status=429, retry_after=30.0),
-        ServiceError("broken", status=500),
-        ServiceError("slow"),
-    ]
-
-    def request():
-        calls.append(clock[0])
-        if errors:
-            raise errors.pop(0)
-        return "done"
-
-    assert patience(request) == "done"
-    first, second, third = (b - a for a, b in pairwise(calls))
-    assert first == 30
-    assert 4 <= second <= 8
-    assert 8 <= third <= 16
-
-
-def test_a_repeated_request_stops_at_the_limit():
-    calls = []
-
-    def request():
-        calls.append(1)
-        raise ServiceError("down", status=503, retry_after=0.0)
-
-    with pytest.raises(ServiceError, match="down"):
-        Patience(max_retries=2)(request)
-    assert len(calls) == 3
-
-
 def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     wanted = pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY")
@@ -259,7 +212,7 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # which it would look up online
     pytest.importorskip("litellm")
     out = tmp_path / "answers.jsonl"
-    with service_for("litellm/openai/tiny", Connection(chats.url, 10.0)) as service:
+    with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
         plan = Plan("litellm/openai/tiny")
         assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
         with pytest.raises(ServiceError, match="401") as problem:

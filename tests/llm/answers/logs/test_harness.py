@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm import read_log
-from calibrant.llm.logs.harness import sample_files
+from calibrant.llm.answers.logs.harness import sample_files
 from tests.support.recorded_logs import FILES
 
 FOLDER = FILES / "lm_eval"
@@ -113,3 +113,14 @@ def test_a_damaged_sample_is_named_and_can_be_left_out(tmp_path, change, message
     with pytest.warns(UserWarning, match="left out 1 of 2 answers"):
         log = read_log(file, outcome="acc", skip_bad=True)
     assert (len(log.answers.rows), log.left_out) == (1, 1)
+
+
+def test_tasks_with_different_shots_are_read_together(tmp_path):
+    date = "2026-01-01T00-00-00.000001"
+    for task in ("one", "two"):
+        shutil.copy(samples("quiz_choice"), tmp_path / f"samples_{task}_{date}.jsonl")
+    about = {"results": {}, "configs": {}, "n-shot": {"one": 0, "two": 5}}
+    (tmp_path / f"results_{date}.json").write_text(json.dumps(about))
+    answers = read_log(tmp_path).answers.answers()
+    assert answers.source.prompt == "0 shots; 5 shots"
+    assert len(answers.correct) == 16

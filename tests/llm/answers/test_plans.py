@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from calibrant.llm.endpoints.plans import Asked, Plan, p_true_of, without_statement
-from calibrant.llm.endpoints.questions import read_asked
+from calibrant.llm.answers.plans import Asked, Plan, p_true_of, read_asked, without_statement
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_questions_of_every_form(tmp_path):
     ("name", "text", "message"),
     [
         ("q.jsonl", '{"text": "a"}', "line 1 of .* must have a question or messages, got text"),
-        ("q.jsonl", "[1]", "must be an object with a question"),
+        ("q.jsonl", "[1]", r"line 1 of .* must be an object, got \[1\]"),
         ("q.jsonl", "", "has no questions"),
         ("q.json", "[]", "must be .jsonl, .csv or .txt"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -14,8 +15,7 @@ from typing import IO, Any
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.graded import Row
-from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.lines import (
+from calibrant.llm.answers.lines import (
     Item,
     converted,
     parsed,
@@ -38,12 +38,28 @@ LARGEST_LOG, EXPANSION = 1 << 29, 200
 AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
-def read_inspect(file: Path, outcome: str | None) -> Iterator[Item]:
-    """Yield the answers of a log, one for each question.
+def inspect_files(folder: Path) -> list[Path]:
+    """Return the logs of Inspect in a folder and those within it, by name."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
+    return [file for file in files if file.suffix == ".eval" or _is_log(file)]
+
+
+def _is_log(file: Path) -> bool:
+    whole = parsed(file.read_bytes(), str(file))
+    return isinstance(whole, Mapping) and "eval" in whole
+
+
+def read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a log, or of all logs of a folder, one for each question.
 
     ``outcome`` is the name of the scorer, by default the first. Answers of further epochs are
     ``samples`` of the first one.
     """
+    for file in inspect_files(path) if path.is_dir() else [path]:
+        yield from _answers(file, outcome)
+
+
+def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
     about, samples = _document(file) if file.suffix == ".json" else _archive(file)
     scorers = dict[str, None]()
 
@@ -62,17 +78,31 @@ def read_inspect(file: Path, outcome: str | None) -> Iterator[Item]:
 
 
 def _first_epochs(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield one row for each question, with the answers of further epochs as samples."""
+    """Yield one row for each question, with the answers of further epochs as samples.
+
+    The rows come in the order of their ids: archives have another one than ``.json`` logs.
+    """
     rows: dict[str, tuple[str, Row]] = {}
+    usable = []
     for place, row in items:
         if isinstance(row, BadDocument):
             yield place, row
-        elif row["id"] in rows:
+        else:
+            usable.append((place, row))
+    for place, row in sorted(usable, key=lambda item: _order(item[1])):
+        del row["epoch"]
+        if row["id"] in rows:
             first = rows[row["id"]][1]
             first.setdefault("samples", []).append(row["answer"])
         else:
             rows[row["id"]] = place, row
     yield from rows.values()
+
+
+def _order(row: Row) -> tuple[list[tuple[int, str]], int]:
+    """Key of the order of answers: by id, q2 before q10, and then by epoch."""
+    parts = re.findall(r"\d+|\D+", row["id"])
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], row["epoch"]
 
 
 def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: Row) -> Row:
@@ -86,6 +116,7 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
     written = output.get("completion") or text_of(choices[0].get("message", {}).get("content"))
     return {
         "id": str(sample["id"]),
+        "epoch": int(sample.get("epoch") or 1),
         "question": _resolved(question_of(_resolved(sample.get("input"), attached)), attached),
         "answer": _resolved(str(score.get("answer") or written), attached),
         "model": about["model"],

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
 from calibrant.display.results import one_line
+from calibrant.llm.answers import lines
 from calibrant.llm.answers.graded import AnswerRows, Row, read_rows
+from calibrant.llm.answers.lines import Item
+from calibrant.llm.answers.logs import completions, harness, inspect_logs
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
-from calibrant.llm.logs import completions, harness, inspect_logs, lines
-from calibrant.llm.logs.lines import Item
 
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
 IDS = ("id", "custom_id")
@@ -78,7 +79,7 @@ def read_log(
 
         - ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness, the ``results_DATE.json`` beside
           it, or their folder (``lm_eval``);
-        - ``.eval`` or ``.json`` of Inspect (``inspect``);
+        - ``.eval`` or ``.json`` of Inspect, or a folder of these (``inspect``);
         - JSON lines of chat completions or responses of OpenAI's interface, bare, as ``response``
           beside ``request``, or as the output of a batch (``openai``);
         - ``.jsonl`` or ``.csv`` of graded answers, as for :func:`calibrant.llm.read_answers`
@@ -127,15 +128,23 @@ def read_log(
         warn(f"left out {counted(bad, len(answers.rows), file, 'answers')}")
     if not answers.rows:
         raise ValueError(f"{file} has no answers")
+    _agree_on_prompts(answers.rows)
     return Log(str(file), name, answers, len(bad))
 
 
+def _agree_on_prompts(rows: Sequence[Row]) -> None:
+    """Give answers to several tasks, with a form of prompt each, all of these forms together.
+
+    A map of them is one for their mixture; ``kind`` tells them apart.
+    """
+    forms = sorted({str(row.get("prompt", "")) for row in rows})
+    if len(forms) > 1 and len({row.get("kind") for row in rows}) > 1:
+        for row in rows:
+            row["prompt"] = "; ".join(filter(None, forms))
+
+
 def _plain(file: Path, outcome: str | None) -> Iterator[Item]:
-    if file.suffix == ".csv":
-        rows = read_rows(file)
-        items: Iterator[Item] = iter(zip(rows.places, rows.rows, strict=True))
-    else:
-        items = lines.json_lines(file)
+    items = lines.placed_rows(file)
     return lines.converted(items, lambda row, _: _with_outcome(dict(row), outcome))
 
 
@@ -155,14 +164,21 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
 def format_of(file: Path) -> Format:
     """Return the format of a log."""
     if file.is_dir():
-        return "lm_eval"
+        if any(file.rglob("samples_*.jsonl")):
+            return "lm_eval"
+        if inspect_logs.inspect_files(file):
+            return "inspect"
+        raise ValueError(
+            f"{file} has neither files samples_TASK_DATE.jsonl nor logs of Inspect, .eval or "
+            ".json: name another folder, or run lm_eval with --log_samples"
+        )
     if file.suffix == ".csv":
         return "answers"
     if file.suffix == ".eval" or zipfile.is_zipfile(file):
         return "inspect"
     if file.suffix == ".json":
         return _format_of_json(file)
-    for _, line in lines.json_lines(file):
+    for _, line in lines.placed_rows(file):
         return "answers" if isinstance(line, BadDocument) else _format_of_line(line)
     raise ValueError(f"{file} is empty: it has no answers")
 

@@ -13,10 +13,10 @@ from calibrant._core.tables import frame
 from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, remarks
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.judges.agreement import Agreement, agreement
-from calibrant.llm.judges.biases import LengthBias, PositionBias, length_bias, position_bias
-from calibrant.llm.judges.judged import JudgedAnswers
-from calibrant.llm.judges.rates import RateEstimate, rate_difference, success_rate
+from calibrant.llm.answers.judges.agreement import Agreement, agreement
+from calibrant.llm.answers.judges.biases import LengthBias, PositionBias, length_bias, position_bias
+from calibrant.llm.answers.judges.judged import JudgedAnswers
+from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
 from calibrant.metrics.intervals import Estimate
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from calibrant.llm.answers.collecting import collect_answers
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.endpoints.collecting import collect_answers
-from calibrant.llm.endpoints.plans import Asked, Plan
-from calibrant.llm.endpoints.services import Connection, service_for
+from calibrant.llm.answers.plans import Asked, Plan
+from calibrant.llm.models.services import Connection, service_for
 
 pytest.importorskip("openai")
 llama = pytest.importorskip("xllamacpp")

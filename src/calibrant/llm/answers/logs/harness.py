@@ -22,8 +22,8 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.graded import Row
+from calibrant.llm.answers.lines import Item, converted, parsed, placed_rows
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.lines import Item, converted, json_lines, parsed
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 SCORES: dict[str, tuple[str, Callable[[str], int]]] = {
@@ -110,7 +110,7 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
 
     def of_one_filter() -> Iterator[Item]:
         # every filter of a task repeats all samples
-        for place, sample in json_lines(file):
+        for place, sample in placed_rows(file):
             if not isinstance(sample, BadDocument):
                 filters.setdefault(str(sample.get("filter", "")))
                 if str(sample.get("filter", "")) != (wanted or next(iter(filters))):

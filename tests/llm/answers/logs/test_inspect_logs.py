@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from calibrant.llm import read_log
-from calibrant.llm.logs import inspect_logs
+from calibrant.llm.answers.logs import inspect_logs
 from tests.support.recorded_logs import FILES
 
 WHOLE = json.loads((FILES / "log.json").read_text())
@@ -191,3 +191,37 @@ def test_the_scorer_can_be_chosen(tmp_path):
     assert read_log(file, outcome="strict").answers.grades().sum() == 0
     with pytest.raises(ValueError, match="has no score of judge, it has match, strict"):
         read_log(file, outcome="judge")
+
+
+def many(count=24):
+    """The recorded log with many questions, in the order of their numbers, in two epochs."""
+    samples = [
+        {**WHOLE["samples"][i % 6], "id": f"q{i}", "epoch": epoch}
+        for epoch in (1, 2)
+        for i in range(count)
+    ]
+    return {**WHOLE, "samples": samples}
+
+
+def test_both_formats_give_the_same_figures(tmp_path):
+    """Archives are read by the names of their members, where q10 comes before q2."""
+    (tmp_path / "log.json").write_text(json.dumps(many()))
+    one = read_log(tmp_path / "log.json").answers
+    other = read_log(rewritten(tmp_path / "log.eval", many())).answers
+    assert one.rows == other.rows
+    assert [row["id"] for row in one.rows] == [f"q{i}" for i in range(24)]
+    assert "epoch" not in one.rows[0]
+
+
+def test_folders_of_logs_are_read_whole(tmp_path):
+    (tmp_path / "runs").mkdir()
+    rewritten(tmp_path / "runs" / "a.eval", WHOLE)
+    second = {**WHOLE, "eval": {**WHOLE["eval"], "task": "rivers"}}
+    (tmp_path / "runs" / "b.json").write_text(json.dumps(second))
+    (tmp_path / "runs" / "notes.json").write_text('{"about": "other things"}')
+    log = read_log(tmp_path / "runs")
+    assert log.format == "inspect"
+    assert [row["kind"] for row in log.answers.rows] == ["capitals"] * 6 + ["rivers"] * 6
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match=r"neither files samples_TASK_DATE.jsonl nor logs of"):
+        read_log(tmp_path / "none")

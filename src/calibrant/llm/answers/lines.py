@@ -1,16 +1,20 @@
-"""Items of logs with their places, some of which cannot be used."""
+"""Rows of files with their places, some of which cannot be used, and what services write in them.
+
+Everything that reads answers, questions or logs line by line reads them by :func:`placed_rows`.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
-from calibrant.llm.answers.graded import Row
 from calibrant.llm.heads.documents import BadDocument
 
+Row: TypeAlias = dict[str, Any]
 Item: TypeAlias = "tuple[str, Any]"
 """A place in a log and what stands there, or a BadDocument that says why it cannot be used."""
 WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -33,13 +37,38 @@ def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iter
             yield place, BadDocument(place, f"does not have the form of this log ({told:.120})")
 
 
-def json_lines(file: Path) -> Iterator[Item]:
-    """Yield the objects of a file of JSON lines, which is read line by line."""
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.strip():
-                place = f"line {number} of {file}"
-                yield place, parsed(line, place, is_whole=line.endswith(b"\n"))
+def placed_rows(file: Path) -> Iterator[Item]:
+    """Yield the rows of a file of JSON lines, or of CSV with a line of names; empty cells lack."""
+    if file.suffix != ".csv":
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    place = f"line {number} of {file}"
+                    yield place, parsed(line, place, is_whole=line.endswith(b"\n"))
+        return
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        try:
+            yield from _cells(stream, file)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 text ({error})") from error
+
+
+def _cells(stream: IO[str], file: Path) -> Iterator[Item]:
+    reader = csv.DictReader(stream)
+    for row in reader:
+        place = f"line {reader.line_num} of {file}"
+        if None in row or None in row.values():
+            yield place, BadDocument(place, "must have as many cells as the first line has names")
+        else:
+            yield place, {name: value for name, value in row.items() if value != ""}
+
+
+def usable(items: Iterable[Item]) -> Iterator[tuple[str, Row]]:
+    """Yield the rows; raise the error of the first that cannot be used."""
+    for place, item in items:
+        if isinstance(item, BadDocument):
+            raise item
+        yield place, dict(item)
 
 
 def parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:

@@ -1,25 +1,28 @@
-"""What to ask about each question, and the row that comes of the replies."""
+"""Questions for a service, what to ask about each, and the row that comes of the replies."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from calibrant.llm.answers.graded import Row
+from calibrant.llm.answers.lines import Row, placed_rows, question_of, usable
+from calibrant.llm.answers.logs.completions import chat_form, completion, request_source
 from calibrant.llm.answers.questions import (
     Question,
     contains_reference,
     exact_match,
+    read_questions,
     verdict_prompt,
 )
-from calibrant.llm.endpoints.services import Service
-from calibrant.llm.logs.completions import chat_form, completion, request_source
-from calibrant.llm.logs.lines import question_of
+from calibrant.llm.models.services import Service
+from calibrant.llm.heads.documents import BadDocument
 
 STATE = (
     "After the answer, write on a last line of its own how likely it is that your answer is "
@@ -31,6 +34,9 @@ TOP = 20
 """Top tokens that are requested for P(True), the most that OpenAI returns."""
 PER_TOKEN, PER_REQUEST = 4, 8
 """Bytes of a token, about, and tokens that a request takes besides its texts."""
+
+REFERENCES = ("references", "reference", "answers", "answer")
+"""Names that right answers go by."""
 
 Grading = Literal["contains", "exact", "none"]
 GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
@@ -61,6 +67,54 @@ class Asked(NamedTuple):
     def question(self) -> str:
         """Text of the question."""
         return question_of(self.messages)
+
+
+def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
+    """Read questions: ``.jsonl`` or ``.csv`` with a question to a line, or ``.txt``.
+
+    A line has ``question``, or ``messages`` of a chat in ``.jsonl``; and optionally ``references``
+    (a list of right answers, or one), ``id`` and ``kind``. A text file has a question, its answer
+    and an empty line. Repeated questions are read once.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "questions.jsonl"
+    ...     _ = file.write_text('{"question": "Capital of Peru?", "references": ["Lima"]}')
+    ...     read_asked(file)[0].references
+    ('Lima',)
+    """
+    path = Path(file)
+    if path.suffix == ".txt":
+        asked = [Asked(_chat(one.text), one.references) for one in read_questions(path)]
+    elif path.suffix in (".jsonl", ".csv"):
+        asked = [_asked(row, place) for place, row in usable(placed_rows(path))]
+    else:
+        raise ValueError(f"{path} must be .jsonl, .csv or .txt, got the suffix {path.suffix!r}")
+    if not asked:
+        raise ValueError(f"{path} has no questions")
+    distinct: dict[str, Asked] = {}
+    for one in asked:
+        distinct.setdefault(str(one.messages), one)
+    return list(distinct.values())
+
+
+def _chat(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def _asked(row: Row, place: str) -> Asked:
+    messages, question = row.get("messages"), row.get("question")
+    if isinstance(messages, list) and messages:
+        chat = [dict(one) for one in messages]
+    elif isinstance(question, str) and question.strip():
+        chat = _chat(question)
+    else:
+        raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
+    right = next((row[name] for name in REFERENCES if row.get(name)), ())
+    references = (right,) if isinstance(right, str) else tuple(map(str, right))
+    return Asked(chat, references, str(row.get("id") or ""), str(row.get("kind") or ""))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from calibrant._core.checks import FloatArray
 from calibrant.llm.answers.calibrating import calibrated, cross_validated_answers
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
-from calibrant.llm.heads.evaluate import Evaluations
-from calibrant.llm.judges.judged import JudgedAnswers, Scale, judged_answers
+from calibrant.llm.answers.judges.judged import JudgedAnswers, Scale, judged_answers
+from calibrant.llm.answers.calibrating import Evaluations, calibrated, cross_validated_answers
 
 COPIES = 10
 """Answers that stand for one with a grade between 0 and 1."""

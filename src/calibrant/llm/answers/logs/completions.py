@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.llm.answers.graded import Row
-from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.lines import (
+from calibrant.llm.answers.lines import (
     Item,
     converted,
-    json_lines,
+    placed_rows,
     question_of,
     text_of,
     token_material,
@@ -34,7 +33,7 @@ SAMPLING = (
 
 def read_completions(file: Path, outcome: str | None) -> Iterator[Item]:
     """Yield the answers of a log; ``outcome`` is the key beside the response that grades it."""
-    return converted(json_lines(file), lambda line, place: _answer(line, place, outcome))
+    return converted(placed_rows(file), lambda line, place: _answer(line, place, outcome))
 
 
 def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:

@@ -6,8 +6,8 @@ from scipy.special import expit
 
 import calibrant as cal
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.judges.judged import JudgedAnswers, judged_answers
-from calibrant.llm.judges.maps import apply_judge, cross_validated_judge, fit_judge
+from calibrant.llm.answers.judges.judged import JudgedAnswers, judged_answers
+from calibrant.llm.answers.judges.maps import apply_judge, cross_validated_judge, fit_judge
 
 
 def rows_of(scores, labels):

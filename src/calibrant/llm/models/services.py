@@ -6,8 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from calibrant._core.messages import printable
@@ -21,8 +19,6 @@ LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
 FINAL = (401, 403, 404)
 """Statuses that every further request would have too."""
-PASSING = (408, 409, 425, 429)
-"""Statuses below 500 of problems that pass."""
 
 Message: TypeAlias = Mapping[str, Any]
 Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[str, Any]]
@@ -30,26 +26,17 @@ Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[st
 
 
 class ServiceError(ValueError):
-    """A request failed.
+    """A request failed, also after the repetitions of the client.
 
     Attributes
     ----------
     status : int or None
         Of the response; None if there was none in time.
-    retry_after : float or None
-        Seconds after which the service wants to be asked again.
     """
 
-    def __init__(
-        self, message: str, *, status: int | None = None, retry_after: float | None = None
-    ) -> None:
+    def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
-
-    @property
-    def may_pass(self) -> bool:
-        """True if the same request may succeed later."""
-        return self.status is None or self.status in PASSING or self.status >= 500
+        self.status = status
 
     @property
     def is_final(self) -> bool:
@@ -66,10 +53,15 @@ class Connection(NamedTuple):
         Of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
     timeout : float
         Seconds to wait for a response.
+    max_retries : int
+        How often the client repeats a request that may succeed later: after lost connections and
+        statuses such as 429 and 500, as long as the service asks for (``Retry-After``) or after
+        growing waits.
     """
 
     url: str | None = None
     timeout: float = 60.0
+    max_retries: int = 5
 
 
 @contextmanager
@@ -100,7 +92,7 @@ def _client(connection: Connection) -> openai.OpenAI:
         api_key=key or "none",
         base_url=connection.url,
         timeout=connection.timeout,
-        max_retries=0,
+        max_retries=connection.max_retries,
     )
 
 
@@ -138,7 +130,7 @@ def _litellm(model: str, connection: Connection) -> Service:
                 messages=list(messages),
                 base_url=connection.url,
                 timeout=connection.timeout,
-                num_retries=0,
+                num_retries=connection.max_retries,
                 **fields,
             )
         except Exception as error:  # of many services, with the status as an attribute
@@ -170,29 +162,12 @@ def _error(error: Exception, connection: Connection) -> ServiceError:
         where = connection.url or "the endpoint"
         said = without_key(str(error))
         return ServiceError(f"{where} did not answer within {connection.timeout:g} s ({said:.100})")
-    headers = getattr(getattr(error, "response", None), "headers", {})
     said = without_key(printable(str(error)))
     hint = f": set {KEY}" if status == 401 else ""
     return ServiceError(
         f"the endpoint answered with status {status} ({said:.200}){hint}",
         status=int(status),
-        retry_after=_seconds(headers),
     )
-
-
-def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Seconds that ``Retry-After`` names, as a number or a date."""
-    value = headers.get("retry-after")
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except (TypeError, ValueError):
-        return None
 
 
 def without_key(text: str) -> str:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from calibrant._core.atomic_files import locked
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
 from calibrant.llm.answers.graded import Row
-from calibrant.llm.endpoints.patience import Patience
-from calibrant.llm.endpoints.plans import Asked, Plan, answer_row
-from calibrant.llm.endpoints.services import Message, Service, ServiceError, without_key
+from calibrant.llm.answers.lines import CUT_OFF, placed_rows
+from calibrant.llm.answers.plans import Asked, Plan, answer_row
+from calibrant.llm.models.services import Service, ServiceError, without_key
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.lines import CUT_OFF, json_lines
 
 MOST_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
@@ -80,7 +79,6 @@ def collect_answers(
     plan: Plan,
     out: str | os.PathLike[str],
     *,
-    max_retries: int = 5,
     concurrency: int = 4,
     progress: Progress | None = None,
 ) -> int:
@@ -92,15 +90,13 @@ def collect_answers(
     Parameters
     ----------
     questions : sequence of Asked
-        From :func:`~calibrant.llm.endpoints.questions.read_asked`.
+        From :func:`~calibrant.llm.answers.plans.read_asked`.
     service : callable
-        From :func:`~calibrant.llm.endpoints.services.service_for`, or a function of messages and
+        From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
         fields that returns the body of a chat completion. It is called in several threads.
     plan : Plan
     out : path
         ``.jsonl``.
-    max_retries : int
-        How often a request is repeated that may succeed later.
     concurrency : int
         Questions that are asked at a time.
     progress : callable, optional
@@ -131,16 +127,12 @@ def collect_answers(
     target = Path(out)
     if target.suffix != ".jsonl":
         raise ValueError(f"{target} must be .jsonl, got the suffix {target.suffix!r}")
-    patience = Patience(max_retries)
-    with _alone(target), _threads(concurrency, patience) as pool:
+    with _alone(target), _threads(concurrency) as pool:
         left = _left(questions, plan, target)
         done = len(questions) - len(left)
         _mend(target)
 
-        def patient(messages: Sequence[Message], fields: Mapping[str, Any]) -> Mapping[str, Any]:
-            return patience(lambda: service(messages, fields))
-
-        tasks = {pool.submit(answer_row, plan, asked, patient): asked for asked in left}
+        tasks = {pool.submit(answer_row, plan, asked, service): asked for asked in left}
         with target.open("a", encoding="utf-8") as stream:
             results = _Results(stream)
             for number, task in enumerate(as_completed(tasks), start=1):
@@ -163,14 +155,11 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _threads(concurrency: int, patience: Patience) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool that ends at once, without what is left, if an error occurs."""
+def _threads(concurrency: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool that ends without what is left if an error occurs."""
     pool = ThreadPoolExecutor(concurrency)
     try:
         yield pool
-    except BaseException:
-        patience.stopped.set()
-        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -208,7 +197,7 @@ class _Results:
 def _left(questions: Sequence[Asked], plan: Plan, target: Path) -> list[Asked]:
     """Return the questions without an answer; raise if the file has those of another plan."""
     finished = set()
-    for place, row in json_lines(target) if target.exists() else ():
+    for place, row in placed_rows(target) if target.exists() else ():
         if isinstance(row, BadDocument):
             if row.reason == CUT_OFF:
                 continue

@@ -35,7 +35,7 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant.display.results import one_line
-from calibrant.llm.judges.rate_intervals import Uncertainty
+from calibrant.llm.answers.judges.rate_intervals import Uncertainty
 from calibrant.metrics.intervals import Estimate
 
 FEWEST = 10

@@ -11,8 +11,7 @@ import calibrant as cal
 from calibrant.cli.llm import STAGES
 from calibrant.llm import ask, read_answers
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source, read_rows
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
 

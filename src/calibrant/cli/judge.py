@@ -142,8 +142,7 @@ def fit_map(file: str, scale: Scale | None, out: str, stage: Any, form: str | No
       calibrant llm judge fit judged.jsonl --scale 1,10 -o map
     """  # noqa: D301
     from calibrant.artifacts import save
-    from calibrant.llm.answers.judges.judged import read_judged
-    from calibrant.llm.answers.judges.maps import cross_validated_judge, fit_judge
+    from calibrant.llm.answers.judges.judged import cross_validated_judge, fit_judge, read_judged
 
     judged = read_judged(file, scale=scale)
     fitted = fit_judge(judged, stage=stage)
@@ -172,7 +171,7 @@ def apply_map(mapped: str, file: str, scale: Scale | None, out: str) -> None:
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.answers.judges.maps import apply_judge
+    from calibrant.llm.answers.judges.judged import apply_judge
 
     check_suffix(out)
     rows = apply_judge(load(mapped, AnswerCalibrator), read_rows(file), scale)

@@ -109,7 +109,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     """  # noqa: D301
     from calibrant.llm import read_log
     from calibrant.llm.answers.graded import check_suffix, write_rows
-    from calibrant.llm.answers.logs.options import save_options
+    from calibrant.llm.answers.logs.study import save_options
 
     if not out.endswith(".npz"):
         check_suffix(out)

@@ -50,8 +50,7 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int | None) ->
     """  # noqa: D301
     from calibrant.llm import signals_of
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.answers.scores import LARGEST
-    from calibrant.llm.answers.signals import UNREAD, signal_values
+    from calibrant.llm.answers.signals import LARGEST, UNREAD, signal_values
 
     check_suffix(out)
     found = signals_of(read_rows(file), stated_scale=stated_scale, vocabulary=vocabulary or LARGEST)

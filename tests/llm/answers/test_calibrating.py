@@ -6,7 +6,14 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm.answers import asking, calibrating, grading
+from calibrant.llm import workflows
+from calibrant.llm.answers import asking, grading
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
+from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
+from calibrant.llm.answers.questions import Question
+from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.answers.calibrating import (
     answer_question,
     apply_answers,

@@ -6,8 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import GradedAnswers, read_answers, read_rows, write_rows
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import GradedAnswers, Source, read_answers, read_rows, write_rows
 
 ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
 

@@ -10,8 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
+from calibrant.llm.answers.graded import Source
 from calibrant.llm.answers.signal_calibrator import Regression, folds
-from calibrant.llm.answers.sources import Source
 
 N = 900
 

@@ -8,10 +8,8 @@ import pytest
 import calibrant as cal
 from calibrant.decide import Threshold
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.gate.drift import DriftReference
-from calibrant.llm.gate.gate import unscored
+from calibrant.llm.answers.graded import AnswerRows, Source, SourceError
+from calibrant.llm.gate.gate import DriftReference, unscored
 from calibrant.llm.gate.serving import Judge
 from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful
 from tests.support.graded_answers import graded_answers

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.llm import GateWatch, fit_gate
-from calibrant.llm.gate.drift import CUTS, DriftReference
+from calibrant.llm.gate.gate import CUTS, DriftReference
 from calibrant.llm.gate.watch import PENDING, WatchFile, judge_rows
 from calibrant.monitor import Monitor
 from tests.support.graded_answers import graded_answers

@@ -21,7 +21,7 @@ from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -37,7 +37,7 @@ from calibrant.llm.answers.calibrator import (
     source_from,
 )
 from calibrant.llm.answers.confidence import SUREST
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
 
 if TYPE_CHECKING:
     import pandas as pd

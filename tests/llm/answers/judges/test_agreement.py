@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.judges.agreement import agreement
+from calibrant.llm.answers.judges.biases import agreement
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 

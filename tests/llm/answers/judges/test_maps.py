@@ -6,8 +6,13 @@ from scipy.special import expit
 
 import calibrant as cal
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.judges.judged import JudgedAnswers, judged_answers
-from calibrant.llm.answers.judges.maps import apply_judge, cross_validated_judge, fit_judge
+from calibrant.llm.answers.judges.judged import (
+    JudgedAnswers,
+    apply_judge,
+    cross_validated_judge,
+    fit_judge,
+    judged_answers,
+)
 
 
 def rows_of(scores, labels):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm import judge_report
-from calibrant.llm.answers.judges.agreement import agreement
-from calibrant.llm.answers.judges.biases import length_bias, position_bias
+from calibrant.llm.answers.judges.biases import agreement, length_bias, position_bias
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import rate_difference, success_rate
 

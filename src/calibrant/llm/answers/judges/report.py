@@ -13,8 +13,14 @@ from calibrant._core.tables import frame
 from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, remarks
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.judges.agreement import Agreement, agreement
-from calibrant.llm.answers.judges.biases import LengthBias, PositionBias, length_bias, position_bias
+from calibrant.llm.answers.judges.biases import (
+    Agreement,
+    LengthBias,
+    PositionBias,
+    agreement,
+    length_bias,
+    position_bias,
+)
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
 from calibrant.metrics.intervals import Estimate

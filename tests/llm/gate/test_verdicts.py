@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.decide import threshold
-from calibrant.llm.gate.promises import Scored, find_threshold, hoeffding_bentkus
+from calibrant.llm.gate.verdicts import Scored, find_threshold, hoeffding_bentkus
 
 MAX_ERROR, LEVEL, RUNS = 0.1, 0.9, 200
 MOST = int(binom.ppf(0.999, RUNS, 1 - LEVEL))

@@ -61,7 +61,7 @@ MORE = {
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
-        *("answers.choices.choice_logits_from_top", "answers.choices.ask_texts_each"),
+        *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
         *("answers.graded.Source", "answers.calibrating.fit_answers", "answers.calibrating.apply_answers"),
         *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
@@ -72,7 +72,8 @@ MORE = {
         *("answers.samples.by_entailment", "answers.samples.by_embedding"),
         *("answers.signals.judge_score", "answers.signals.vote_share"),
         *("answers.signals.option_confidence", "answers.signals.top_token_confidence"),
-        *("answers.logs.study.option_logits", "answers.logs.study.rescore", "answers.plans.Plan"),
+        *("answers.logs.study.option_logits", "answers.logs.study.rescore"),
+        "answers.plans.RequestPlan",
         *("answers.plans.Asked", "answers.plans.read_asked"),
         *("answers.collecting.collect_answers", "answers.collecting.cost_of"),
         *("models.services.service_for", "models.services.Connection"),

@@ -177,12 +177,12 @@ def collect(
     """  # noqa: D301
     from calibrant._core.options import parsed_text
     from calibrant.llm.answers.collecting import collect_answers, cost_of
-    from calibrant.llm.answers.plans import Plan, read_asked
+    from calibrant.llm.answers.plans import RequestPlan, read_asked
     from calibrant.llm.models.services import Connection, service_for
 
     asked = read_asked(questions)
     values = {name: parsed_text(text) for name, text in shared.named_texts(fields).items()}
-    chosen = Plan(model, fields=values, **plan)
+    chosen = RequestPlan(model, fields=values, **plan)
     cost = cost_of(asked, chosen, out)
     prices = None if price_in is None and price_out is None else (price_in or 0, price_out or 0)
     price = "" if prices is None else f"; at most {cost.price(*prices):.2f}"

@@ -8,7 +8,7 @@ import pytest
 
 from calibrant.llm.answers.collecting import collect_answers, cost_of
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.plans import STATE, Asked, Plan
+from calibrant.llm.answers.plans import STATE, Asked, RequestPlan
 from calibrant.llm.models.services import Connection, ServiceError, service_for
 from tests.support.chat_server import chat_server
 
@@ -37,7 +37,7 @@ def asked(*texts, references=("Lima",)):
 def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
     options = {"concurrency": 2, **options}
     with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
-        return collect_answers(asked(*texts), service, plan or Plan("tiny"), out, **options)
+        return collect_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
 
 
 def rows_of(file):
@@ -62,7 +62,9 @@ def test_an_answer_with_the_probabilities_of_its_tokens(chats, tmp_path):
 
 def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
     out = tmp_path / "answers.jsonl"
-    plan = Plan("tiny", samples=2, stated=True, p_true=True, system="Be brief.", fields={"seed": 7})
+    plan = RequestPlan(
+        "tiny", samples=2, stated=True, p_true=True, system="Be brief.", fields={"seed": 7}
+    )
     collected(chats, out, "Capital of Peru?", plan=plan)
     (row,) = rows_of(out)
     assert (row["answer"], row["stated"]) == ("Lima", "Confidence: 70%")
@@ -82,7 +84,7 @@ def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
 
 def test_p_true_is_the_confidence_where_there_is_no_other(chats, tmp_path):
     out = tmp_path / "answers.jsonl"
-    collected(chats, out, "Capital of Peru?", plan=Plan("tiny", logprobs=False, p_true=True))
+    collected(chats, out, "Capital of Peru?", plan=RequestPlan("tiny", logprobs=False, p_true=True))
     answers = read_rows(out).answers()
     assert answers.source.confidence == "p_true"
     assert answers.confidence == pytest.approx([0.5 / 0.7])
@@ -94,7 +96,7 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):
     whole = out.read_bytes()
     with out.open("ab") as stream:
         stream.write(b'{"key": "abc", "answer": "cut o')  # the process was killed
-    plan = Plan("tiny")
+    plan = RequestPlan("tiny")
     left = cost_of(asked("one", "two", "three"), plan, out)
     assert (left.finished, left.questions, left.requests) == (2, 3, 1)
     assert collected(chats, out, "one", "two", "three") == 1
@@ -102,7 +104,7 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):
     assert {row["question"] for row in rows_of(out)} == {"one", "two", "three"}
     assert len(chats.requests) == 3
     with pytest.raises(ValueError, match=r"line 1 of .* with other options: use another file"):
-        collected(chats, out, "one", plan=Plan("tiny", max_tokens=5))
+        collected(chats, out, "one", plan=RequestPlan("tiny", max_tokens=5))
 
 
 def test_problems_that_pass_are_waited_for(chats, tmp_path):
@@ -145,7 +147,7 @@ def test_a_service_that_is_not_there_is_an_error(tmp_path):
         service_for("tiny", nowhere) as service,
         pytest.raises(ValueError, match="did not answer"),
     ):
-        collect_answers(asked("one"), service, Plan("tiny"), out)
+        collect_answers(asked("one"), service, RequestPlan("tiny"), out)
 
 
 def test_a_refused_key_ends_everything_and_appears_nowhere(chats, tmp_path):
@@ -173,7 +175,7 @@ def test_ten_failures_in_a_row_end_everything(chats, tmp_path):
 
 
 def test_the_cost_is_an_upper_bound(tmp_path):
-    plan = Plan("tiny", samples=3, p_true=True, max_tokens=100)
+    plan = RequestPlan("tiny", samples=3, p_true=True, max_tokens=100)
     cost = cost_of(asked("a" * 4000), plan, tmp_path / "none.jsonl")
     assert cost.requests == 5
     assert 5 * 1000 < cost.tokens_in < 5 * 1100
@@ -189,7 +191,7 @@ def test_two_processes_do_not_write_one_file(chats, tmp_path):
             collected(chats, out, "one")
         return {"choices": [{"message": {"content": "Lima"}}]}
 
-    collect_answers(asked("one"), service, Plan("mine", logprobs=False), out)
+    collect_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
 
 
 def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
@@ -213,7 +215,7 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     pytest.importorskip("litellm")
     out = tmp_path / "answers.jsonl"
     with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
-        plan = Plan("litellm/openai/tiny")
+        plan = RequestPlan("litellm/openai/tiny")
         assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
         with pytest.raises(ServiceError, match="401") as problem:
             service([{"role": "user", "content": "denied"}], {})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from calibrant.llm.answers.plans import Asked, Plan, p_true_of, read_asked, without_statement
+from calibrant.llm.answers.plans import Asked, RequestPlan, p_true_of, read_asked, without_statement
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_word_below_the_top_tokens_may_be_as_likely_as_the_least_of_them(shown
 
 def test_options_and_chats_change_the_key_and_grades_do_not():
     one = Asked([{"role": "user", "content": "a"}])
-    key = Plan("m").key(one)
-    assert Plan("m", grade="none").key(one) == key
-    assert Plan("m").key(one._replace(references=("b",), id="7")) == key
-    assert Plan("m").key(Asked([{"role": "user", "content": "b"}])) != key
+    key = RequestPlan("m").key(one)
+    assert RequestPlan("m", grade="none").key(one) == key
+    assert RequestPlan("m").key(one._replace(references=("b",), id="7")) == key
+    assert RequestPlan("m").key(Asked([{"role": "user", "content": "b"}])) != key
     for changed in ({"samples": 1}, {"fields": {"seed": 1}}, {"system": "s"}, {"stated": True}):
-        assert Plan("m", **changed).key(one) != key
-    assert Plan("n").key(one) != key
+        assert RequestPlan("m", **changed).key(one) != key
+    assert RequestPlan("n").key(one) != key
 
 
 def test_questions_of_every_form(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from calibrant.llm.answers.collecting import collect_answers
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.plans import Asked, Plan
+from calibrant.llm.answers.plans import Asked, RequestPlan
 from calibrant.llm.models.services import Connection, service_for
 
 pytest.importorskip("openai")
@@ -29,7 +29,7 @@ def url(request):
 
 def test_answers_of_llama_cpp_with_every_signal(url, tmp_path):
     out = tmp_path / "answers.jsonl"
-    plan = Plan("smol", samples=2, stated=True, p_true=True, max_tokens=24)
+    plan = RequestPlan("smol", samples=2, stated=True, p_true=True, max_tokens=24)
     asked = [
         Asked([{"role": "user", "content": f"What is the capital of {country}?"}], (city,))
         for country, city in (("France", "Paris"), ("Italy", "Rome"))

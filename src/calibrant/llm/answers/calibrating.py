@@ -18,8 +18,9 @@ from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import AGGREGATORS, evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
 from calibrant.llm.answers.grading import Confidence, QuestionSet
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.answers.signal_calibrator import (

@@ -14,9 +14,8 @@ from typing import IO, NamedTuple
 from calibrant._core.atomic_files import locked
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
-from calibrant.llm.answers.graded import Row
-from calibrant.llm.answers.lines import CUT_OFF, placed_rows
-from calibrant.llm.answers.plans import Asked, Plan, answer_row
+from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows
+from calibrant.llm.answers.plans import Asked, RequestPlan, answer_row
 from calibrant.llm.models.services import Service, ServiceError, without_key
 from calibrant.llm.heads.documents import BadDocument
 
@@ -60,7 +59,7 @@ class Cost(NamedTuple):
         )
 
 
-def cost_of(questions: Sequence[Asked], plan: Plan, out: str | os.PathLike[str]) -> Cost:
+def cost_of(questions: Sequence[Asked], plan: RequestPlan, out: str | os.PathLike[str]) -> Cost:
     """Estimate what it takes to finish the questions that ``out`` has no answer to."""
     left = _left(questions, plan, Path(out))
     tokens = [plan.tokens(asked) for asked in left]
@@ -76,7 +75,7 @@ def cost_of(questions: Sequence[Asked], plan: Plan, out: str | os.PathLike[str])
 def collect_answers(
     questions: Sequence[Asked],
     service: Service,
-    plan: Plan,
+    plan: RequestPlan,
     out: str | os.PathLike[str],
     *,
     concurrency: int = 4,
@@ -94,7 +93,7 @@ def collect_answers(
     service : callable
         From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
         fields that returns the body of a chat completion. It is called in several threads.
-    plan : Plan
+    plan : RequestPlan
     out : path
         ``.jsonl``.
     concurrency : int
@@ -120,7 +119,7 @@ def collect_answers(
     ...     return {"choices": [{"message": {"content": "Lima"}}]}
     >>> asked = [Asked([{"role": "user", "content": "Capital of Peru?"}], ("Lima",))]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plan, out = Plan("mine", logprobs=False), f"{folder}/answers.jsonl"
+    ...     plan, out = RequestPlan("mine", logprobs=False), f"{folder}/answers.jsonl"
     ...     collect_answers(asked, service, plan, out), collect_answers(asked, service, plan, out)
     (1, 0)
     """
@@ -194,7 +193,7 @@ class _Results:
         )
 
 
-def _left(questions: Sequence[Asked], plan: Plan, target: Path) -> list[Asked]:
+def _left(questions: Sequence[Asked], plan: RequestPlan, target: Path) -> list[Asked]:
     """Return the questions without an answer; raise if the file has those of another plan."""
     finished = set()
     for place, row in placed_rows(target) if target.exists() else ():

@@ -236,9 +236,8 @@ def evaluate_answers(
     """
     claimed, outcome, _ = as_pairs(confidence, correct)
     if groups is not None:
-        right = np.where(outcome == 1, claimed, 1 - claimed)
         options: Any = {"bins": bins, "level": level, "seed": seed}
-        losses = -np.log(np.maximum(right, SMALLEST))
+        losses = -np.log(np.maximum(np.where(outcome == 1, claimed, 1 - claimed), SMALLEST))
         found = evaluate_tokens(claimed, outcome, groups, nll=losses, **options)
         return replace(found, unit="answers")
     with known_rows():  # answers may state the same few confidences

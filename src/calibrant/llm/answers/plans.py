@@ -118,7 +118,7 @@ def _asked(row: Row, place: str) -> Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """Requests for each question: an answer, and signals of the confidence in it.
 
     Parameters
@@ -194,7 +194,7 @@ def _digest(content: Any, length: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:length]
 
 
-def answer_row(plan: Plan, asked: Asked, service: Service) -> Row:
+def answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
     """Ask a service everything about a question, and return the row of its answer."""
     messages, place = plan.messages(asked), f"the response to {asked.question!r:.60}"
     greedy = {"temperature": 0, "max_tokens": plan.max_tokens}
@@ -228,7 +228,7 @@ def answer_row(plan: Plan, asked: Asked, service: Service) -> Row:
     return row
 
 
-def _fields(plan: Plan, usual: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(plan: RequestPlan, usual: Mapping[str, Any]) -> dict[str, Any]:
     together = {**usual, **plan.fields}
     return {name: value for name, value in together.items() if value is not None}
 
@@ -271,7 +271,7 @@ def _tokens_within(tokens: Sequence[str], length: int) -> int:
     return max(count, 1)
 
 
-def _verdict(plan: Plan, asked: Asked, row: Row, service: Service, place: str) -> Row:
+def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place: str) -> Row:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
     fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": TOP}

@@ -21,7 +21,6 @@ from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.graded import (
     AnswerRows,
-    Row,
     Source,
     numbered,
     numbers,
@@ -29,6 +28,7 @@ from calibrant.llm.answers.graded import (
     token_probs_of,
     unpacked_cell,
 )
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.samples import (
     Same,
     agreement,
@@ -161,7 +161,7 @@ UNREAD = "unread"
 Found = dict[str, float | None]
 
 
-class Reading(NamedTuple):
+class SignalReading(NamedTuple):
     """How material is read."""
 
     stated_scale: float = 1
@@ -255,7 +255,7 @@ def signals_of(
     if (same is None) != (not meaning):
         raise ValueError("pass same and meaning, its name, together")
     placed = _placed(answers)
-    how = Reading(stated_scale, vocabulary, bound, same, meaning)
+    how = SignalReading(stated_scale, vocabulary, bound, same, meaning)
     found, unread = [], []
     for place, row in zip(*placed, strict=True):
         values, reasons = _signals(row, place, how)
@@ -313,7 +313,7 @@ def _number_or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _signals(row: Row, place: str, how: Reading) -> tuple[Found, dict[str, str]]:
+def _signals(row: Row, place: str, how: SignalReading) -> tuple[Found, dict[str, str]]:
     """Signals of a row, and the reasons for those that its material does not give."""
     found, unread = Found(), dict[str, str]()
     for key, compute in MATERIAL.items():
@@ -357,22 +357,22 @@ def _checked(name: str, value: Any, place: str) -> float | None:
     return float(value)
 
 
-def _of_tokens(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_tokens(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     probs = [token_probs_of(row, place)]
     return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}  # type: ignore[arg-type]
 
 
-def _of_top_tokens(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_top_tokens(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     top = unpacked_cell(row["top_logprobs"])
     return dict(top_token_confidence(top, vocabulary=how.vocabulary, bound=how.bound))
 
 
-def _of_statement(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_statement(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     found = stated_confidence(row["stated"], scale=how.stated_scale)
     return {"stated": found.reason if found.value is None else found.value}
 
 
-def _of_samples(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_samples(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     texts = unpacked_cell(row["samples"])
     answer = row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
@@ -395,13 +395,13 @@ def _by_meaning(answer: str, texts: list[str], same: Same, ending: str) -> dict[
     return {f"{name}{ending}": value for name, value in values.items()}
 
 
-def _of_options(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_options(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     logits = numbers(row["option_logits"], "option_logits", place)
     first, margin = option_confidence(logits)
     return {"option_probability": first, "option_margin": margin}
 
 
-def _of_judges(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_judges(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     judges = unpacked_cell(row["judges"])
     if not isinstance(judges, Mapping):
         raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
@@ -422,11 +422,11 @@ def _judged(verdict: Any) -> float | str:
     )
 
 
-def _of_confidence(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_confidence(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     return {str(row.get("source") or "confidence"): stated_number(row, place)}
 
 
-MATERIAL: dict[str, Callable[[Row, str, Reading], dict[str, Any]]] = {
+MATERIAL: dict[str, Callable[[Row, str, SignalReading], dict[str, Any]]] = {
     "token_probs": _of_tokens,
     "top_logprobs": _of_top_tokens,
     "stated": _of_statement,

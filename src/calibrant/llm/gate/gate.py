@@ -33,7 +33,8 @@ from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
-from calibrant.llm.answers.graded import AnswerRows, Row, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.graded import AnswerRows, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
@@ -218,7 +219,7 @@ class Gate:
         whole = np.array([not problem for problem in scores], dtype=bool)
         if whole.any():
             chances = self._chances(answers.where(whole))
-            for i, chance in zip(np.flatnonzero(whole), chances, strict=True):
+            for i, chance in zip(np.flatnonzero(whole).tolist(), chances, strict=True):
                 scores[i] = chance
         return scores
 

@@ -35,7 +35,7 @@ MOST = 10_000
 VERDICT_HEADER = "x-calibrant-verdict"
 
 
-class GateCallback(CustomLogger):  # type: ignore[misc]
+class GateCallback(CustomLogger):
     """A callback for ``config.yaml`` of LiteLLM that adds the verdict of a gate to answers.
 
     A file ``my_gate.py`` beside the configuration has
@@ -75,8 +75,7 @@ class GateCallback(CustomLogger):  # type: ignore[misc]
         headers = (data.get("proxy_server_request") or {}).get("headers") or {}
         kinds = [value for name, value in headers.items() if name.lower() == KIND_HEADER]
         call = self.judge.call(data, form, kinds[0] if kinds else "")
-        changed = {name: call.sent[name] for name in ("logprobs", "include") if name in call.sent}
-        data.update(changed)
+        data.update(call.sent)
         self._calls[str(data.get("litellm_call_id"))] = call
         while len(self._calls) > MOST:  # of requests that failed or whose clients have gone
             del self._calls[next(iter(self._calls))]

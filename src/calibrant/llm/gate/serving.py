@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
-from calibrant.llm.answers.graded import Row
-from calibrant.llm.answers.lines import WRONG_FORM, question_of
+from calibrant.llm.answers.lines import WRONG_FORM, Row, question_of
 from calibrant.llm.answers.logs.completions import asked_in, completion, request_source
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
@@ -238,7 +237,8 @@ class Call:
         asked = asked_in(self.request)
         said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
         earlier = bool(self.request.get("previous_response_id") or self.request.get("conversation"))
-        return 1 + earlier + sum(one.get("role") == "assistant" for one in said)
+        answered = [one for one in said if one.get("role") == "assistant"]
+        return 1 + int(earlier) + len(answered)
 
 
 def chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:

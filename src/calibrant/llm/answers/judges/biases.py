@@ -190,7 +190,7 @@ def _first_slope(inputs: FloatArray, scores: FloatArray) -> tuple[float, float]:
     return float(line[0]), float(np.linalg.norm(influence))
 
 
-class Agreement(NamedTuple):
+class JudgeAgreement(NamedTuple):
     """How far the verdicts of a judge are those of people.
 
     Attributes
@@ -236,7 +236,7 @@ def agreement(
     cut: float = 0.5,
     sample_weight: Values | None = None,
     level: float = 0.9,
-) -> Agreement:
+) -> JudgeAgreement:
     """Compare the scores of a judge with the labels of people for the same answers.
 
     Parameters
@@ -268,7 +268,7 @@ def agreement(
     count, verdict = 1 / float(share @ share), scores >= cut
     raw = float(share @ (verdict == right))
     area = auroc_with_error(scores, right.astype(np.float64), weight)
-    return Agreement(
+    return JudgeAgreement(
         share_interval(raw, count, level),
         _kappa(verdict.astype(np.int64), right.astype(np.int64), share, level),
         logit_interval(*area, level),

@@ -14,7 +14,8 @@ from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.tables import columns_frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.graded import GRADES, AnswerRows, GradedAnswers, Row, Source, read_rows
+from calibrant.llm.answers.graded import GRADES, AnswerRows, GradedAnswers, Source, read_rows
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.workflows import Evaluations, calibrated, cross_validated_answers
 
 if TYPE_CHECKING:

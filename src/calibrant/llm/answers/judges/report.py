@@ -14,7 +14,7 @@ from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, remarks
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.judges.biases import (
-    Agreement,
+    JudgeAgreement,
     LengthBias,
     PositionBias,
     agreement,
@@ -42,7 +42,7 @@ class JudgeReport(NamedTuple):
     differences : dict of Estimate
         Rate of each further system minus that of the first, by its name; of answers to the same
         questions if these are known.
-    agreement : Agreement
+    agreement : JudgeAgreement
     length : LengthBias or None
         None without lengths.
     position : PositionBias or None
@@ -53,7 +53,7 @@ class JudgeReport(NamedTuple):
 
     rates: dict[str, RateEstimate]
     differences: dict[str, Estimate]
-    agreement: Agreement
+    agreement: JudgeAgreement
     length: LengthBias | None
     position: PositionBias | None
     level: float

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrant.llm.answers.graded import Row
 from calibrant.llm.answers.lines import (
     Item,
+    Row,
     converted,
     placed_rows,
     question_of,

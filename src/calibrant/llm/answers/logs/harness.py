@@ -21,8 +21,7 @@ from scipy.special import log_softmax
 
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.graded import Row
-from calibrant.llm.answers.lines import Item, converted, parsed, placed_rows
+from calibrant.llm.answers.lines import Item, Row, converted, parsed, placed_rows
 from calibrant.llm.heads.documents import BadDocument
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
@@ -37,7 +36,7 @@ USUAL = ("acc", "exact_match")
 
 
 @dataclass(frozen=True)
-class Run:
+class HarnessRun:
     """What a file of samples does not say: the task, and from ``results_DATE.json`` the rest."""
 
     task: str = ""
@@ -47,7 +46,7 @@ class Run:
     """Text between the question and an option."""
 
     @classmethod
-    def of(cls, file: Path) -> Run:
+    def of(cls, file: Path) -> HarnessRun:
         """Look beside a file of samples."""
         named = SAMPLES.fullmatch(file.name)
         if named is None:
@@ -106,7 +105,7 @@ def read_samples(path: Path, outcome: str | None) -> Iterator[Item]:
 
 def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
     metric, _, wanted = (outcome or "").partition(",")
-    run, filters = Run.of(file), dict[str, None]()
+    run, filters = HarnessRun.of(file), dict[str, None]()
 
     def of_one_filter() -> Iterator[Item]:
         # every filter of a task repeats all samples
@@ -129,7 +128,7 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
         )
 
 
-def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: Run) -> Row:
+def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: HarnessRun) -> Row:
     """Return the row of a sample."""
     metric = wanted or _usual_metric(sample, place)
     asked = [one for _, one in sorted(sample["arguments"].items(), key=_number)]
@@ -188,7 +187,7 @@ def _chosen(
     sample: Mapping[str, Any],
     asked: Sequence[Mapping[str, Any]],
     metric: str,
-    run: Run,
+    run: HarnessRun,
     place: str,
     correct: bool,
 ) -> Row:

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.graded import Row
 from calibrant.llm.answers.lines import (
     Item,
+    Row,
     converted,
     parsed,
     question_of,

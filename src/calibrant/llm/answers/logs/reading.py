@@ -12,8 +12,8 @@ from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
 from calibrant.display.results import one_line
 from calibrant.llm.answers import lines
-from calibrant.llm.answers.graded import AnswerRows, Row, read_rows
-from calibrant.llm.answers.lines import Item
+from calibrant.llm.answers.graded import AnswerRows, read_rows
+from calibrant.llm.answers.lines import Item, Row
 from calibrant.llm.answers.logs import completions, harness, inspect_logs
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.heads.documents import BadDocument

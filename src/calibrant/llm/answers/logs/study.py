@@ -19,8 +19,9 @@ from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.results import one_line
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
 from calibrant.llm.answers.grading import FEWEST, calibrated_choices
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import graded_signals, question_groups, signals_of

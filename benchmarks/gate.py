@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant.llm import Gate, GateWatch, fit_gate
-from calibrant.llm.answers.graded import AnswerRows, read_answers
 from calibrant.llm.answers.calibrating import calibrated
+from calibrant.llm.answers.graded import AnswerRows, read_answers
 
 MAX_ERROR, LEVEL, MISSES = 0.1, 0.9, 0.3
 NEW = 60_000

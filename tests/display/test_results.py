@@ -20,9 +20,9 @@ from calibrant.llm import (
     shaded_text,
 )
 from calibrant.llm.answers.asking import Answer
+from calibrant.llm.answers.calibrating import Reply
 from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.models.fingerprint import ModelFingerprint
-from calibrant.llm.answers.calibrating import Reply
 from calibrant.metrics.curves import (
     confidence_histogram,
     reliability,

@@ -33,11 +33,9 @@ from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.evaluate import evaluate_tokens
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.models.loading import load_model
-from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.evaluate import evaluate_tokens
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
+from calibrant.llm.models.loading import load_model
 
 __all__ = [
     "Answer",

@@ -14,7 +14,6 @@ from calibrant.display.results import threshold_text
 from calibrant.llm.answers.calibrating import SignalFit
 from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
-from calibrant.llm.answers.calibrating import SignalFit
 from calibrant.reports.answer_findings import Note, kinds, notes_of, verdict_of
 from calibrant.reports.checks import percent
 from calibrant.reports.content import WORDS, Snippet, Table, parts_table

@@ -23,7 +23,6 @@ from calibrant.llm.answers.asking import (
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.answers.questions import Question, choice_prompt
-from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
 from calibrant.llm.heads.generation import CalibratedGeneration
 from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of

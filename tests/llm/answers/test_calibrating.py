@@ -6,14 +6,7 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm import workflows
-from calibrant.llm.answers import asking, grading
-from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
-from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
-from calibrant.llm.answers.questions import Question
-from calibrant.llm.models.fingerprint import fingerprint_of
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.answers import asking, calibrating, grading
 from calibrant.llm.answers.calibrating import (
     answer_question,
     apply_answers,
@@ -24,10 +17,9 @@ from calibrant.llm.answers.calibrating import (
     fit_signals,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
 from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift

@@ -11,7 +11,6 @@ from calibrant.llm.answers.graded import Source
 from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
 from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
-from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer

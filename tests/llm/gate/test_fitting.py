@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from calibrant.llm.answers.calibrating import calibrated, fit_answers
 from calibrant.llm.answers.graded import AnswerRows, Source
 from calibrant.llm.gate import fitting
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.verdicts import Scored, Terms, find_threshold
-from calibrant.llm.answers.calibrating import calibrated, fit_answers
 from tests.support.graded_answers import graded_answers, joined, true_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:no threshold keeps", "ignore:no answer of kinds")

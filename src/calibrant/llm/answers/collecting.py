@@ -16,8 +16,8 @@ from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
 from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows
 from calibrant.llm.answers.plans import Asked, RequestPlan, answer_row
-from calibrant.llm.models.services import Service, ServiceError, without_key
 from calibrant.llm.heads.documents import BadDocument
+from calibrant.llm.models.services import Service, ServiceError, without_key
 
 MOST_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from calibrant._core.checks import check_whole
 from calibrant._core.chunks import Progress
-from calibrant.llm.models import huggingface
 from calibrant.llm.answers.asking import GREEDY, LengthLimit, end_ids, length_of, outputs
+from calibrant.llm.models import huggingface
 
 SAMPLED = {
     **GREEDY,

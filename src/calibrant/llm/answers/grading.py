@@ -22,7 +22,6 @@ from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of

@@ -21,8 +21,8 @@ from calibrant.llm.answers.questions import (
     read_questions,
     verdict_prompt,
 )
-from calibrant.llm.models.services import Service
 from calibrant.llm.heads.documents import BadDocument
+from calibrant.llm.models.services import Service
 
 STATE = (
     "After the answer, write on a last line of its own how likely it is that your answer is "

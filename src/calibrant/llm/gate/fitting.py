@@ -18,7 +18,6 @@ from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.gate.gate import DriftReference, Gate, unscored
 from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
-from calibrant.llm.answers.calibrating import apply_answers, fit_answers
 
 FEWEST = 30
 """Independent answers or conversations below which nothing can be promised."""

@@ -33,12 +33,12 @@ from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
+from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.llm.answers.graded import AnswerRows, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
-from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
 

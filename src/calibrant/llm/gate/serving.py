@@ -21,7 +21,7 @@ from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.verdicts import Verdict, most_careful
 from calibrant.llm.gate.watch import GateWatch, WatchFile
-from calibrant.llm.tokens.documents import BadDocument
+from calibrant.llm.heads.documents import BadDocument
 
 Form = Literal["chat", "completions", "responses"]
 """Kinds of requests: ``chat.completions``, ``completions`` and ``responses`` of OpenAI."""

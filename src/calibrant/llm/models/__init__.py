@@ -1,1 +1,1 @@
-"""Models: loading their weights, and services that run them."""
+"""Language models: loading them, the parts that calibration needs, fingerprints, and services."""

@@ -21,6 +21,7 @@ from calibrant.llm.answers.lines import (
     text_of,
     token_material,
 )
+from calibrant.llm.heads.documents import BadDocument
 
 KEPT = ("correct", "kind", "stated", "signals", "samples", "prompt", "head", "sampling")
 """Values of a line that an answer takes over as they are."""

@@ -23,6 +23,7 @@ from calibrant.llm.answers.lines import (
     text_of,
     token_material,
 )
+from calibrant.llm.heads.documents import BadDocument
 
 ZSTANDARD = 93
 """Compression of archives that zipfile reads from Python 3.14 on."""

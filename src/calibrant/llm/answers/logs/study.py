@@ -17,6 +17,13 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.results import one_line
+from calibrant.llm.answers.calibrating import (
+    SignalFit,
+    apply_answers,
+    cross_validated_answers,
+    fit_answers,
+    fit_signals,
+)
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
@@ -26,13 +33,6 @@ from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import graded_signals, question_groups, signals_of
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
-from calibrant.llm.answers.calibrating import (
-    SignalFit,
-    apply_answers,
-    cross_validated_answers,
-    fit_answers,
-    fit_signals,
-)
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
 

@@ -22,16 +22,14 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.options import WithOptions
 from calibrant._core.tables import frame
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
+    AnswerMap,
     Map,
-    below,
-    controlled,
     halfway,
     outcomes,
     source_from,
@@ -128,7 +126,7 @@ def ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
     return line
 
 
-class SignalCalibrator(WithOptions):
+class SignalCalibrator(AnswerMap):
     r"""Predict the chance that an answer is right, from several signals.
 
     A logistic regression on the log-odds of the signals, with a ridge penalty, gives a score, and
@@ -229,22 +227,6 @@ class SignalCalibrator(WithOptions):
             )
         scores = fitted.score(_as_table({name: signals[name] for name in self.names_}))
         return scores if self.map_ is None else self.map_.predict(scores)
-
-    def control(
-        self, signals: Signals, correct: Values, *, max_error: float, level: float = 0.95
-    ) -> Threshold:
-        """Find the confidence threshold that limits the error of the answers above it.
-
-        As :meth:`calibrant.llm.AnswerCalibrator.control`; the answers must not be those of
-        :meth:`fit`.
-        """
-        confidence = self.predict(signals)
-        self.threshold_ = controlled(confidence, correct, max_error=max_error, level=level)
-        return self.threshold_
-
-    def abstains(self, confidence: Values) -> BoolArray:
-        """Return True for confidences of :meth:`predict` that are below the threshold."""
-        return below(self.threshold_, confidence)
 
     def describe(self) -> str:
         """Describe the map in a sentence."""

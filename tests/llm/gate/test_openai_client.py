@@ -115,6 +115,7 @@ def test_several_choices_have_a_verdict_each(served):
         ("garbled", "a part of it was not scored"),
         ("length", "cut off at the largest number of tokens"),
         ("nan", "is no number up to 0"),
+        ("huge", "is no number up to 0"),
         ("lies", "is no number up to 0"),
     ],
 )

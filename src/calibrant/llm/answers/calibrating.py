@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray, silenced, warn
+from calibrant._core.checks import FloatArray, IntArray, silenced, warn
 from calibrant._core.messages import printable
 from calibrant.artifacts import load
 from calibrant.display.html import notebook
@@ -24,6 +23,7 @@ from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.answers.signal_calibrator import (
+    FOLDS,
     SignalCalibrator,
     enough_for_folds,
     folds,
@@ -152,7 +152,7 @@ def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrat
 
     The map keeps the source of the confidences, and refuses those of another.
     """
-    return _fitted(graded, stage, np.ones(len(graded.correct), dtype=bool))
+    return _fitted(graded, stage, np.arange(len(graded.correct)))
 
 
 def warn_of_few(count: int, what: str) -> None:
@@ -175,19 +175,16 @@ def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Ev
     member, count = graded.groups, int(graded.groups.max()) + 1
     groups = None if count == len(member) else member
     evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
-    if count < 2 * grading.FOLDS:
+    if count < 2 * FOLDS:
         return evaluations
-    folds = (np.random.default_rng(0).permutation(count) % grading.FOLDS)[member]
     after = np.empty_like(confidence)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fit to all answers repeats what is worth saying
-        for fold in range(grading.FOLDS):
-            fitted = _fitted(graded, stage, folds != fold)
-            after[folds == fold] = calibrated(fitted, confidence[folds == fold])
+    with silenced():  # the fit to all answers repeats what is worth saying
+        for train, test in folds(member):
+            after[test] = calibrated(_fitted(graded, stage, train), confidence[test])
     return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
 
 
-def _fitted(graded: GradedAnswers, stage: Map, rows: BoolArray) -> AnswerCalibrator:
+def _fitted(graded: GradedAnswers, stage: Map, rows: IntArray) -> AnswerCalibrator:
     rule: Any = graded.source.confidence
     made = AnswerCalibrator(rule if rule in AGGREGATORS else None, stage=stage)
     answers = _as_answers(made, graded.confidence[rows])

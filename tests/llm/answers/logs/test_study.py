@@ -125,9 +125,12 @@ def test_answers_to_one_question_stay_in_one_half(rng):
 
 
 def test_few_answers_are_refused_and_some_get_a_simpler_map(rng):
-    with pytest.raises(ValueError, match=r"log.jsonl has 10 graded answers: 20 or more"):
+    with pytest.raises(ValueError, match=r"log.jsonl has 10 graded answers to 10 questions: 20 or"):
         study_answers(log_of(simulated(rng, 10)))
     assert study_answers(log_of(simulated(rng, 150))).calibrator.stage == "sigmoid"
+    rows = [{**row, "question": f"q{i % 4}"} for i, row in enumerate(simulated(rng, 40))]
+    with pytest.raises(ValueError, match=r"40 graded answers to 4 questions: .* to 10 questions"):
+        study_answers(log_of(rows))
 
 
 def test_repeated_questions_are_counted(rng):

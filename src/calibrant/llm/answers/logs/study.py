@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.results import one_line
 from calibrant.llm.answers.calibrating import (
@@ -26,12 +24,17 @@ from calibrant.llm.answers.calibrating import (
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
+from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.grading import FEWEST, calibrated_choices
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import graded_signals, question_groups, signals_of
+from calibrant.llm.answers.signals import (
+    graded_signals,
+    question_groups,
+    signal_values,
+    signals_of,
+)
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
@@ -230,78 +233,46 @@ def study_answers(
     'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
     """
     answers, correct = log.answers, log.answers.grades()
-    if len(correct) < LEAST:
+    groups = question_groups(answers)
+    questions = int(groups.max()) + 1
+    if len(correct) < LEAST or questions < LEAST // 2:
         raise ValueError(
-            f"{log.path} has {len(correct)} graded answers: {LEAST} or more are needed"
+            f"{log.path} has {len(correct)} graded answers to {questions} questions: {LEAST} or "
+            f"more are needed, to {LEAST // 2} questions"
         )
-    held_out = _halves(question_groups(answers), seed)
+    # a random half of the questions
+    held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1
     stage: Map = "beta" if len(correct) >= 2 * FEWEST else "sigmoid"
     figures = _figures(answers, stage)
-    fit = _map if figures.signals is None else _signal_map
-    calibrator = fit(_chosen(answers, ~held_out), stage)
-    options = _rescored(log)
-    calibrator.threshold_ = _threshold(calibrator, _chosen(answers, held_out), max_error, level)
-    rows = _rows(log, calibrator, held_out, options)
+    calibrator = _map(answers.where(~held_out), stage, by_signals=figures.signals is not None)
+    others = answers.where(held_out)
+    chances = np.array([row["calibrated"] for row in apply_answers(calibrator, others)])
+    with silenced():  # what to do without a threshold is said in the findings
+        calibrator.threshold_ = threshold(
+            confidence=chances, outcome=others.grades(), max_error=max_error, level=level
+        )
+    options = option_logits(answers.rows)
+    rescored = rescore(options) if options and len(options.labels) >= FEWEST else None
+    rows = apply_answers(calibrator, answers)
+    for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
+        row["part"] = "threshold" if rest else "fit"
+        if rescored is not None:
+            row["option_probs"] = rescored.probs[i, : len(row["option_logits"])].tolist()
     confidence, source, before, after, signals = figures
     return AnswerStudy(
         *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
         signals,
-        options,
+        rescored,
     )
 
 
-def _halves(groups: IntArray, seed: int) -> BoolArray:
-    """Return True for the answers to a random half of the questions."""
-    order = np.random.default_rng(seed).permutation(groups.max() + 1)
-    return np.asarray(order[groups] % 2 == 1)
-
-
-def _chosen(answers: AnswerRows, those: BoolArray) -> AnswerRows:
-    kept = np.flatnonzero(those).tolist()
-    return AnswerRows([answers.places[i] for i in kept], [answers.rows[i] for i in kept])
-
-
-def _map(answers: AnswerRows, stage: Map) -> AnswerCalibrator:
-    return fit_answers(answers.answers(), stage=stage)
-
-
-def _signal_map(answers: AnswerRows, stage: Map) -> SignalCalibrator:
-    graded = graded_signals(signals_of(answers))
-    made = SignalCalibrator(stage=stage)
-    return made.fit(graded.values, graded.correct, groups=graded.groups, source=graded.source)
-
-
-def _threshold(
-    calibrator: AnswerCalibrator | SignalCalibrator,
-    answers: AnswerRows,
-    max_error: float,
-    level: float,
-) -> Threshold:
-    """Find the threshold on answers that the map was not fitted on."""
-    chances = np.array([row["calibrated"] for row in apply_answers(calibrator, answers)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what to do without a threshold is said in the findings
-        return threshold(
-            confidence=chances, outcome=answers.grades(), max_error=max_error, level=level
-        )
-
-
-def _of_confidence(answers: AnswerRows, stage: Map) -> _Figures:
-    graded = answers.answers()
-    figures = cross_validated_answers(graded, stage=stage)
-    name = graded.source.confidence
-    return _Figures(graded.confidence, name, figures["before"], figures["after"])
-
-
-def _figures(answers: AnswerRows, stage: Map) -> _Figures:
-    if not has_signals(answers):
-        return _of_confidence(answers, stage)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fit to one half repeats what is worth saying
-        fit = fit_signals(answers, stage=stage)
-    if fit.together is None:  # there are too few to combine them
-        return _of_confidence(answers, stage)
-    return _of_signals(answers, fit)
+def _map(
+    answers: AnswerRows, stage: Map, *, by_signals: bool
+) -> AnswerCalibrator | SignalCalibrator:
+    if not by_signals:
+        return fit_answers(answers.answers(), stage=stage)
+    values, right, source, groups = graded_signals(signals_of(answers))
+    return SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
 
 
 def has_signals(answers: AnswerRows) -> bool:
@@ -309,41 +280,19 @@ def has_signals(answers: AnswerRows) -> bool:
     return any(row.get(name) for row in answers.rows for name in SIGNALS)
 
 
-def _of_signals(answers: AnswerRows, fit: SignalFit) -> _Figures:
-    assert fit.together is not None
-    graded = _graded(answers)
-    if graded is not None:
+def _figures(answers: AnswerRows, stage: Map) -> _Figures:
+    fit = None
+    if has_signals(answers):
+        with silenced():  # the fit to one half repeats what is worth saying
+            fit = fit_signals(answers, stage=stage)
+    if fit is None or fit.together is None:  # there are too few to combine them
+        graded = answers.answers()
+        found = cross_validated_answers(graded, stage=stage)
+        name = graded.source.confidence
+        return _Figures(graded.confidence, name, found["before"], found["after"])
+    if any(all(key in row for row in answers.rows) for key in ("confidence", "token_probs")):
+        graded = answers.answers()
         before = evaluate_answers(graded.confidence, graded.correct)
         return _Figures(graded.confidence, graded.source.confidence, before, fit.together, fit)
-    name = fit.best
-    found = [row["signals"][name] for row in signals_of(answers).rows]
-    values = np.array([math.nan if value is None else value for value in found])
-    return _Figures(values, name, fit.raw[name], fit.together, fit)
-
-
-def _graded(answers: AnswerRows) -> GradedAnswers | None:
-    """Return the answers with their confidences, or None if some have none."""
-    keys = ("confidence", "token_probs")
-    if not any(all(key in row for row in answers.rows) for key in keys):
-        return None
-    return answers.answers()
-
-
-def _rescored(log: Log) -> Rescored | None:
-    options = option_logits(log.answers.rows)
-    return rescore(options) if options and len(options.labels) >= FEWEST else None
-
-
-def _rows(
-    log: Log,
-    calibrator: AnswerCalibrator | SignalCalibrator,
-    held_out: BoolArray,
-    options: Rescored | None,
-) -> list[Row]:
-    rows = apply_answers(calibrator, log.answers)
-    for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
-        row["part"] = "threshold" if rest else "fit"
-        if options is not None:
-            count = len(row["option_logits"])
-            row["option_probs"] = options.probs[i, :count].tolist()
-    return rows
+    values = signal_values(signals_of(answers), [fit.best])[fit.best]
+    return _Figures(values, fit.best, fit.raw[fit.best], fit.together, fit)

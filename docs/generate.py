@@ -66,7 +66,7 @@ MORE = {
         *("answers.graded.Source", "answers.calibrating.fit_answers"),
         "answers.calibrating.apply_answers",
         *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
-        *("gate.watch.judge_rows", "gate.openai_client.gated"),
+        "gate.watch.judge_rows",
         *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit"),
         "answers.samples.agreement",
         *("answers.samples.clusters", "answers.samples.semantic_entropy"),

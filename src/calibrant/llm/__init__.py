@@ -27,6 +27,7 @@ from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.openai_client import gated
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
@@ -57,6 +58,7 @@ __all__ = [
     "fingerprint_of",
     "fit_gate",
     "fit_head",
+    "gated",
     "judge_report",
     "load_model",
     "open_table",

@@ -17,6 +17,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Modules whose classes derive from those of a large library; without them there are no doctests.
 large = ("huggingface", "inspect", "lightning", "vllm")
 callbacks = [f"src/calibrant/integrations/{name}.py" for name in large]
+callbacks.append("src/calibrant/llm/gate/litellm_callback.py")
 collect_ignore = ["docs/conf.py", "docs/generate.py", *callbacks]
 
 

@@ -7,6 +7,13 @@ enough errors among the answers it was found with, and promises that take turns 
 answers stand beside it. Prints a table; asserts nothing.
 
     python benchmarks/gate.py --runs 400
+
+With a folder of graded answers, files SET.MODEL.jsonl, gates are fitted to half as many answers as
+a file has, drawn from it with replacement, so that the file is the population by which promises
+are judged. Beside the shares that gates accept are those of an oracle, the most answers by
+decreasing confidence of which few enough are wrong.
+
+    python benchmarks/gate.py --answers ANSWERS --runs 200
 """
 
 import os
@@ -16,13 +23,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its t
 import argparse
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrant.llm import Gate, GateWatch, fit_gate
 from calibrant.llm.answers.calibrating import calibrated
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.graded import AnswerRows, read_answers
 
 MAX_ERROR, LEVEL, MISSES = 0.1, 0.9, 0.3
 NEW = 60_000
@@ -169,6 +177,44 @@ def measure(situation: Situation, runs: int) -> dict[str, float]:
     return {**found, "accepted": float(np.mean(share))}
 
 
+def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
+    """Shares of accepted answers and broken promises, of gates for the answers of a file."""
+    graded = read_answers(file)
+    confidence, right = graded.confidence, graded.correct
+    order = np.argsort(-confidence, kind="stable")
+    error = np.cumsum(~right[order]) / np.arange(1, len(order) + 1)
+    fine = np.flatnonzero(error <= max_error)
+    accepted, broken = [], []
+    for seed in range(runs):
+        at = np.random.default_rng(seed).integers(0, len(right), len(right) // 2)
+        rows = AnswerRows.of(
+            [{"confidence": float(confidence[i]), "correct": bool(right[i])} for i in at]
+        )
+        gate = fit_gate(rows, max_error=max_error, level=0.95)
+        above = calibrated(gate.calibrator, confidence) >= gate.bands[0].accept.threshold
+        accepted.append(above.mean())
+        broken.append(bool(above.any()) and (~right[above]).mean() > max_error)
+    oracle = (fine[-1] + 1) / len(order) if fine.size else 0.0
+    return {
+        "oracle": oracle,
+        "accepted": float(np.mean(accepted)),
+        "broken": float(np.mean(broken)),
+    }
+
+
+def print_files(folder: Path, runs: int) -> None:
+    print(f"{runs} samples each at 95 %: a promise may be broken in 5 % of them\n")
+    print(f"{'answers':<28}{'error':>7}{'oracle %':>10}{'accepted %':>12}{'broken %':>10}")
+    for file in sorted(folder.glob("*.jsonl")):
+        for max_error in (0.1, 0.2, 0.3):
+            found = measure_file(file, max_error, runs)
+            if found["oracle"] >= 0.05:
+                percents = (f"{100 * value:.1f}" for value in found.values())
+                cells = zip(percents, (10, 12, 10), strict=True)
+                line = "".join(f"{text:>{width}}" for text, width in cells)
+                print(f"{file.stem:<28}{max_error:>7}{line}", flush=True)
+
+
 def alarms(n: int, runs: int) -> dict[str, float]:
     """Share of false alarms, and answers until an alarm, for references of n graded answers."""
     found: dict[str, list[float]] = {"false": [], "confidences": [], "grades": []}
@@ -205,8 +251,13 @@ def delay(gate: Gate, rng: np.random.Generator, *, confidence: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
-    runs = parser.parse_args().runs
+    parser.add_argument("--answers", type=Path)
+    given = parser.parse_args()
+    runs = given.runs
     warnings.simplefilter("ignore")  # of gates that accept nothing
+    if given.answers:
+        print_files(given.answers, runs)
+        return
     print(f"{runs} samples each; a promise may be broken in {100 * (1 - LEVEL):.0f} % of them\n")
     print(f"{'situation':<16}{'graded':>8}  {'gate for':<34}{'broken %':>9}{'naive %':>9}", end="")
     print(f"{'as answers %':>14}{'accepted %':>12}")

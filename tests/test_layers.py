@@ -22,7 +22,7 @@ ORDER = (
 OPEN_TO_ALL = {"calibrant.__version__"}
 
 HEAVY = {
-    *("click", "distributed", "fsspec", "httpx", "matplotlib", "mcp", "onnx", "pandas", "pyarrow"),
+    *("click", "distributed", "fsspec", "httpx", "matplotlib", "onnx", "pandas", "pyarrow"),
     *("ray", "rich", "sklearn", "starlette", "transformers", "uvicorn"),
 }
 

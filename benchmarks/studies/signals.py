@@ -4,11 +4,14 @@
 
 ANSWERS is a folder of files SET.MODEL.jsonl with the material of each answer (token_probs, samples,
 stated, judges or signals) and whether it was right. Each file is split into halves five times;
-everything is fitted and chosen on the first half and measured on the second. One row for each file
-and method, means over the splits: ``raw`` signals, each signal with a ``beta`` map (``map``), the
-signal that was best on the first half (``best single``), and the combination (``combined``). Raw
-figures are of the answers that have the signal. Where uqlm and lm-polygraph are installed, so are
-their ways to probabilities.
+everything is fitted on the first half and measured on the second. One row for each file and
+method, means over the splits: ``raw`` signals, each with a ``beta`` map, the geometric mean also
+with Platt's and isotonic maps, and the combinations of the five aggregates of token probabilities
+(``aggregates``) and of all signals (``all``): ``combined`` is SignalCalibrator, ``logistic
+regression`` is scikit-learn's with its defaults on standardised log-odds. Raw figures are of the
+answers that have the signal. Where uqlm and lm-polygraph are installed, so are their ways to
+probabilities. Rows of ``combined maps`` were measured in the same splits with an earlier version of
+SignalCalibrator, which combined a beta map of each signal; signals.csv keeps them.
 
     python benchmarks/studies/signals.py --formulas > docs/data/signals_formulas.csv
 
@@ -31,17 +34,23 @@ from pathlib import Path
 import numpy as np
 import signals_peers as peers
 from rows import Rows, read, write_tables
+from scipy.special import logit
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
-from calibrant.llm import answer_confidence, signals_of
-from calibrant.llm.answers.combining import fit_combined
+from calibrant.llm import AnswerCalibrator, SignalCalibrator, answer_confidence, signals_of
+from calibrant.llm.answers.confidence import AGGREGATORS, SUREST
 from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.signals import SignalRows, graded_signals
 
 SPLITS = 5
 FIGURES = ("ece", "nll", "brier", "auroc")
 COLUMNS = ("set", "model", "n", "accuracy", "signal", "method", *FIGURES)
-BEST, COMBINED = "best single", "combined"
+USUAL, COMBINED = ("geometric", "beta"), ("all", "combined")
+"""The default map of answers, which the others are compared with, and that of all signals."""
 Table = list[tuple[str, ...]]
 Chances = dict[tuple[str, str], np.ndarray]
 
@@ -111,19 +120,51 @@ def one_split(graded: SignalRows, seed: int) -> tuple[np.ndarray, Chances]:
         {name: values[half] for name, values in graded.values.items()} for half in (first, second)
     )
     right = graded.correct[first]
-    before, after = (np.stack(list(half.values()), axis=1) for half in (train, test))
-    fitted = fit_combined(before, right, graded.groups[first], "beta")
-    maps = fitted.each(after)
     chances: Chances = {(name, "raw"): values for name, values in test.items()}
-    chances |= {(name, "map"): maps[:, i] for i, name in enumerate(test)}
-    chances[("", BEST)] = fitted.alone(after)
-    chances[("", COMBINED)] = fitted.together(after)
+    chances |= {(name, "beta"): mapped(train[name], right, test[name]) for name in test}
+    if "geometric" in test:
+        data = train["geometric"], right, test["geometric"]
+        chances["geometric", "Platt"] = mapped(*data, "sigmoid")
+        chances["geometric", "isotonic"] = mapped(*data, "isotonic")
+        curve = IsotonicRegression(out_of_bounds="clip").fit(data[0], right)
+        chances["geometric", "isotonic (scikit-learn)"] = curve.predict(data[2])
+    groups = graded.groups[first]
+    sets = {"aggregates": [name for name in AGGREGATORS if name in test], "all": [*test]}
+    for title, names in sets.items():
+        if len(names) > 1:
+            both = [{name: half[name] for name in names} for half in (train, test)]
+            fitted = SignalCalibrator().fit(both[0], right, groups=groups)
+            chances[title, "combined"] = fitted.predict(both[1])
+            if title == "aggregates":
+                chances[title, "logistic regression"] = regression(both[0], right, both[1])
     # the others take no missing values
     whole = [name for name, values in graded.values.items() if not np.isnan(values).any()]
     both = [{name: half[name] for name in whole} for half in (train, test)]
     for name, rival in peers.rivals().items():
-        chances[("", name)] = rival(both[0], right, both[1])
+        chances["all", name] = rival(both[0], right, both[1])
     return graded.correct[second], chances
+
+
+def mapped(
+    train: np.ndarray, right: np.ndarray, test: np.ndarray, stage: str = "beta"
+) -> np.ndarray:
+    """Chances by a map of one signal; an answer without it has the share of right ones."""
+    has, new = ~np.isnan(train), ~np.isnan(test)
+    fitted = AnswerCalibrator(None, stage=stage).fit(train[has], right[has])
+    chances = np.full(len(test), right.mean())
+    chances[new] = fitted.predict(test[new])
+    return chances
+
+
+def regression(
+    train: dict[str, np.ndarray], right: np.ndarray, test: dict[str, np.ndarray]
+) -> np.ndarray:
+    before, after = (
+        logit(np.clip(np.stack([*half.values()], axis=1), SUREST, 1 - SUREST))
+        for half in (train, test)
+    )
+    fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(before, right)
+    return np.asarray(fitted.predict_proba(after)[:, 1])
 
 
 def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
@@ -147,22 +188,21 @@ def tables(folder: Path) -> dict[str, Table]:
         "table_signals": by_method(published),
         "table_signals_files": by_file(published),
         "table_signals_asked": by_method(asked),
-        "table_signals_asked_files": by_file(asked),
     }
 
 
 def by_method(rows: Rows) -> Table:
-    """Means over the files, and the difference to the best single signal with its interval."""
+    """Means over the files, and the difference to the default map with its interval."""
     headings = ("signal", "method", "ECE %", "log loss", "Brier", "AUROC %", "log loss, less")
     table: Table = [headings]
-    reference = by_files(rows, "", BEST)
+    reference = by_files(rows, *USUAL)
     for signal, method in dict.fromkeys((row["signal"], row["method"]) for row in rows):
         files = by_files(rows, signal, method)
         mean = {key: statistics.fmean(float(row[key]) for row in files.values()) for key in FIGURES}
         gains = [float(reference[at]["nll"]) - float(row["nll"]) for at, row in files.items()]
         table.append(
             (
-                *(signal or "all", method, f"{100 * mean['ece']:.1f}", f"{mean['nll']:.3f}"),
+                *(signal, method, f"{100 * mean['ece']:.1f}", f"{mean['nll']:.3f}"),
                 *(f"{mean['brier']:.3f}", f"{100 * mean['auroc']:.1f}", with_interval(gains)),
             )
         )
@@ -183,15 +223,15 @@ def with_interval(gains: list[float]) -> str:
 
 
 def by_file(rows: Rows) -> Table:
-    """The best single signal and the combination, file by file."""
+    """The default map and the combination, file by file."""
     table: Table = [
         (
-            *("set", "model", "n", "right %", "AUROC % best single", "AUROC % combined"),
-            *("log loss best single", "log loss combined"),
+            *("set", "model", "n", "right %", "AUROC % geometric", "AUROC % combined"),
+            *("log loss geometric", "log loss combined"),
         )
     ]
-    best, combined = (by_files(rows, "", name) for name in (BEST, COMBINED))
-    for at, row in best.items():
+    usual, combined = (by_files(rows, *name) for name in (USUAL, COMBINED))
+    for at, row in usual.items():
         both = (row, combined[at])
         table.append(
             (

@@ -147,15 +147,6 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
         [f"{FILE}4", "judged.jsonl", "-o", "x.csv"],
     ],
-    "llm claims split": [
-        ["claims.jsonl", "-o", f"{FILE}10.jsonl"],
-        [f"{NAME}.jsonl", "-o", "x.csv"],
-    ],
-    "llm claims fit": [["claims.jsonl", "-o", f"{FILE}10"], [f"{NAME}.jsonl", "-o", "x"]],
-    "llm claims apply": [
-        [f"{FILE}10", "claims.jsonl", "-o", f"{FILE}10.csv", "--html", f"{FILE}10.html"],
-        [f"{FILE}9", f"{NAME}.jsonl", "-o", "x.csv"],
-    ],
     "llm gate fit": [
         ["many.jsonl", "--max-error", "0.6", "-o", f"{FILE}11"],
         ["mixed.jsonl", "--max-error", "0.3", "-o", "x"],
@@ -166,8 +157,6 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}4", "other.jsonl"],
     ],
     "llm gate watch": [[f"{FILE}11", "other.jsonl", "--state", FILE], [FILE, "x", "--state", "y"]],
-    "llm gate serve": [[FILE, "--upstream", "http://127.0.0.1:9/v1"]],
-    "llm gate mcp": [[FILE]],
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
@@ -198,12 +187,8 @@ def in_folder(tmp_path, monkeypatch, arrays):
         {"judge": row["confidence"], "human": row["correct"], "source": NAME} for row in graded
     ]
     both = [{**row, "system": system} for system in (NAME, "b") for row in judged]
-    claims = [
-        {"token_texts": [NAME, "."], "token_probs": [p, p], "claims": [{"text": NAME, **grade}]}
-        for p, grade in ((r["confidence"], {"correct": r["correct"]}) for r in graded[1:])
-    ]
     sets = {NAME: graded, "other": other, "mixed": [*graded, *other]}
-    sets |= {"judged": both, "claims": claims, "many": 5 * graded}
+    sets |= {"judged": both, "many": 5 * graded}
     for name, rows in sets.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -11,8 +11,7 @@ import calibrant as cal
 from calibrant.cli.llm import STAGES
 from calibrant.llm import ask, read_answers
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source, read_rows
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
 
@@ -58,7 +57,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     assert answers.answers == [answer.text for answer in own]
     np.testing.assert_allclose(answers.confidence, [answer.confidence for answer in own], rtol=1e-4)
     digest = fingerprint_of(quiz_model()).digest
-    assert answers.source == Source("geometric", "plain", digest, "none")
+    assert answers.source == Source("geometric", "plain", digest, "none", "greedy")
 
     out, err = command("answers", "fit", graded, "-o", mapped, "--json")
     assert f"to use it: calibrant llm ask MODEL QUESTION --answers {mapped}" in err

@@ -1,8 +1,7 @@
 """From graded answers to verdicts, by commands."""
 
 import json
-import sys
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from calibrant.cli import llm_gate
 from calibrant.llm import Gate
 from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.graded import read_rows, write_rows
-from calibrant.llm.gate import server
-from calibrant.llm.gate.promises import Unit
+from calibrant.llm.gate.verdicts import Unit
 from tests.support.graded_answers import graded_answers, joined
 
 
@@ -52,7 +50,7 @@ def test_fit_saves_a_gate_and_says_what_it_promises(run, folder, tmp_path):
     assert code == 0
     saved = cal.load(tmp_path / "gate", Gate)
     assert saved.promise() in " ".join(out.split())
-    assert saved.bands[0].accept.n == 800
+    assert saved.bands[0].accept.n == 1200
     assert f"next: calibrant llm gate check {tmp_path / 'gate'} FILE" in " ".join(err.split())
     code, out, err = run(
         *start, "--by-kind", "--verifier-misses", "0.05", "--max-error", "0.2", "--json"
@@ -111,11 +109,13 @@ def test_fail_exits_with_1_unless_all_are_accepted(run, gate, tmp_path):
 def test_other_sources_are_refused_and_nothing_is_written(run, gate, tmp_path):
     file = new_answers(tmp_path / "new.jsonl", 0.999, source="p_true")
     state, out = tmp_path / "watch.json", tmp_path / "out.jsonl"
+    assert run("llm", "gate", "watch", gate, "--state", state, "--new")[0] == 0
+    before = state.read_bytes()
     code, _, err = run("llm", "gate", "check", gate, file, "-o", out, "--state", state)
     assert code == 2
     assert "confidence judge, not p_true" in err
     assert not out.exists()
-    assert not state.exists()
+    assert state.read_bytes() == before
 
 
 def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
@@ -125,6 +125,9 @@ def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     rows = [{**row, "id": i} for i, row in enumerate(answers.rows)]
     write_rows(tmp_path / "new.jsonl", [{k: r[k] for k in r if k != "correct"} for r in rows])
     start = ("llm", "gate", "check", gate, tmp_path / "new.jsonl", "--state", state)
+    code, out, _ = run(*start)
+    assert "is missing: whether the promise was withdrawn is unknown" in out  # it was not begun
+    assert run("llm", "gate", "watch", gate, "--state", state, "--new")[0] == 0
     code, out, _ = run(*start)
     assert "accept" in {json.loads(line)["verdict"] for line in out.splitlines()}
     look = ("llm", "gate", "watch", gate, "--state", state)
@@ -164,60 +167,11 @@ def test_one_answer_of_a_conversation_is_watched(run, tmp_path):
     assert "of the conversations with accepted turns" in " ".join(out.split())
     state = ("--state", tmp_path / "watch.json")
     place = (tmp_path / "gate", tmp_path / "chats.jsonl")
+    run("llm", "gate", "watch", place[0], *state, "--new")
     run("llm", "gate", "check", *place, *state)
     assert "400 grades added" in run("llm", "gate", "watch", *place, *state)[2]
     told = json.loads(run("llm", "gate", "watch", place[0], *state, "--json")[1])
     assert (told["graded"], told["judged"]) == (400, 400)
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """Arguments of the server, which is not started."""
-    calls = []
-    monkeypatch.setattr(
-        server, "serve_gate", lambda *args, **options: calls.append((args, options))
-    )
-    return calls
-
-
-def test_options_of_serve(run, gate, served):
-    start = ("llm", "gate", "serve", gate, "--upstream", "http://127.0.0.1:9/v1")
-    code, _, err = run(*start, "--port", "0", "--timeout", "3", "--state", "w.json")
-    assert (code, err) == (0, "")
-    (loaded, upstream), options = served[0]
-    assert isinstance(loaded, Gate)
-    assert upstream == "http://127.0.0.1:9/v1"
-    assert (options["port"], options["timeout"], options["state"]) == (0, 3.0, "w.json")
-    assert "warning: other machines can reach the gate" in run(*start, "--host", "0.0.0.0")[2]
-    options["announce"]("http://a/v1", "abc")
-
-
-def test_serve_listens_and_announces_its_token(rng, monkeypatch):
-    uvicorn = pytest.importorskip("uvicorn")
-    from calibrant.llm import fit_gate
-    from calibrant.llm.answers.graded import AnswerRows
-
-    rows = [{"token_probs": [c], "correct": rng.random() < c} for c in rng.random(300)]
-    gate = fit_gate(AnswerRows.of(rows), max_error=0.5)
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
-    told: list[tuple[str, str]] = []
-    options: Any = {"port": 0, "announce": lambda *said: told.append(said)}
-    server.serve_gate(gate, "http://127.0.0.1:9/v1", **options)
-    server.serve_gate(gate, "http://127.0.0.1:9/v1", host="0.0.0.0", **options)
-    monkeypatch.setenv("CALIBRANT_GATE_TOKEN", "of the environment")
-    server.serve_gate(gate, "http://127.0.0.1:9/v1", host="0.0.0.0", **options)
-    assert all(address.startswith("http://127.0.0.1:") for address, _ in told)
-    (_, none), (_, token), (_, own) = told
-    assert (none, own) == ("", "of the environment")
-    assert len(token) > 20
-
-
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httpx"])
-def test_a_missing_library_is_explained(run, gate, monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    code, _, err = run("llm", "gate", "serve", gate, "--upstream", "http://127.0.0.1:9/v1")
-    assert code == 2
-    assert "pip install 'calibrant[serve]'" in err
 
 
 def test_choices_are_those_of_python():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant.cli.llm_logs import FORMATS
-from calibrant.llm.logs.reading import READERS
+from calibrant.llm.answers.logs.reading import READERS
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.chat_server import chat_server
 

@@ -21,8 +21,7 @@ from calibrant.llm import (
 )
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrating import Reply
-from calibrant.llm.answers.graded import GradedAnswers
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.curves import (
     confidence_histogram,

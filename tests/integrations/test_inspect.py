@@ -8,7 +8,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, read_log
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
 from tests.support.definitions import slow_ece
 from tests.support.recorded_logs import write_inspect
 

@@ -159,7 +159,7 @@ def test_multiple_choice_is_scored_again(tmp_path, monkeypatch):
     def without_preference(logits, labels):
         return logits - np.array([3.0, 0, 0])
 
-    monkeypatch.setattr("calibrant.llm.logs.options.calibrated_choices", without_preference)
+    monkeypatch.setattr("calibrant.llm.answers.logs.study.calibrated_choices", without_preference)
     file = tmp_path / "samples_quiz_2026-01-01T00-00-00.jsonl"
     log = read_log(write_lines(file, harness_samples()))
     study = study_answers(log, max_error=0.4)

@@ -30,6 +30,7 @@ class Upstream:
             routes=[
                 Route("/v1/chat/completions", self.chat, **post),
                 Route("/v1/completions", self.complete, **post),
+                Route("/v1/responses", self.respond, **post),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name}", self.models),
             ]
@@ -76,6 +77,39 @@ class Upstream:
             return StreamingResponse(events(), media_type="text/event-stream")
         return JSONResponse({**_about("text_completion"), "choices": [choice]})
 
+    async def respond(self, request):
+        content = await request.json()
+        self.seen.append((dict(request.headers), content))
+        said = content["input"]
+        wanted = "message.output_text.logprobs" in (content.get("include") or ())
+        tokens = [
+            {"token": word, "logprob": value, "bytes": list(word.encode()), "top_logprobs": []}
+            for word, value in zip(WORDS, SURE if said != "unsure" else UNSURE, strict=True)
+        ]
+        part = {"type": "output_text", "text": "".join(WORDS), "annotations": []}
+        part["logprobs"] = tokens if wanted else []
+        message = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed"}
+        body = {
+            **{"id": "r-2", "object": "response", "created_at": 1, "model": MODEL},
+            **{"output": [{**message, "content": [part]}], "parallel_tool_calls": False},
+            **{"tools": [], "tool_choice": "auto", "status": "completed"},
+        }
+        if said == "length":
+            body |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        if not content.get("stream"):
+            return JSONResponse(body)
+        place = {"item_id": "m-1", "output_index": 0, "content_index": 0}
+
+        async def events():
+            for i, token in enumerate(tokens):
+                shown = [{"token": token["token"], "logprob": token["logprob"], "top_logprobs": []}]
+                delta = {"type": "response.output_text.delta", "delta": token["token"], **place}
+                yield _event({**delta, "sequence_number": i, "logprobs": shown if wanted else []})
+            kind = f"response.{body['status']}"
+            yield _event({"type": kind, "sequence_number": 2, "response": body})
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
     async def _failure(self, said):
         if said.startswith("status "):
             number = int(said.split()[1])
@@ -95,6 +129,7 @@ class Upstream:
                 for chunk in _chunks(choice):
                     yield _event({**_about("chat.completion.chunk"), "choices": [chunk]})
                     if said == "cut":
+                        await asyncio.sleep(0.3)  # the chunk arrives
                         raise RuntimeError("the upstream breaks")
                     if said == "no end":
                         return
@@ -133,7 +168,15 @@ def _chat_choice(said, index, wanted):
         for word, value in zip(WORDS, values, strict=True)
     ]
     shown = {"content": tokens} if wanted and said != "without" else None
-    finish = "tool_calls" if said == "tool" else "stop"
+    if said == "partial" and shown:  # the rest has no log-probabilities
+        shown = {"content": tokens[:1]}
+    if said == "garbled" and shown:
+        shown = {"content": [tokens[0], {**tokens[1], "token": "mb"}]}
+    if said == "huge" and shown:
+        shown = {"content": [{**tokens[0], "logprob": 10**400}, tokens[1]]}
+    finish = {"tool": "tool_calls", "length": "length", "filtered": "content_filter"}.get(
+        said, "stop"
+    )
     return {"index": index, "message": message, "logprobs": shown, "finish_reason": finish}
 
 
@@ -143,7 +186,7 @@ def _chunks(choice):
     yield {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     tokens = (choice["logprobs"] or {}).get("content")
     for i, word in enumerate(WORDS if message["content"] else []):
-        logprobs = None if tokens is None else {"content": [tokens[i]]}
+        logprobs = None if tokens is None else {"content": tokens[i : i + 1]}
         delta = {"content": word}
         yield {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
     if "tool_calls" in message:

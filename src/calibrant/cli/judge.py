@@ -11,7 +11,7 @@ from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.graded import AnswerRows
-    from calibrant.llm.judges.judged import Scale
+    from calibrant.llm.answers.judges.judged import Scale
 
 STAGES = ("beta", "sigmoid", "isotonic")
 
@@ -87,8 +87,8 @@ def estimate(
       calibrant llm judge judged.jsonl --scale 1,10 --width 0.02
     """  # noqa: D301
     from calibrant.llm.answers.graded import read_rows
-    from calibrant.llm.judges.judged import judged_answers
-    from calibrant.llm.judges.report import judge_report, pairs_of
+    from calibrant.llm.answers.judges.judged import judged_answers
+    from calibrant.llm.answers.judges.report import judge_report, pairs_of
 
     if not level:
         raise click.UsageError("--level must be above 0: a rate without an interval says little")
@@ -111,7 +111,7 @@ def estimate(
 
 
 def _print_pairs(file: str, answers: AnswerRows, level: float, form: str | None) -> None:
-    from calibrant.llm.judges.report import pairs_of, position_rows
+    from calibrant.llm.answers.judges.report import pairs_of, position_rows
 
     position = pairs_of(answers, level)
     with until_closed():
@@ -142,8 +142,7 @@ def fit_map(file: str, scale: Scale | None, out: str, stage: Any, form: str | No
       calibrant llm judge fit judged.jsonl --scale 1,10 -o map
     """  # noqa: D301
     from calibrant.artifacts import save
-    from calibrant.llm.judges.judged import read_judged
-    from calibrant.llm.judges.maps import cross_validated_judge, fit_judge
+    from calibrant.llm.answers.judges.judged import cross_validated_judge, fit_judge, read_judged
 
     judged = read_judged(file, scale=scale)
     fitted = fit_judge(judged, stage=stage)
@@ -172,7 +171,7 @@ def apply_map(mapped: str, file: str, scale: Scale | None, out: str) -> None:
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.judges.maps import apply_judge
+    from calibrant.llm.answers.judges.judged import apply_judge
 
     check_suffix(out)
     rows = apply_judge(load(mapped, AnswerCalibrator), read_rows(file), scale)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import claims, judge, llm_gate, llm_logs, llm_signals, shared
+from calibrant.cli import judge, llm_gate, llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -490,8 +490,7 @@ def answers() -> None:
 @click.option(
     "--signals",
     metavar="NAMES",
-    help="Use signals in place of the confidence, and combine them where it helps: 'all', or names "
-    "with commas.",
+    help="Combine signals in place of the confidence: 'all', or names with commas.",
 )
 @click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
 @AS_JSON
@@ -505,8 +504,8 @@ def fit_map(
     optional source names where the confidence comes from; all answers must have the same. The
     figures are cross-validated: each answer is calibrated by a map of others.
 
-    With --signals, every signal of the answers ('llm answers signals' lists them) gets a map, and
-    their combination is used if it beats the best of them on held-out answers.
+    With --signals, the map combines signals of the answers ('llm answers signals' lists them), and
+    the figures are those of each alone and of all together.
 
     \b
     Examples:
@@ -609,5 +608,4 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
-llm.add_command(claims.claims)
 llm.add_command(judge.judge)

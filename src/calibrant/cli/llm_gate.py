@@ -1,4 +1,4 @@
-"""The verbs llm gate fit, check, watch, serve and mcp."""
+"""The verbs llm gate fit, check and watch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ UNITS = ("answer", "turn", "conversation")
 AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
 STAGES = ("beta", "sigmoid", "isotonic")
 STATE = click.option(
-    "--state", metavar="FILE", help="Watch for drift in this .json file; made where it is missing."
-)
-EXPOSED = (
-    "warning: other machines can reach the gate at {}, and nothing is encrypted: leave out --host "
-    "to keep it on this machine"
+    "--state", metavar="FILE", help="Watch for drift in this file of 'watch --new'."
 )
 
 
@@ -101,7 +97,7 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
             shared.write_json(_summary(fitted))
         else:
             _print_gate(fitted)
-    say(f"{written}; next: calibrant llm gate check {out} FILE, or serve {out} --upstream URL")
+    say(f"{written}; next: calibrant llm gate check {out} FILE")
     return int(not fitted.accepts_some)
 
 
@@ -133,7 +129,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     from calibrant.artifacts import load
     from calibrant.llm import Gate
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.gate.judging import judge_rows
+    from calibrant.llm.gate.watch import judge_rows
 
     if out is not None:
         check_suffix(out)
@@ -155,17 +151,24 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 @click.argument("folder", metavar="GATE")
 @click.argument("grades", required=False, metavar="[GRADES]")
 @click.option("--state", required=True, metavar="FILE", help="File of the drift watch.")
+@click.option("--new", is_flag=True, help="Begin a watch: make the file, which must not exist.")
 @click.option("--fail", is_flag=True, help="Exit with 1 if the promise is withdrawn.")
 @AS_JSON
-def watch(folder: str, grades: str | None, state: str, fail: bool, form: str | None) -> int:
+def watch(
+    folder: str, grades: str | None, state: str, new: bool, fail: bool, form: str | None
+) -> int:
     """Report whether the promise of a gate still holds, and add grades that have come.
 
     GRADES is .jsonl or .csv, with correct (true or false) for each answer: either with the id
-    under which 'check' or 'serve' has noted it, or with the confidence or token_probs that it had.
-    The grades of a conversation belong in one file; one of them counts.
+    under which it was noted, or with the confidence or token_probs that it had. The grades of a
+    conversation belong in one file; one of them counts.
+
+    Where the file of the watch is missing or damaged, nothing is promised, since the promise may
+    have been withdrawn.
 
     \b
     Examples:
+      calibrant llm gate watch gate --state watch.json --new
       calibrant llm gate watch gate --state watch.json
       calibrant llm gate watch gate graded_today.jsonl --state watch.json --fail
 
@@ -175,10 +178,11 @@ def watch(folder: str, grades: str | None, state: str, fail: bool, form: str | N
     from calibrant.artifacts import load
     from calibrant.llm import Gate
     from calibrant.llm.answers.graded import read_rows
-    from calibrant.llm.gate.judging import add_grades
-    from calibrant.llm.gate.watch import WatchFile
+    from calibrant.llm.gate.watch import WatchFile, add_grades
 
     file = WatchFile(state, load(folder, Gate))
+    if new:
+        file.start()
     if grades is not None:
         added = add_grades(file, read_rows(grades))
         say(f"{added.used:,} grades added, {added.unknown:,} of unknown answers")
@@ -194,84 +198,6 @@ def watch(folder: str, grades: str | None, state: str, fail: bool, form: str | N
             verdict = found.withdrawn or "no drift detected: the promise holds"
             console.print(verdict, style="bold", soft_wrap=True)
     return int(fail and bool(found.withdrawn))
-
-
-@gate.command()
-@click.argument("folder", metavar="GATE")
-@click.option(
-    "--upstream",
-    required=True,
-    metavar="URL",
-    help="Server with the model, such as http://127.0.0.1:8000/v1.",
-)
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0: any.  [default: 8322, or any if it is in use]",
-)
-@STATE
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    metavar="SECONDS",
-    help="Give up an upstream that is silent for so long.",
-)
-@click.option(
-    "--max-body", type=click.IntRange(1), default=20, metavar="MB", help="Largest request."
-)
-def serve(folder: str, upstream: str, host: str, **options: Any) -> None:
-    """Serve an OpenAI-compatible proxy that adds a verdict to each answer.
-
-    Clients use the printed address as their base URL. Their keys are passed on to the upstream,
-    and kept nowhere. Responses have a field 'calibrant', with the verdict, the calibrated
-    confidence, the threshold, the promise and the reason, and a header X-Calibrant-Verdict;
-    streams have the field in a last chunk. A request may state the kind of its question as
-    X-Calibrant-Kind.
-
-    With another --host than this machine's own, requests need the header X-Calibrant-Token, with
-    the value of the environment variable CALIBRANT_GATE_TOKEN or else a printed one.
-
-    \b
-    Examples:
-      calibrant llm gate serve gate --upstream http://127.0.0.1:8000/v1
-      calibrant llm gate serve gate --upstream https://api.example.com/v1 --state watch.json
-    """  # noqa: D301
-    from calibrant._core.addresses import is_loopback
-    from calibrant.artifacts import load
-    from calibrant.llm import Gate
-    from calibrant.llm.gate.server import serve_gate
-
-    fitted = load(folder, Gate)
-    if not is_loopback(host):
-        say(EXPOSED.format(host))
-
-    def announce(address: str, token: str) -> None:
-        needed = f"\nRequests need the header X-Calibrant-Token: {token}" if token else ""
-        say(f"the gate is at {address}{needed}\nStop it with Ctrl-C.")
-
-    serve_gate(fitted, upstream, host=host, announce=announce, **options)
-
-
-@gate.command()
-@click.argument("folder", metavar="GATE")
-@STATE
-def mcp(folder: str, state: str | None) -> None:
-    """Serve the gate as tools of the Model Context Protocol, on standard input and output.
-
-    The tools are check_answer and gate_promise. Name this command in the configuration of the
-    program that uses them.
-
-    \b
-    Examples:
-      calibrant llm gate mcp gate --state watch.json
-    """  # noqa: D301
-    from calibrant.artifacts import load
-    from calibrant.llm import Gate
-    from calibrant.llm.gate.mcp_tools import make_server
-
-    make_server(load(folder, Gate), state).run("stdio")
 
 
 def _verdicts() -> tuple[str, ...]:

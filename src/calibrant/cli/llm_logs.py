@@ -109,7 +109,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     """  # noqa: D301
     from calibrant.llm import read_log
     from calibrant.llm.answers.graded import check_suffix, write_rows
-    from calibrant.llm.logs.options import save_options
+    from calibrant.llm.answers.logs.study import save_options
 
     if not out.endswith(".npz"):
         check_suffix(out)
@@ -176,28 +176,26 @@ def collect(
         --samples 5 --stated --p-true -o answers.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text
-    from calibrant.llm.endpoints.collecting import collect_answers, cost_of
-    from calibrant.llm.endpoints.plans import Plan
-    from calibrant.llm.endpoints.questions import read_asked
-    from calibrant.llm.endpoints.services import Connection, service_for
+    from calibrant.llm.answers.collecting import collect_answers, cost_of
+    from calibrant.llm.answers.plans import RequestPlan, read_asked
+    from calibrant.llm.models.services import Connection, service_for
 
     asked = read_asked(questions)
     values = {name: parsed_text(text) for name, text in shared.named_texts(fields).items()}
-    chosen = Plan(model, fields=values, **plan)
+    chosen = RequestPlan(model, fields=values, **plan)
     cost = cost_of(asked, chosen, out)
     prices = None if price_in is None and price_out is None else (price_in or 0, price_out or 0)
     price = "" if prices is None else f"; at most {cost.price(*prices):.2f}"
     say(cost.describe() + price)
     if dry_run:
         return
-    reached = service_for(model, Connection(url, timeout))
+    reached = service_for(model, Connection(url, timeout, max_retries))
     with reached as service, shared.progress_bar("questions") as progress:
         count = collect_answers(
             asked,
             service,
             chosen,
             out,
-            max_retries=max_retries,
             concurrency=concurrency,
             progress=progress,
         )

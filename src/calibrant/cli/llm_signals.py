@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 SHOWN = ("auroc", "ece", "nll", "brier")
 """Metrics of the table, each with its interval."""
 LEVEL = 0.9
-BEST, TOGETHER = "best single", "combined"
 MOST_REASONS = 10
 
 
@@ -51,8 +50,7 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int | None) ->
     """  # noqa: D301
     from calibrant.llm import signals_of
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.answers.scores import LARGEST
-    from calibrant.llm.answers.signals import UNREAD, signal_values
+    from calibrant.llm.answers.signals import LARGEST, UNREAD, signal_values
 
     check_suffix(out)
     found = signals_of(read_rows(file), stated_scale=stated_scale, vocabulary=vocabulary or LARGEST)
@@ -93,7 +91,7 @@ def fit_signals(file: str, names: str, out: str, stage: Any, form: str | None) -
 
 
 def _as_json(result: SignalFit) -> dict[str, Any]:
-    fitted, both = result.calibrator, {"best": result.best, "combined": result.together}
+    fitted = result.calibrator
     return {
         "signals": {
             name: {
@@ -103,10 +101,7 @@ def _as_json(result: SignalFit) -> dict[str, Any]:
             }
             for name in fitted.names_
         },
-        **{name: _metrics(one) for name, one in both.items()},
-        "gain": fitted.gain_._asdict(),
-        "kept": fitted.kept_,
-        "used": fitted.needed_,
+        "combined": _metrics(result.together),
     }
 
 
@@ -122,10 +117,9 @@ def _print_fit(title: str, result: SignalFit) -> None:
     if result.alone:
         headings = ("signal", "has it", "raw ECE", "AUROC %", "ECE %", "log loss", "Brier")
         rows = [row for name in fitted.names_ for row in _lines(name, result)]
-        for name, one in ((BEST, result.best), (TOGETHER, result.together)):
-            rows += [] if one is None else _pair(name, "", "", one)
+        if result.together is not None and len(fitted.names_) > 1:
+            rows += _pair("combined", "", "", result.together)
         console.print(shared.text_table(headings, rows))
-    console.print(fitted.verdict(), soft_wrap=True)
 
 
 def _lines(name: str, result: SignalFit) -> list[tuple[str, ...]]:

@@ -13,8 +13,8 @@ from calibrant.artifacts import load
 from calibrant.llm.answers.calibrating import calibrated, confidence_of
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence
+from calibrant.llm.answers.lines import token_material
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.logs.lines import token_material
 from calibrant.metrics.binned import ece as ece_of
 
 with needed("this needs Inspect", "inspect-ai"):

@@ -7,6 +7,11 @@ from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
 from calibrant.llm.answers.graded import read_answers
+from calibrant.llm.answers.judges.judged import read_judged
+from calibrant.llm.answers.judges.rates import success_rate
+from calibrant.llm.answers.judges.report import judge_report
+from calibrant.llm.answers.logs.reading import Log, read_log
+from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
 from calibrant.llm.answers.questions import (
     exact_match,
     read_mmlu,
@@ -22,6 +27,7 @@ from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.openai_client import gated
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
@@ -30,12 +36,6 @@ from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.judges.judged import read_judged
-from calibrant.llm.judges.rates import success_rate
-from calibrant.llm.judges.report import judge_report
-from calibrant.llm.logs.reading import Log, read_log
-from calibrant.llm.logs.study import AnswerStudy, study_answers
-from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.loading import load_model
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "fingerprint_of",
     "fit_gate",
     "fit_head",
+    "gated",
     "judge_report",
     "load_model",
     "open_table",

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant.display.results import threshold_text
-from calibrant.llm.logs.study import AnswerStudy, has_signals
+from calibrant.llm.answers.logs.study import AnswerStudy, has_signals
 from calibrant.metrics.intervals import share_interval
 from calibrant.reports.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
 from calibrant.reports.model import SEVERITIES, Part, Severity, binomial_test, holm
@@ -208,14 +208,18 @@ def _signals(study: AnswerStudy) -> Note | None:
         title = "Too few answers to compare signals"
         return Note("info", title, evidence, "Grade more; the map is one of the confidence alone.")
     fitted, alone = study.signals.calibrator, study.signals.alone
-    best = fitted.best_
+    best, together = study.signals.best, study.signals.together
     evidence = f"of {len(fitted.names_)} signals {best} is the best alone"
     if best in alone:
         loss, auroc = alone[best]["nll"].value, alone[best]["auroc"].value
         evidence += f" (log loss {loss:.3f}, AUROC {percent(auroc)})"
-    title = "Signals together do better than each" if fitted.kept_ else "One signal is enough"
+    title = "The map combines several signals"
+    if together is not None:
+        evidence += f"; together they have a log loss of {together['nll'].value:.3f}"
+        helps = best in alone and together["nll"].value < alone[best]["nll"].value
+        title = "Signals together do better than each" if helps else "One signal is enough"
     advice = "New answers need the same signals, computed in the same way."
-    return Note("info", title, f"{evidence}. {fitted.verdict()}", advice)
+    return Note("info", title, f"{evidence}.", advice)
 
 
 def _options(study: AnswerStudy) -> Note | None:

@@ -13,8 +13,7 @@ from calibrant.display.palette import LIGHT
 from calibrant.display.results import threshold_text
 from calibrant.llm.answers.calibrating import SignalFit
 from calibrant.llm.answers.graded import write_rows
-from calibrant.llm.logs.options import option_logits, save_options
-from calibrant.llm.logs.study import AnswerStudy
+from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
 from calibrant.reports.answer_findings import Note, kinds, notes_of, verdict_of
 from calibrant.reports.checks import percent
 from calibrant.reports.content import WORDS, Snippet, Table, parts_table
@@ -215,7 +214,6 @@ def _signals(fit: SignalFit) -> Html:
     return section(
         "signals",
         tag("h2", "What each signal is worth"),
-        tag("p", unbroken(fit.calibrator.verdict())),
         scrollable(table, "Of held-out answers, by a map of each signal alone", kind="sortable"),
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from calibrant.llm.answers.asking import (
     Answer,
-    Limit,
+    LengthLimit,
     _spellings,
     _token_texts,
     ask,
@@ -21,9 +21,8 @@ from calibrant.llm.answers.asking import (
     length_of,
 )
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.graded import GradedAnswers
+from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.answers.questions import Question, choice_prompt
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
 from calibrant.llm.heads.generation import CalibratedGeneration
 from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of
@@ -258,7 +257,7 @@ def test_generation_stops_at_special_tokens(model, tokenizer, generated, monkeyp
 
 
 def test_an_answer_ends_before_a_line_break(breaking):
-    line, whole = Limit(8, {0, 2}, one_line=True), Limit(8, {0, 2})
+    line, whole = LengthLimit(8, {0, 2}, one_line=True), LengthLimit(8, {0, 2})
     end = QUIZ_WORDS.index("no")
     assert length_of(breaking, [14, 15, end, 16], line) == 2
     assert length_of(breaking, [14, 15, end, 16], whole) == 4

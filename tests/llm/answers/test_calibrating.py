@@ -17,10 +17,9 @@ from calibrant.llm.answers.calibrating import (
     fit_signals,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
 from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift
@@ -189,6 +188,24 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
     assert list(cross_validated_answers(few)) == ["before"]
 
 
+def test_answers_to_one_question_stay_in_one_fold(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    graded = graded._replace(questions=[f"question {n // 3}" for n in range(300)])
+    seen = []
+
+    def spy(self, answers, correct, **options):
+        seen.append({int(np.flatnonzero(graded.confidence == c)[0]) // 3 for c in answers})
+        return real(self, answers, correct, **options)
+
+    real = AnswerCalibrator.fit
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    found = cross_validated_answers(graded)
+    assert [len(questions) for questions in seen] == [80] * 5
+    assert found["after"].describe().startswith("300 answers in 100 groups")
+    few = graded._replace(questions=[f"question {n // 34}" for n in range(300)])
+    assert list(cross_validated_answers(few)) == ["before"]
+
+
 def test_the_confidence_follows_the_map(rng):
     maps = {name: fit_answers(simulated(rng, 99, Source(name))) for name in ("p_true", "judge")}
     assert confidence_of(None, None) == "geometric"
@@ -232,7 +249,7 @@ def signal_rows(count):
 def test_signals_are_fitted_measured_and_applied():
     answers = signal_rows(300)
     result = fit_signals(answers, stage="sigmoid", level=None)
-    assert result.best is result.together is None  # there is one signal
+    assert result.together is result.alone["judge:x"]  # there is one signal
     assert result.calibrator.coverage_ == {"judge:x": 0.8}
     assert result.raw["judge:x"].n == 240
     assert result.alone["judge:x"].n == 300

@@ -18,7 +18,7 @@ from calibrant import threshold
 from calibrant.decide import Threshold
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
 
 
 @pytest.fixture

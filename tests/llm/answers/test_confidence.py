@@ -129,3 +129,15 @@ def test_intervals_cover(rng, monkeypatch):
         for name, value in truth.items():
             held[name] += found[name].low <= value <= found[name].high
     assert min(held.values()) >= binom.ppf(1e-3, 100, 0.9), held
+
+
+def test_groups_widen_intervals_of_answers_that_depend_on_each_other(rng):
+    groups = np.repeat(np.arange(200), 5)
+    confidence = np.repeat(rng.random(200), 5)
+    right = np.repeat(rng.random(200), 5) < confidence  # the sentences of an answer agree
+    alone, grouped = (evaluate_answers(confidence, right, groups=g) for g in (None, groups))
+    for name in ("accuracy", "nll", "brier"):
+        assert grouped[name].value == pytest.approx(alone[name].value)
+        widths = [one[name].high - one[name].low for one in (alone, grouped)]
+        assert widths[1] / widths[0] == pytest.approx(5**0.5, rel=0.1)
+    assert grouped.describe().startswith("1,000 answers in 200 groups; confidence that the answer")

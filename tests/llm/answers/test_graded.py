@@ -6,8 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import GradedAnswers, read_answers, read_rows, write_rows
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import GradedAnswers, Source, read_answers, read_rows, write_rows
 
 ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
 
@@ -132,7 +131,7 @@ def test_what_is_refused(tmp_path, rows, message):
 
 def test_damaged_files_and_other_formats(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text("\n" + json.dumps(ROW) + "\n\n{", "utf-8")
+    path.write_text("\n" + json.dumps(ROW) + "\n\n{\n", "utf-8")
     with pytest.raises(ValueError, match=r"line 4 of .* is not valid JSON"):
         read_answers(path)
     path = tmp_path / "x.csv"

@@ -7,10 +7,10 @@ from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.drawing import draw_answers
+from calibrant.llm.answers.graded import Source
 from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
 from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
@@ -35,7 +35,7 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
             np.testing.assert_array_equal(one, wanted)
         np.testing.assert_array_equal(graded.confidence, answer_confidence(probs, "minimum"))
         mark = "none" if name == "before" else head_digest(fitted)
-        assert graded.source == Source("minimum", "short, 1 shots", digest, mark)
+        assert graded.source == Source("minimum", "short, 1 shots", digest, mark, "greedy")
     other = FittedHead.from_temperature(2.1, fingerprint_of(model))
     assert head_digest(other) != head_digest(fitted)
 

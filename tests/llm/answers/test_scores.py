@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.scores import (
+from calibrant.llm.answers.signals import (
     judge_score,
     option_confidence,
     top_token_confidence,

@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from scipy.special import expit
+from scipy.special import expit, logit
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
+from calibrant.llm.answers.signal_calibrator import Regression, folds
 
 N = 900
 
@@ -26,10 +29,7 @@ def fitted():
     return SignalCalibrator(stage="sigmoid").fit(*simulated(), source=Source("", "chat", "0a1b"))
 
 
-def test_a_combination_that_helps_is_kept(fitted):
-    assert fitted.kept_
-    assert 0.05 < fitted.gain_.low < fitted.gain_.value < fitted.gain_.high
-    assert "The combination is used" in fitted.verdict()
+def test_the_chance_is_that_of_the_signals_together(fitted):
     signals, right = simulated(1, 4000)
     found = fitted.predict(signals)
     x = np.log([signals[name] / (1 - signals[name]) for name in ("stated", "agreement")])
@@ -37,28 +37,52 @@ def test_a_combination_that_helps_is_kept(fitted):
     assert found.mean() == pytest.approx(right.mean(), abs=0.03)
 
 
-def test_a_combination_that_does_not_help_is_not_kept():
+def test_the_regression_is_that_of_scikit_learn():
     signals, right = simulated(n=300)
-    rng = np.random.default_rng(2)
-    copies = {"a": signals["stated"], "b": signals["stated"], "noise": rng.random(300)}
-    fitted = SignalCalibrator(stage="sigmoid").fit(copies, right)
-    assert not fitted.kept_
-    assert fitted.best_ == "a"
-    assert fitted.needed_ == ["a"]
-    assert "a is used alone" in fitted.verdict()
-    assert fitted.gain_.low < 0
-    alone = AnswerCalibrator(None, stage="sigmoid").fit(copies["a"], right)
-    np.testing.assert_allclose(fitted.predict(copies), alone.predict(copies["a"]), atol=1e-9)
+    values = np.stack([*signals.values(), signals["stated"] ** 2], axis=1)
+    found = Regression.fit(values, right)
+    scaled = StandardScaler().fit_transform(logit(values))  # no value is 0 or 1
+    reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(scaled, right)
+    np.testing.assert_allclose(found.weights, reference.coef_[0], atol=1e-5)
+    np.testing.assert_allclose(found.offset, reference.intercept_, atol=1e-5)
+    np.testing.assert_allclose(found.score(values), reference.predict_proba(scaled)[:, 1], 1e-5)
 
 
-def test_one_signal_is_the_map_of_that_signal():
-    signals, right = simulated(n=300)
-    fitted = SignalCalibrator().fit({"stated": signals["stated"]}, right)
-    alone = AnswerCalibrator(None).fit(signals["stated"], right)
-    values = np.array([0.02, 0.5, 0.98])
-    np.testing.assert_allclose(fitted.predict({"stated": values}), alone.predict(values))
-    assert not fitted.kept_
-    assert fitted.verdict() == "stated is the only signal."
+def test_missing_signals_have_a_weight_of_their_own():
+    signals, right = simulated(n=2000)
+    lacking = right & (np.arange(2000) % 2 == 0)  # that it is missing tells that it is right
+    values = np.where(lacking, np.nan, signals["stated"])
+    fitted = SignalCalibrator().fit({"stated": values, "noise": signals["judge:gpt-x"]}, right)
+    assert fitted.regression_.absent[0] > 1
+    assert fitted.regression_.absent[1] == 0
+    chances = fitted.predict({"stated": [np.nan, 0.5], "noise": [0.5, 0.5]})
+    assert chances[0] > 0.9 > chances[1]
+
+
+def test_the_map_is_fitted_to_scores_of_other_folds():
+    rng = np.random.default_rng(0)
+    noise = dict(zip("abcdefghijkl", rng.random((12, 120)), strict=True))
+    right = rng.random(120) < 0.5
+    fitted = SignalCalibrator(stage="sigmoid").fit(noise, right)
+    scores = fitted.regression_.score(np.stack([*noise.values()], axis=1))
+    assert np.ptp(scores) > 0.5  # noise is fitted, and the held-out scores tell that it is noise
+    assert np.ptp(fitted.predict(noise)) < 0.1
+
+
+def test_shares_of_nothing_and_all_do_not_outweigh_the_others():
+    rng = np.random.default_rng(0)
+    chance = rng.choice([0.0, 0.25, 0.5, 0.75, 1.0], 2000)
+    right = rng.random(2000) < 0.2 + 0.6 * chance
+    found = SignalCalibrator(stage="sigmoid").fit({"agreement": chance}, right)
+    shares = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(found.predict({"agreement": shares}), 0.2 + 0.6 * shares, atol=0.06)
+
+
+def test_groups_stay_in_one_fold():
+    groups = np.arange(60) // 3
+    for train, test in folds(groups):
+        assert len(train) + len(test) == 60
+        assert not {*groups[train]} & {*groups[test]}
 
 
 def test_answers_that_lack_signals_get_a_chance(fitted):
@@ -101,7 +125,7 @@ def test_maps_come_back_from_files(fitted, tmp_path):
     loaded = cal.load(tmp_path / "map", SignalCalibrator)
     assert loaded.state() == again.state()
     assert loaded.threshold_ == limit
-    assert (loaded.gain_, loaded.source_) == (fitted.gain_, fitted.source_)
+    assert loaded.source_ == fitted.source_
     signals["stated"][:50] = np.nan
     found = loaded.predict(signals)
     np.testing.assert_array_equal(found, fitted.predict(signals))
@@ -112,17 +136,11 @@ def test_maps_come_back_from_files(fitted, tmp_path):
     ("part", "value", "message"),
     [
         ("names", ["a", "a", "b"], "different texts"),
-        ("names", ["a"], "for each of 1 signals"),
+        ("names", ["a"], "low must be 1 finite numbers"),
         ("names", None, "different texts"),
-        ("singles", None, "for each of 3 signals"),
-        ("best", 3, "one of 3 signals"),
-        ("best", True, "one of 3 signals"),
-        ("kept", 1, "true or false"),
-        ("ridge", "x", "ridge must be numbers"),
-        ("coverage", [1, 1], r"coverage must be \(3,\)"),
-        ("gain", [0.1, 0.2], "gain must be"),
-        ("singles", [{}] * 3, "a single map has"),
-        ("combination", {}, "a combination has"),
+        ("regression", None, "a regression has"),
+        ("regression", {}, "a regression has"),
+        ("coverage", [1, 1], "coverage must be 3"),
         ("stage", "cubic", "stage"),
     ],
 )
@@ -134,18 +152,16 @@ def test_damaged_states_are_refused(fitted, part, value, message):
 def test_parts_of_damaged_states_are_refused(fitted):
     state, (signals, right) = fitted.state(), simulated()
     beta = AnswerCalibrator(None, stage="beta").fit(signals["stated"], right)
+    with pytest.raises(ValueError, match="the map must be a sigmoid"):
+        SignalCalibrator.from_state({**state, "map": beta.state()})
     for change, message in (
-        ({"inverted": 0}, "inverted must be"),
-        ({"absent": 2.0}, "must be chances"),
-        ({"least": 0.0}, "must be chances"),
-        ({"calibrator": beta.state()}, "every map must be a sigmoid"),
+        ({"scale": [0.0, 1.0, 1.0]}, "scale must be above 0"),
+        ({"low": [0.0, 0.1, 0.1]}, "low and high rise between 0 and 1"),
+        ({"weights": ["x", 1.0, 1.0]}, "weights must be numbers"),
+        ({"offset": [np.nan]}, "offset must be 1 finite numbers"),
     ):
-        singles = [{**state["singles"][0], **change}, *state["singles"][1:]]
         with pytest.raises(ValueError, match=message):
-            SignalCalibrator.from_state({**state, "singles": singles})
-    worse = {**state["combination"], "weights": [-1.0, 1.0, 1.0]}
-    with pytest.raises(ValueError, match="not be negative"):
-        SignalCalibrator.from_state({**state, "combination": worse})
+            SignalCalibrator.from_state({**state, "regression": {**state["regression"], **change}})
     with pytest.raises(ValueError, match="a signal calibrator has"):
         SignalCalibrator.from_state({})
 
@@ -178,8 +194,7 @@ def test_few_or_equal_answers_are_said_to_be_too_few():
     signals, _ = simulated(n=40)
     with pytest.warns(UserWarning, match="40 answers, 40 of them right, are too few"):
         fitted = SignalCalibrator().fit(signals, np.ones(40))
-    assert fitted.held_out_ is None
-    assert "too few" in fitted.verdict()
+    assert fitted.map_ is None
     assert (fitted.predict(signals) < 1).all()
 
 
@@ -198,5 +213,5 @@ def test_weights_are_shown(fitted):
     assert headings == ("signal", "answers", "weight")
     assert [row[:2] for row in rows] == [(name, "100 %") for name in simulated()[0]]
     table = fitted.to_frame()
-    assert table["weight"][:2].to_list() == pytest.approx(fitted._weights()[:2])
+    assert table["weight"][:2].to_list() == pytest.approx(fitted.regression_.weights[:2])
     assert "judge:gpt-x" in fitted._repr_html_()

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import AnswerRows, read_rows, write_rows
+from calibrant.llm.answers.graded import AnswerRows, Source, read_rows, write_rows
 from calibrant.llm.answers.signals import graded_signals, signal_values, signals_of
-from calibrant.llm.answers.sources import Source
 
 FULL = {
     "question": "Capital of Peru?",

@@ -7,12 +7,10 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.llm.answers.calibrating import calibrated, fit_answers
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import AnswerRows, Source
 from calibrant.llm.gate import fitting
 from calibrant.llm.gate.fitting import fit_gate
-from calibrant.llm.gate.promises import Scored, find_threshold
-from calibrant.llm.gate.verdicts import Terms
+from calibrant.llm.gate.verdicts import Scored, Terms, find_threshold
 from tests.support.graded_answers import graded_answers, joined, true_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:no threshold keeps", "ignore:no answer of kinds")
@@ -24,43 +22,53 @@ def quiet_gate(answers, **options):
         return fit_gate(answers, **options)
 
 
-def test_the_map_and_the_thresholds_have_different_answers(rng):
+def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     answers = graded_answers(rng, 900, source="judge", model="m")
     gate = fit_gate(answers, max_error=0.2)
     (band,) = gate.bands
-    assert band.accept.n == 600
+    assert band.accept.n == 900
     assert (band.verify, band.kinds) == (None, None)
     assert band.accept.level == 0.95
     assert gate.source == Source("judge", "", "m")
+    wanted = fit_answers(answers.answers())
+    np.testing.assert_array_equal(gate.calibrator.learned_["line"], wanted.learned_["line"])
+    assert fit_gate(answers, max_error=0.2, stage="isotonic").bands[0].accept.n == 600
     three = fit_gate(answers, max_error=0.2, verifier_misses=0.4)
-    assert three.bands[0].accept.n == 300
+    assert three.bands[0].accept.n == 450
     assert three.bands[0].accept.level == pytest.approx(0.975)
     below = three.bands[0].verify
     assert below is not None
-    assert below.n < 300 < below.n + 300
+    assert below.n < 450
     assert below.max_error == pytest.approx(0.5)
 
 
-def test_no_answer_is_used_twice(rng, monkeypatch):
-    """The map has other answers than the thresholds, and they have other ones than each other."""
+def test_no_answer_decides_twice_about_accepting_and_verifying(rng, monkeypatch):
     answers = graded_answers(rng, 600)
     used = []
-
-    def fit(graded, **options):
-        used.append(graded.confidence)
-        return fit_answers(graded, **options)
 
     def find(scored, **options):
         used.append(np.array([answers.rows[i]["confidence"] for i in scored.unit]))
         return find_threshold(scored, **options)
 
-    monkeypatch.setattr(fitting, "fit_answers", fit)
     monkeypatch.setattr(fitting, "find_threshold", find)
     fit_gate(answers, max_error=0.2, verifier_misses=0.4)
-    assert [len(values) for values in used[:2]] == [200, 200]
-    assert 0 < len(used[2]) < 200
+    assert len(used[0]) == 300
+    assert 0 < len(used[1]) < 300
     everything = np.concatenate(used)
     assert len(np.unique(everything)) == len(everything)
+
+
+def test_an_isotonic_map_has_answers_of_its_own(rng, monkeypatch):
+    answers, used = graded_answers(rng, 600), []
+
+    def fit(graded, **options):
+        used.append(graded.confidence)
+        return fit_answers(graded, **options)
+
+    monkeypatch.setattr(fitting, "fit_answers", fit)
+    gate = fit_gate(answers, max_error=0.2, stage="isotonic")
+    assert len(used[0]) == 200
+    assert gate.bands[0].accept.n == 400
 
 
 def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):
@@ -71,7 +79,7 @@ def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):
 
 
 def test_the_error_of_accepted_answers_is_kept():
-    """Of a map fitted on a few answers, and of thresholds with few others."""
+    """Of thresholds and a map that were found with the same few answers."""
     runs, level, broken, accepted = 60, 0.8, 0, 0
     grid = np.linspace(0.5, 0.9999, 500)
     for seed in range(runs):
@@ -127,7 +135,7 @@ def test_rare_kinds_share_a_threshold_with_a_warning(rng):
         gate = fit_gate(joined(*several), max_error=0.1, by_kind=True)
     assert [band.kinds for band in gate.bands] == [("a",), ("b", "c")]
     assert {band.accept.level for band in gate.bands} == {0.975}
-    assert gate.bands[0].accept.n + gate.bands[1].accept.n == 700
+    assert gate.bands[0].accept.n + gate.bands[1].accept.n == 945  # a tenth decides on kinds
     assert "It holds for each of: a; b, c together." in gate.promise()
 
 
@@ -168,7 +176,7 @@ def test_turns_of_a_conversation_stay_in_one_part(rng):
     assert all(np.ptp(parts[numbers == number]) == 0 for number in range(300))
     assert np.bincount(parts).tolist() == [300, 600]
     gate = fit_gate(AnswerRows.of(rows), max_error=0.3, unit="conversation")
-    assert gate.bands[0].accept.n == 200
+    assert gate.bands[0].accept.n == 300
     assert "of the conversations with accepted turns have a wrong one" in gate.promise()
 
 

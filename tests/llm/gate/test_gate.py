@@ -8,11 +8,11 @@ import pytest
 import calibrant as cal
 from calibrant.decide import Threshold
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.gate.drift import DriftReference
-from calibrant.llm.gate.judging import Judge
+from calibrant.llm.answers.graded import AnswerRows, Source, SourceError
+from calibrant.llm.gate.gate import DriftReference, unscored
+from calibrant.llm.gate.serving import Judge
 from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful
+from tests.support.graded_answers import graded_answers
 
 
 def limit(value, coverage=0.5):
@@ -105,6 +105,76 @@ def test_answers_without_a_usable_confidence_are_for_a_person(gate):
     assert "answer 2" in said[1].reason
 
 
+def scored(text, tokens, **about):
+    return {"answer": text, "tokens": tokens, "token_probs": [0.9] * len(tokens), **about}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        scored("Lima, Peru", ["Lima", ",", " Peru"]),
+        scored("Lima", [" Li", "ma", "</s>"]),
+        scored("Lima", ["Lima", "\n\nQ:"]),  # a stop sequence
+        scored("Perú", ["Per", "\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}"]),
+        scored("Lima", '["Li", "ma"]', token_probs="[0.9, 0.9]"),  # cells of CSV
+        {"answer": "Lima", "token_probs": [0.9]},  # its tokens are not known
+        {"confidence": 0.9},
+    ],
+)
+def test_answers_that_are_scored_wholly(row):
+    assert unscored(row) == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (scored("Lima is the capital of Peru.", ["Lima", " is", " the"]), "another text"),
+        (scored("Lima.", ["In", " Spain", ".", "Lima", "."]), "another text"),
+        (scored("Lima. It is large.", ["It", " is", " large", "."]), "another text"),
+        (scored("Lima, Peru", ["Lima", "", " Peru"]), "another text"),
+        (scored("Perú, Lima", ["Per", "\N{REPLACEMENT CHARACTER}"]), "another text"),
+        (scored("Lima", ["Lima"], truncated=True), "cut off at the largest number of tokens"),
+        (scored(" \n", [" "]), "the answer is empty"),
+        ({**scored("Lima", ["Li", "ma"]), "token_probs": [0.9]}, "one probability for each"),
+    ],
+)
+def test_answers_that_are_not_scored_wholly_are_for_a_person(drift, row, reason):
+    assert reason in unscored(row)
+    fitted = AnswerCalibrator("geometric", stage="sigmoid")
+    fitted.fit([[0.1]] * 10 + [[0.5]] * 10, [0] * 8 + [1] * 5 + [0] * 2 + [1] * 5)
+    gate = Gate(fitted, [Band(limit(0.0))], Terms(0.05), drift)
+    one, other = verdicts(gate, row, {"answer": "Lima", "token_probs": [0.9]})
+    assert (one.verdict, other.verdict) == ("person", "accept")
+    assert reason in one.reason
+    assert one.confidence is None
+
+
+def test_answers_that_no_gate_accepts_are_left_out_of_the_fit(rng):
+    graded = graded_answers(rng, 300).rows
+    cut = [{**row, "truncated": True} for row in graded[:100]]
+    with pytest.warns(UserWarning, match="100 of 300 graded answers are cut off, empty, or"):
+        gate = fit_gate(AnswerRows.of([*cut, *graded[100:]]), max_error=0.3)
+    assert gate.bands[0].accept.n == 200
+
+
+def test_a_confidence_without_a_source_is_for_a_person(gate):
+    (one,) = verdicts(gate, {"confidence": 1.0, "kind": "a"})
+    assert (one.verdict, one.confidence) == ("person", None)
+    assert one.reason == "its confidence has no source, and the gate is for judge"
+
+
+def test_the_gate_is_for_one_model_prompt_form_and_sampling(rng):
+    about = {"source": "judge", "model": "m", "prompt": "chat", "sampling": "temperature=0"}
+    gate = fit_gate(graded_answers(rng, 300, **about), max_error=0.3)
+    assert gate.source == Source("judge", "chat", "m", "", "temperature=0")
+    row = {"confidence": 1.0, **about}
+    assert gate.check_one(row).verdict == "accept"
+    for name, value in (("model", "n"), ("prompt", "plain"), ("sampling", "default")):
+        said = gate.check_one({**row, name: value})
+        assert said.verdict == "person"
+        assert f"{name} {about[name]}, not {value}" in said.reason
+
+
 def test_other_sources_are_refused(gate):
     good = {"confidence": 0.95, "kind": "a", "source": "judge"}
     with pytest.raises(SourceError, match="confidence judge, not p_true"):
@@ -175,7 +245,9 @@ def test_maps_of_signals(drift, tmp_path):
     _, one = verdicts(again, rows[0], lacks)
     assert (one.verdict, one.confidence) == ("person", None)
     assert one.reason == "it lacks judge, which every graded answer had"
-    with pytest.raises(ValueError, match="this gate is for stated, judge, which no server returns"):
+    with pytest.raises(
+        ValueError, match="this gate is for stated, judge, which no service returns"
+    ):
         Judge(again)
 
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.llm import GateWatch, fit_gate
-from calibrant.llm.gate.drift import CUTS, DriftReference
-from calibrant.llm.gate.watch import PENDING, WatchFile
+from calibrant.llm.gate.gate import CUTS, DriftReference
+from calibrant.llm.gate.watch import PENDING, WatchFile, judge_rows
 from calibrant.monitor import Monitor
 from tests.support.graded_answers import graded_answers
 
@@ -125,31 +125,56 @@ def test_damaged_states_are_refused(gate, change):
         GateWatch.from_state({**GateWatch(gate).state(), **change})
 
 
-def test_a_file_is_updated_by_several(gate, tmp_path):
-    file = WatchFile(tmp_path / "watch.json", gate)
+@pytest.fixture
+def file(gate, tmp_path):
+    made = WatchFile(tmp_path / "watch.json", gate)
+    made.start()
+    return made
 
+
+def test_a_file_is_updated_by_several(gate, file):
     def add(i):
-        WatchFile(tmp_path / "watch.json", gate).update(lambda watch: watch.note([0.9], [f"r{i}"]))
+        WatchFile(file.path, gate).update(lambda watch: watch.note([0.9], [f"r{i}"]))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(12)))
     assert file.read().confidences.seen == 12
     assert {*file.read().pending.waiting} == {f"r{i}" for i in range(12)}
+    assert json.loads(file.path.read_text())["gate"] == gate.fingerprint()
 
 
-def test_a_failed_change_leaves_the_file(gate, tmp_path):
-    file = WatchFile(tmp_path / "watch.json", gate)
+def test_a_failed_change_leaves_the_file(file):
     file.update(lambda watch: watch.note([0.9]))
     with pytest.raises(ZeroDivisionError):
         file.update(lambda watch: [watch.note([0.9]), 1 / 0])  # type: ignore[func-returns-value]
     assert file.read().confidences.seen == 1
 
 
-def test_the_file_of_another_gate_is_refused(gate, tmp_path):
+def test_a_file_begins_once(file):
+    file.update(lambda watch: watch.note([0.9]))
+    with pytest.raises(ValueError, match="what it says of drift would be lost"):
+        file.start()
+    assert file.read().confidences.seen == 1
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"gate": "x"}', b"\xff"])
+def test_without_a_readable_file_nothing_is_promised(file, rng, caplog, content):
+    file.path.unlink()
+    if content is not None:
+        file.path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert file.withdrawn().startswith("the promise is withdrawn: ")
+    assert f"{file.path}" in caplog.text
+    with pytest.raises(ValueError, match=r"is missing|cannot be read"):
+        file.update(lambda watch: watch.note([0.9]))
+    rows = judge_rows(file.gate, graded_answers(rng, 20), file.path)
+    assert {row["verdict"] for row in rows} == {"person"}
+    assert "start a new file by calibrant llm gate watch" in rows[0]["reason"]
+
+
+def test_the_file_of_another_gate_is_refused(gate, file):
     other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)
-    WatchFile(tmp_path / "watch.json", gate).update(lambda watch: None)
-    with pytest.raises(ValueError, match="watches another gate: name a new file"):
-        WatchFile(tmp_path / "watch.json", other).read()
+    with pytest.raises(ValueError, match="watches another gate: name a file of this one"):
+        WatchFile(file.path, other).read()
     with pytest.raises(ValueError, match="json file, got watch"):
         WatchFile("watch", gate)
 

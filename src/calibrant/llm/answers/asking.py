@@ -51,7 +51,7 @@ GREEDY = {
 """Options of ``generate``."""
 
 
-class Limit(NamedTuple):
+class LengthLimit(NamedTuple):
     """Where answers end: after so many tokens, at an end token, or before a line break."""
 
     max_new_tokens: int
@@ -179,7 +179,7 @@ def ask_each(
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    limit = Limit(max_new_tokens, end_ids(model, tokenizer), one_line)
+    limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
@@ -267,7 +267,7 @@ def ask_choices_each(
     letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
     prompts = choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = Limit(1, end_ids(model, tokenizer))
+    first_token = LengthLimit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
@@ -309,7 +309,7 @@ def ask_true(
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    first_token = Limit(1, end_ids(model, tokenizer))
+    first_token = LengthLimit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
@@ -330,7 +330,7 @@ def _generations(
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    limit: Limit,
+    limit: LengthLimit,
     batch: int,
     progress: Progress | None,
 ) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
@@ -368,7 +368,7 @@ def outputs(
     tokenizer: Any,
     prompts: Sequence[str],
     batch: int,
-    limit: Limit,
+    limit: LengthLimit,
     options: Mapping[str, Any] = GREEDY,
 ) -> Iterator[tuple[Tensor, Any]]:
     """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
@@ -442,7 +442,9 @@ def _check_prompts(prompts: Any) -> None:
             raise ValueError(f"prompt {number} is empty")
 
 
-def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit: Limit) -> Answer:
+def _answer(
+    tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit: LengthLimit
+) -> Answer:
     tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
@@ -454,7 +456,7 @@ def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit:
     return Answer(text, _token_texts(tokenizer, ids[:count]), own, confidence, truncated)
 
 
-def length_of(tokenizer: Any, ids: list[int], limit: Limit) -> int:
+def length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:
     """Tokens before the end or, of one line, its break; at least one, to have a confidence."""
     for count in range(1, len(ids) + 1):
         broken = limit.one_line and _breaks(tokenizer.decode(ids[:count]))

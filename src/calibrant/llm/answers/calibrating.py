@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray, warn
+from calibrant._core.checks import FloatArray, IntArray, silenced, warn
 from calibrant._core.messages import printable
 from calibrant.artifacts import load
 from calibrant.display.html import notebook
@@ -18,11 +17,17 @@ from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import AGGREGATORS, evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
 from calibrant.llm.answers.grading import Confidence, QuestionSet
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signal_calibrator import (
+    FOLDS,
+    SignalCalibrator,
+    enough_for_folds,
+    folds,
+)
 from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
@@ -147,7 +152,7 @@ def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrat
 
     The map keeps the source of the confidences, and refuses those of another.
     """
-    return _fitted(graded, stage, np.ones(len(graded.correct), dtype=bool))
+    return _fitted(graded, stage, np.arange(len(graded.correct)))
 
 
 def warn_of_few(count: int, what: str) -> None:
@@ -162,23 +167,24 @@ def warn_of_few(count: int, what: str) -> None:
 def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Evaluations:
     """Measure confidences ``before`` and, each by a map that was fitted on other folds, ``after``.
 
-    Without ``after`` if there are fewer than ten answers.
+    Answers to one question, such as the sentences of a long answer, stay in one fold, and the
+    intervals are then those of independent questions. Without ``after`` if there are fewer than
+    ten questions.
     """
     confidence, correct = graded.confidence, graded.correct
-    evaluations = {"before": evaluate_answers(confidence, correct)}
-    if len(correct) < 2 * grading.FOLDS:
+    member, count = graded.groups, int(graded.groups.max()) + 1
+    groups = None if count == len(member) else member
+    evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
+    if count < 2 * FOLDS:
         return evaluations
-    folds = np.random.default_rng(0).permutation(len(correct)) % grading.FOLDS
     after = np.empty_like(confidence)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fit to all answers repeats what is worth saying
-        for fold in range(grading.FOLDS):
-            fitted = _fitted(graded, stage, folds != fold)
-            after[folds == fold] = calibrated(fitted, confidence[folds == fold])
-    return evaluations | {"after": evaluate_answers(after, correct)}
+    with silenced():  # the fit to all answers repeats what is worth saying
+        for train, test in folds(member):
+            after[test] = calibrated(_fitted(graded, stage, train), confidence[test])
+    return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
 
 
-def _fitted(graded: GradedAnswers, stage: Map, rows: BoolArray) -> AnswerCalibrator:
+def _fitted(graded: GradedAnswers, stage: Map, rows: IntArray) -> AnswerCalibrator:
     rule: Any = graded.source.confidence
     made = AnswerCalibrator(rule if rule in AGGREGATORS else None, stage=stage)
     answers = _as_answers(made, graded.confidence[rows])
@@ -213,19 +219,23 @@ class SignalFit(NamedTuple):
     ----------
     calibrator : SignalCalibrator
     alone : dict of ConfidenceEvaluation
-        Of the chances by each signal alone; all answers count, also those without the signal.
+        Of maps of each signal alone; all answers count, also those without the signal.
     raw : dict of ConfidenceEvaluation
         Of each signal as it is, of the answers that have it.
-    best, together : ConfidenceEvaluation or None
-        Of the signal that was best among the other answers, and of the combination; None if there
-        is one signal, or if there are too few answers.
+    together : ConfidenceEvaluation or None
+        Of the map of all signals; None if there are too few answers.
     """
 
     calibrator: SignalCalibrator
     alone: Evaluations
     raw: Evaluations
-    best: ConfidenceEvaluation | None = None
     together: ConfidenceEvaluation | None = None
+
+    @property
+    def best(self) -> str:
+        """The signal with the lowest log loss, of held-out answers if there are enough."""
+        figures = self.alone or self.raw
+        return min(figures, key=lambda name: figures[name]["nll"].value)
 
 
 def fit_signals(
@@ -241,26 +251,30 @@ def fit_signals(
     allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
     answers, and refuses others.
     """
-    graded = graded_signals(_with_signals(answers), names)
-    right = graded.correct
-    fitted = SignalCalibrator(stage=stage).fit(
-        graded.values, right, groups=graded.groups, source=graded.source
-    )
-    known = {name: ~np.isnan(values) for name, values in graded.values.items()}
+    values, right, source, groups = graded_signals(_with_signals(answers), names)
+    fitted = SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
+    known = {name: ~np.isnan(column) for name, column in values.items()}
     raw = {
-        name: evaluate_answers(graded.values[name][has], right[has], level=level)
+        name: evaluate_answers(values[name][has], right[has], level=level)
         for name, has in known.items()
         if has.any()
     }
-    held = fitted.held_out_
-    if held is None:
+    if not enough_for_folds(right, groups):
         return SignalFit(fitted, {}, raw)
-    columns = zip(fitted.names_, held.each.T, strict=True)
-    alone = {name: evaluate_answers(chances, right, level=level) for name, chances in columns}
-    if len(alone) == 1:
-        return SignalFit(fitted, alone, raw)
-    both = (evaluate_answers(p, right, level=level) for p in (held.best, held.together))
-    return SignalFit(fitted, alone, raw, *both)
+
+    def held_out(chosen: Mapping[str, FloatArray]) -> ConfidenceEvaluation:
+        chances = np.empty(len(right))
+        for train, test in folds(groups):
+            one = SignalCalibrator(stage=stage)
+            some = {name: column[train] for name, column in chosen.items()}
+            one.fit(some, right[train], groups=groups[train])
+            chances[test] = one.predict({name: x[test] for name, x in chosen.items()})
+        return evaluate_answers(chances, right, level=level)
+
+    with silenced():  # the fit to all answers has said what is worth saying
+        alone = {name: held_out({name: column}) for name, column in values.items()}
+        together = held_out(values) if len(values) > 1 else alone[fitted.names_[0]]
+    return SignalFit(fitted, alone, raw, together)
 
 
 def apply_answers(
@@ -298,7 +312,7 @@ def _with_signals(answers: AnswerRows) -> AnswerRows:
 
 
 def _by_signals(calibrator: SignalCalibrator, answers: AnswerRows) -> FloatArray:
-    values = signal_values(_with_signals(answers), calibrator.needed_)
+    values = signal_values(_with_signals(answers), calibrator.names_)
     for name, column in values.items():
         if len(column) >= MANY and np.isnan(column).all() and calibrator.coverage_[name]:
             warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.graded import Source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,57 @@ STAGES: dict[str, Stage] = {
 }
 
 
-class AnswerCalibrator(WithOptions):
+class AnswerMap(WithOptions):
+    """A map of answers to the chance that they are right, and a threshold of these chances.
+
+    Attributes
+    ----------
+    source_ : Source
+        Origin of the confidences or signals, as far as it was stated.
+    threshold_ : Threshold or None
+        Set by :meth:`control`.
+    """
+
+    source_: Source
+    threshold_: Threshold | None
+
+    @abstractmethod
+    def predict(self, *args: Any, **options: Any) -> FloatArray:
+        """Return the chance of each answer to be right, ``(answers,)``."""
+
+    def control(
+        self,
+        answers: Any,
+        correct: Values,
+        *,
+        max_error: float,
+        level: float = 0.95,
+        **layout: Any,
+    ) -> Threshold:
+        """Find the confidence threshold that limits the error of the answers above it.
+
+        With probability ``level`` over the draw of these graded answers, at most ``max_error`` of
+        the answers above it are wrong (:func:`calibrant.decide.threshold`). The answers must not
+        be those of :meth:`fit`. The result is also stored as ``threshold_``.
+        """
+        confidence = self.predict(answers, **layout)
+        outcome = outcomes(correct, len(confidence))
+        self.threshold_ = threshold(
+            confidence=confidence, outcome=outcome, max_error=max_error, level=level
+        )
+        return self.threshold_
+
+    def abstains(self, confidence: Values) -> BoolArray:
+        """Return True for confidences of :meth:`predict` that are below the threshold."""
+        if self.threshold_ is None:
+            raise RuntimeError("there is no threshold yet: call control(answers, correct, ...)")
+        values = as_float64(confidence)
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
+        return np.asarray(values < self.threshold_.threshold)
+
+
+class AnswerCalibrator(AnswerMap):
     r"""Predict the chance that an answer is right, from graded answers.
 
     Token probabilities are aggregated to one confidence c
@@ -170,7 +221,7 @@ class AnswerCalibrator(WithOptions):
             )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
-            limits = _halfway(_confidences(answers, layout))
+            limits = halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
         _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
@@ -199,29 +250,6 @@ class AnswerCalibrator(WithOptions):
         if source is not None:
             self.source_.check(source)
         return self._probs(self._odds(answers, layout, self.limits_))
-
-    def control(
-        self,
-        answers: Answers,
-        correct: Values,
-        *,
-        max_error: float,
-        level: float = 0.95,
-        **layout: Any,
-    ) -> Threshold:
-        """Find the confidence threshold that limits the error of the answers above it.
-
-        With probability ``level`` over the draw of these graded answers, at most ``max_error`` of
-        the answers above it are wrong (:func:`calibrant.decide.threshold`). The answers must not
-        be those of :meth:`fit`. The result is also stored as ``threshold_``.
-        """
-        confidence = self.predict(answers, **layout)
-        self.threshold_ = controlled(confidence, correct, max_error=max_error, level=level)
-        return self.threshold_
-
-    def abstains(self, confidence: Values) -> BoolArray:
-        """Return True for confidences of :meth:`predict` that are below the threshold."""
-        return below(self.threshold_, confidence)
 
     def __repr__(self) -> str:
         if self.learned_ is None:
@@ -311,16 +339,6 @@ class AnswerCalibrator(WithOptions):
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
-def below(limit: Threshold | None, confidence: Values) -> BoolArray:
-    """Return True for confidences that are below a threshold, if there is one."""
-    if limit is None:
-        raise RuntimeError("there is no threshold yet: call control(answers, correct, ...)")
-    values = as_float64(confidence)
-    if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
-    return np.asarray(values < limit.threshold)
-
-
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
     wanted = (
         "with aggregate=None, answers must be confidences (answers,) in [0, 1], got {}: for token "
@@ -348,15 +366,7 @@ def outcomes(correct: Values, answers: int) -> FloatArray:
     return outcome
 
 
-def controlled(
-    confidence: FloatArray, correct: Values, *, max_error: float, level: float
-) -> Threshold:
-    """Return the threshold of calibrated confidences of graded answers."""
-    outcome = outcomes(correct, len(confidence))
-    return threshold(confidence=confidence, outcome=outcome, max_error=max_error, level=level)
-
-
-def _halfway(confidence: FloatArray) -> tuple[float, float]:
+def halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
     between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     as_pairs,
     known_rows,
 )
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+from calibrant.llm.heads.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics import intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
@@ -207,6 +207,7 @@ def evaluate_answers(
     confidence: Values,
     correct: Values,
     *,
+    groups: Values | None = None,
     bins: int = 15,
     level: float | None = 0.9,
     seed: int = 0,
@@ -220,6 +221,9 @@ def evaluate_answers(
     ----------
     confidence : (n,) in [0, 1]
     correct : (n,) 0 or 1
+    groups : (n,), optional
+        Answers with the same value, such as the sentences of one long answer, are not independent:
+        the intervals are then those of independent groups. There is no AURC with groups.
     bins, level, seed
         As for :func:`calibrant.evaluate`.
 
@@ -231,6 +235,11 @@ def evaluate_answers(
     0.0
     """
     claimed, outcome, _ = as_pairs(confidence, correct)
+    if groups is not None:
+        options: Any = {"bins": bins, "level": level, "seed": seed}
+        losses = -np.log(np.maximum(np.where(outcome == 1, claimed, 1 - claimed), SMALLEST))
+        found = evaluate_tokens(claimed, outcome, groups, nll=losses, **options)
+        return replace(found, unit="answers")
     with known_rows():  # answers may state the same few confidences
         binary = evaluate(
             log_odds(np.log(np.maximum(claimed, SMALLEST))),

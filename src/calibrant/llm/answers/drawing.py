@@ -10,7 +10,7 @@ from torch import nn
 
 from calibrant._core.checks import check_whole
 from calibrant._core.chunks import Progress
-from calibrant.llm.answers.asking import GREEDY, Limit, end_ids, length_of, outputs
+from calibrant.llm.answers.asking import GREEDY, LengthLimit, end_ids, length_of, outputs
 from calibrant.llm.models import huggingface
 
 SAMPLED = {
@@ -51,7 +51,7 @@ def draw_answers(
         the answers are drawn from the calibrated distribution.
     """
     check_whole("samples", samples)
-    limit = Limit(max_new_tokens, end_ids(model, tokenizer), one_line)
+    limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
     options = {**SAMPLED, "num_return_sequences": samples}
     device = huggingface.inputs_device(model)
     drawn: list[list[str]] = []
@@ -66,6 +66,6 @@ def draw_answers(
     return drawn
 
 
-def _text(tokenizer: Any, ids: list[int], limit: Limit) -> str:
+def _text(tokenizer: Any, ids: list[int], limit: LengthLimit) -> str:
     text: str = tokenizer.decode(ids[: length_of(tokenizer, ids, limit)], skip_special_tokens=True)
     return text.strip()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,17 +13,70 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
 from calibrant._core.tables import frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.lines import Row, placed_rows, usable
 from calibrant.llm.answers.option_bias import OptionBias
-from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.heads.reading import parse_lines, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class SourceError(ValueError):
+    """Confidences of another source than wanted, or of several."""
+
+
+class Source(NamedTuple):
+    """Origin of confidences; an empty part is unknown.
+
+    Attributes
+    ----------
+    confidence : str
+        An aggregate of token probabilities, ``p_true``, ``letters`` or ``texts`` (the probability
+        of a choice), or any other name, such as that of a judge.
+    prompt : str
+        Form of the prompt: ``chat`` (with the digest of a system message), ``plain``, or
+        ``short, 5 shots``.
+    model, head : str
+        Digests of the model and the temperature head; ``none`` without a head. A model that a
+        service runs has its name there.
+    sampling : str
+        Parameters of the drawing of tokens, such as ``temperature=0, top_p=0.9``, or ``greedy``;
+        ``default`` is that of the service.
+    """
+
+    confidence: str = ""
+    prompt: str = ""
+    model: str = ""
+    head: str = ""
+    sampling: str = ""
+
+    @property
+    def served(self) -> bool:
+        """Whether the model is one of a service, whose weights are unknown."""
+        return bool(self.model) and not re.fullmatch("[0-9a-f]{16}", self.model)
+
+    def differences(self, other: Source) -> list[str]:
+        """Return the parts that both state differently, in words.
+
+        >>> Source("geometric", "chat").differences(Source("p_true", "", "0a1b"))
+        ['confidence geometric, not p_true']
+        """
+        parts = zip(self._fields, self, other, strict=True)
+        return [
+            f"{name} {one}, not {two}" for name, one, two in parts if one and two and one != two
+        ]
+
+    def check(self, other: Source, remedy: str = "fit one on answers of the same source") -> None:
+        """Raise if a map that was fitted on this source is applied to another."""
+        differing = self.differences(other)
+        if differing:
+            said = printable("; ".join(differing))
+            raise SourceError(f"the answer calibrator was fitted on {said}: {remedy}")
+
 
 ROUNDED = 1e-6
 """Last digit of the token probabilities in published files of answers."""
@@ -31,10 +84,10 @@ GRADES = {
     **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
     **dict.fromkeys(("false", "no", "wrong", "incorrect", "0"), False),
 }
-SOURCE_KEYS = {"confidence": "source", "prompt": "prompt", "model": "model", "head": "head"}
+SOURCE_KEYS = {"confidence": "source"} | {
+    name: name for name in ("prompt", "model", "head", "sampling")
+}
 """Keys of a row by the part of its source."""
-
-Row = dict[str, Any]
 
 
 class GradedAnswers(NamedTuple):
@@ -71,6 +124,11 @@ class GradedAnswers(NamedTuple):
     token_texts: Sequence[list[str]] = ()
     samples: Sequence[list[str]] = ()
     truncated: Sequence[bool] = ()
+
+    @property
+    def groups(self) -> IntArray:
+        """Number of the question of each answer; one without a text is a question of its own."""
+        return numbered([question or n for n, question in enumerate(self.questions)])
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -221,14 +279,17 @@ def read_answers(
 def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
     """Read the rows of a file of answers, graded or not."""
     path = check_suffix(file)
-    placed = _csv(path) if path.suffix == ".csv" else parse_lines(read_text(path), str(path))
-    for place, row in placed:
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{place} must be an object, got a {type(row).__name__}")
+    placed = list(usable(placed_rows(path)))
     if not placed:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
-    return AnswerRows(list(places), [dict(row) for row in rows])
+    return AnswerRows(list(places), list(rows))
+
+
+def numbered(keys: Sequence[Any]) -> IntArray:
+    """Return a number from 0 on for each key, the same for equal ones."""
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(repr(key), len(known)) for key in keys], np.int64)
 
 
 def check_suffix(file: str | os.PathLike[str]) -> Path:
@@ -237,17 +298,6 @@ def check_suffix(file: str | os.PathLike[str]) -> Path:
     if path.suffix not in (".jsonl", ".csv"):
         raise ValueError(f"{path} must be .jsonl or .csv, got the suffix {path.suffix!r}")
     return path
-
-
-def _csv(path: Path) -> list[tuple[str, Row]]:
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    placed = []
-    for row in reader:
-        place = f"line {reader.line_num} of {path}"
-        if None in row or None in row.values():
-            raise ValueError(f"{place} must have as many cells as the first line has names")
-        placed.append((place, {key: value for key, value in row.items() if value != ""}))
-    return placed
 
 
 def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:

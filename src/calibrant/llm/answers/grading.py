@@ -18,11 +18,10 @@ from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.drawing import draw_answers
-from calibrant.llm.answers.graded import GradedAnswers
+from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -307,7 +306,8 @@ def prompt_form(tokenizer: Any, chat: bool) -> str:
 def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
     """Return the source of confidences of a model."""
     digest = fingerprint_of(huggingface.plain_model(model)).digest
-    return Source(confidence, prompt, digest, "none" if fitted is None else head_digest(fitted))
+    head = "none" if fitted is None else head_digest(fitted)
+    return Source(confidence, prompt, digest, head, "greedy")
 
 
 def head_digest(fitted: FittedHead) -> str:

@@ -29,18 +29,15 @@ class ShadedText(NamedTuple):
     probs : (tokens,)
     title, note : str
         Lines above the text.
-    unit : str
-        What has a probability: ``token`` or ``claim``.
     """
 
     tokens: list[str]
     probs: FloatArray
     title: str = ""
     note: str = ""
-    unit: str = "token"
 
     def __repr__(self) -> str:
-        return one_line(self, f"{len(self.tokens):,} {self.unit}s", self.note)
+        return one_line(self, f"{len(self.tokens):,} tokens", self.note)
 
     def fragment(self) -> Html:
         """Return the text with its key and its numbers as HTML, without the colours."""
@@ -49,8 +46,8 @@ class ShadedText(NamedTuple):
         if not probs:
             return joined([above])
         text = shaded_tokens(self.tokens, probs)
-        table = token_table(self.tokens, probs, self.unit)
-        return joined([above, text, token_scale(self.unit), table])
+        table = token_table(self.tokens, probs)
+        return joined([above, text, token_scale(), table])
 
     def _repr_html_(self) -> str:
         return notebook(self.fragment())
@@ -72,7 +69,6 @@ def shaded_text(
     *,
     title: str = "",
     note: str = "",
-    unit: str = "token",
 ) -> ShadedText:
     """Return a text whose tokens are shaded by their probability, for a notebook or a file.
 
@@ -87,8 +83,6 @@ def shaded_text(
         Probabilities, such as ``Answer.probs``; NaN where unknown.
     title, note : str
         Lines above the text.
-    unit : str
-        Name of what has a probability.
 
     Examples
     --------
@@ -105,4 +99,4 @@ def shaded_text(
         raise ValueError(
             f"probs must be in [0, 1], got {wrong[0]:g}; for log-probabilities pass np.exp of them"
         )
-    return ShadedText([str(token) for token in tokens], values.clip(max=1), title, note, unit)
+    return ShadedText([str(token) for token in tokens], values.clip(max=1), title, note)

@@ -1,77 +1,151 @@
-"""Learn the probability that an answer is correct from several signals."""
+r"""Learn the probability that an answer is correct from several signals.
+
+The log-odds :math:`x_j` of the signals, standardised, are the inputs of a logistic regression,
+
+.. math:: s = b + \sum_j w_j x_j + \sum_j v_j d_j ,
+
+where :math:`d_j` is 1 if an answer lacks the signal, and :math:`x_j` is then 0, its mean. The
+weights minimise the log loss of all answers plus :math:`\frac{1}{2} (|w|^2 + |v|^2)`, the ridge
+penalty that is scikit-learn's default. Such a score is too sure of itself; so each answer is also
+scored by a regression on the other folds, and a map from these scores to the chance that the answer
+is right is fitted, which then calibrates the scores of the regression on all answers.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.options import WithOptions
 from calibrant._core.tables import frame
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import html_table, notebook
-from calibrant.display.results import heading, one_line, threshold_text, verdict
-from calibrant.llm.answers import combining
+from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
+    AnswerMap,
     Map,
-    below,
-    controlled,
+    halfway,
     outcomes,
     source_from,
 )
-from calibrant.llm.answers.combining import Combination, Combined, HeldOut, Single
-from calibrant.llm.answers.sources import Source
-from calibrant.metrics.intervals import Estimate, mean_interval
+from calibrant.llm.answers.confidence import SUREST
+from calibrant.llm.answers.graded import Source
 
 if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
-LEVEL = 0.9
-"""Coverage of the interval of the gain."""
+FOLDS = 5
+RIDGE = 1.0
+FEWEST = 10
+"""Right and wrong answers each, and questions, that calibration on held-out folds needs."""
 Signals = Mapping[str, Values]
 """Signals ``(n,)`` in [0, 1] by name, NaN where an answer lacks one."""
 
 
-class SignalCalibrator(WithOptions):
+class Regression(NamedTuple):
+    """A logistic regression on the log-odds of signals.
+
+    Attributes
+    ----------
+    low, high : (k,)
+        Ends of each signal: a share of 0 or 1 counts as halfway to the nearest other value.
+    mean, scale : (k,)
+        Of the log-odds of the answers that have each signal.
+    weights, absent : (k,)
+        Of the standardised log-odds, and of the indicators that a signal is missing.
+    offset : (1,)
+    """
+
+    low: FloatArray
+    high: FloatArray
+    mean: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+    absent: FloatArray
+    offset: FloatArray
+
+    @classmethod
+    def fit(cls, values: FloatArray, right: BoolArray) -> Regression:
+        """Fit to the signals ``(n, k)`` of graded answers, NaN where an answer lacks one."""
+        missing = np.isnan(values)
+        ends = [halfway(column[~gap]) for column, gap in zip(values.T, missing.T, strict=True)]
+        low, high = np.clip(np.transpose(ends), SUREST, 1 - SUREST)
+        odds = logit(np.clip(values, low, high))
+        count = np.maximum((~missing).sum(0), 1)
+        mean = np.where(missing, 0.0, odds).sum(0) / count
+        spread = np.sqrt((np.where(missing, 0.0, odds - mean) ** 2).sum(0) / count)
+        scale = np.where(spread > 0, spread, 1.0)
+        told = missing.any(0) & ~missing.all(0)  # others have no answers to compare
+        inputs = np.hstack([np.where(missing, 0.0, (odds - mean) / scale), missing * told])
+        line = ridge_logistic(inputs, right)
+        weights, absent = np.split(line[:-1], 2)
+        return cls(low, high, mean, scale, weights, absent, line[-1:])
+
+    def score(self, values: FloatArray) -> FloatArray:
+        """Return a number in [0, 1] for each answer, of signals ``(n, k)``."""
+        missing = np.isnan(values)
+        odds = logit(np.clip(values, self.low, self.high))
+        inputs = np.where(missing, 0.0, (odds - self.mean) / self.scale)
+        return np.asarray(expit(inputs @ self.weights + missing @ self.absent + self.offset))
+
+
+def ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
+    """Return the weights of a logistic regression with a ridge penalty, and then its offset.
+
+    By Newton's method, whose steps are halved until they descend. If all answers are right, or all
+    are wrong, the offset is that of half an answer of the other kind.
+    """
+    y = right.astype(np.float64)
+    base = (y.sum() + 0.5) / (len(y) + 1)
+    line = np.append(np.zeros(inputs.shape[1]), np.log(base / (1 - base)))
+    if y.min() == y.max():
+        return line
+    x = np.hstack([inputs, np.ones((len(y), 1))])
+    penalty = np.append(np.full(inputs.shape[1], RIDGE), 1e-9)
+
+    def loss(line: FloatArray) -> float:
+        odds = x @ line
+        return float((np.logaddexp(0, odds) - y * odds).sum() + penalty @ line**2 / 2)
+
+    for _ in range(100):
+        p = expit(x @ line)
+        slope = x.T @ (p - y) + penalty * line
+        step = np.linalg.solve((x.T * (p * (1 - p))) @ x + np.diag(penalty), slope)
+        while loss(line - step) > loss(line) and np.abs(step).max() > 1e-12:
+            step /= 2
+        line = line - step
+        if np.abs(step).max() < 1e-9:
+            break
+    return line
+
+
+class SignalCalibrator(AnswerMap):
     r"""Predict the chance that an answer is right, from several signals.
 
-    Every signal gets a map of its own, as that of :class:`~calibrant.llm.AnswerCalibrator`, and the
-    log-odds of these chances are combined with weights that are not negative
-    (``calibrant.llm.answers.combining`` has the equation). The combination is compared with the
-    best single signal on held-out answers: both are fitted, and the best signal and the shrinkage
-    are chosen, anew for each of five folds. It is used if its log loss is lower, and lower than
-    that of every single signal; otherwise the best signal is used alone.
-
-    An answer that lacks a signal still gets a chance: from the others, or, if the one signal in use
-    is missing, that of such answers.
+    A logistic regression on the log-odds of the signals, with a ridge penalty, gives a score, and
+    a map that was fitted to scores of held-out answers turns it into a probability
+    (``calibrant.llm.answers.signal_calibrator`` has the equation). An answer that lacks signals
+    still gets a chance.
 
     Parameters
     ----------
     stage : {"beta", "sigmoid", "isotonic"}
-        Kind of the map of each signal.
+        Kind of the map, as for :class:`~calibrant.llm.AnswerCalibrator`.
 
     Attributes
     ----------
     names_ : list of str
         Signals of the fit.
-    best_ : str
-        The best single signal.
-    kept_ : bool
-        True if the combination is in use.
-    gain_ : Estimate
-        Log loss of the best signal minus that of the combination on held-out answers, with a 90 %
-        interval; NaN if they were not compared.
-    fitted_ : Combined
-        All maps.
-    held_out_ : HeldOut or None
-        Chances of the answers of the fit, by maps of others; it is not saved.
+    regression_ : Regression
+    map_ : AnswerCalibrator or None
+        Of scores to chances; None if there were too few answers to fit one.
     coverage_ : dict
         Share of the answers of the fit that have each signal.
     source_ : Source
@@ -86,8 +160,6 @@ class SignalCalibrator(WithOptions):
     >>> right = rng.random(2000) < 1 / (1 + np.exp(-odds.sum(0)))
     >>> stated, judged = 1 / (1 + np.exp(-odds))
     >>> fitted = SignalCalibrator().fit({"stated": stated, "judge": judged}, right)
-    >>> fitted.kept_, bool(fitted.gain_.low > 0.02)
-    (True, True)
     >>> fitted.predict({"stated": [0.9, np.nan], "judge": [0.9, 0.9]}).round(1)
     array([1. , 0.9])
     """
@@ -95,10 +167,8 @@ class SignalCalibrator(WithOptions):
     def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
         self.names_: list[str] = []
-        self.fitted_: Combined | None = None
-        self.kept_ = False
-        self.gain_ = Estimate(math.nan)
-        self.held_out_: HeldOut | None = None
+        self.regression_: Regression | None = None
+        self.map_: AnswerCalibrator | None = None
         self.coverage_: dict[str, float] = {}
         self.threshold_: Threshold | None = None
         self.source_ = Source()
@@ -124,121 +194,64 @@ class SignalCalibrator(WithOptions):
         checks.check_some(len(values))
         self.names_ = [str(name) for name in signals]
         self.coverage_ = dict(zip(self.names_, (~np.isnan(values)).mean(0).tolist(), strict=True))
-        self.fitted_ = combining.fit_combined(values, right, member, self.stage)
         self.source_, self.threshold_ = (source or Source())._replace(confidence=""), None
-        self.kept_, self.gain_, self.held_out_ = False, Estimate(math.nan), None
-        if _comparable(right, member):
-            self._compare(values, right, member)
-        else:
+        self.regression_, self.map_ = Regression.fit(values, right), None
+        if not enough_for_folds(right, member):
             checks.warn(
                 f"{len(right):,} answers, {int(right.sum()):,} of them right, are too few to "
-                f"compare signals: {self.best_} is used alone; grade more answers"
+                "calibrate the combined signals on held-out ones: grade more answers"
             )
+            return self
+        scores = np.empty(len(right))
+        for train, test in folds(member):
+            scores[test] = Regression.fit(values[train], right[train]).score(values[test])
+        with checks.silenced():  # the figures of the fit show signals that tell nothing
+            self.map_ = AnswerCalibrator(None, stage=self.stage).fit(scores, right)
         return self
-
-    def _compare(self, values: FloatArray, right: BoolArray, member: IntArray) -> None:
-        held = combining.held_out(values, right, member, self.stage)
-        alone, together = (combining.log_loss(p, right) for p in (held.best, held.together))
-        each = combining.log_loss(held.each, right[:, None]).mean(0)
-        gain = combining.paired_gain(alone, together, member)
-        self.held_out_ = held
-        if len(self.names_) > 1:
-            self.gain_ = mean_interval(*gain, LEVEL)
-            # where several signals are about as good, the choice of the best one is itself unstable
-            # and costs log loss: the combination must beat each of them as well
-            self.kept_ = bool(together.mean() < min(alone.mean(), each.min()))
-
-    @property
-    def best_(self) -> str:
-        """The best single signal."""
-        return self.names_[self._fitted().best]
-
-    @property
-    def needed_(self) -> list[str]:
-        """Signals that :meth:`predict` uses."""
-        if not self.kept_:
-            return [self.best_]
-        combination = self._fitted().combination
-        used = (combination.weights > 0) | (combination.absent != 0)
-        return [name for name, one in zip(self.names_, used, strict=True) if one]
 
     def predict(self, signals: Signals, *, source: Source | None = None) -> FloatArray:
         """Return the chance of each answer to be right, ``(n,)``.
 
-        ``signals`` must have those of :attr:`needed_`, with NaN where an answer lacks one; others
-        are ignored. Raises if ``source`` is not that of the fit.
+        ``signals`` must have those of the fit, with NaN where an answer lacks one; others are
+        ignored. Raises if ``source`` is not that of the fit.
         """
         if source is not None:
             self.source_.check(source._replace(confidence=""))
-        lacking = [name for name in self.needed_ if name not in signals]
+        fitted = self._fitted()
+        lacking = [name for name in self.names_ if name not in signals]
         if lacking:
             raise ValueError(
-                f"the map needs the signals {comma_separated(map(printable, self.needed_))}, and "
+                f"the map needs the signals {comma_separated(map(printable, self.names_))}, and "
                 f"{comma_separated(map(printable, lacking))} is not there, got "
                 f"{comma_separated(map(printable, signals))}: pass NaN where an answer lacks one"
             )
-        known = _as_table({name: signals[name] for name in self.needed_})
-        values = np.full((len(known), len(self.names_)), np.nan)
-        values[:, [self.names_.index(name) for name in self.needed_]] = known
-        fitted = self._fitted()
-        return fitted.together(values) if self.kept_ else fitted.alone(values)
-
-    def control(
-        self, signals: Signals, correct: Values, *, max_error: float, level: float = 0.95
-    ) -> Threshold:
-        """Find the confidence threshold that limits the error of the answers above it.
-
-        As :meth:`calibrant.llm.AnswerCalibrator.control`; the answers must not be those of
-        :meth:`fit`.
-        """
-        confidence = self.predict(signals)
-        self.threshold_ = controlled(confidence, correct, max_error=max_error, level=level)
-        return self.threshold_
-
-    def abstains(self, confidence: Values) -> BoolArray:
-        """Return True for confidences of :meth:`predict` that are below the threshold."""
-        return below(self.threshold_, confidence)
+        scores = fitted.score(_as_table({name: signals[name] for name in self.names_}))
+        return scores if self.map_ is None else self.map_.predict(scores)
 
     def describe(self) -> str:
         """Describe the map in a sentence."""
-        names = comma_separated(self.needed_)
-        kind = "combination of the signals" if self.kept_ else f"{self.stage} map of the signal"
+        names = comma_separated(self.names_)
+        kind = "combination of the signals" if len(self.names_) > 1 else "map of the signal"
         return f"{kind} {names} to the probability of a correct answer"
 
-    def verdict(self) -> str:
-        """Say in a sentence whether the combination is in use, and why."""
-        if len(self.names_) == 1:
-            return f"{self.best_} is the only signal."
-        if math.isnan(self.gain_.value):
-            return f"{self.best_} is used alone: there are too few answers to compare."
-        change, low, high = (-self.gain_.value, -self.gain_.high, -self.gain_.low)
-        gain = (
-            f"against the best signal the log loss of held-out answers changes by {change:+.4f} "
-            f"({100 * LEVEL:.0f} %: {low:+.4f} to {high:+.4f})"
-        )
-        if self.kept_:
-            return f"The combination is used: {gain}."
-        return f"{self.best_} is used alone, since the combination does not beat it: {gain}."
-
     def __repr__(self) -> str:
-        if self.fitted_ is None:
+        if self.regression_ is None:
             return one_line(self, f"stage={self.stage!r}, not fitted")
         limit = self.threshold_
         end = "" if limit is None else f"threshold={threshold_text(limit.threshold)}"
         return one_line(self, self.describe(), end)
 
     def _repr_html_(self) -> str:
-        if self.fitted_ is None:
+        if self.regression_ is None:
             return notebook(heading("Signal calibrator", "not fitted"))
         headings, *rows = self.table()
-        about = heading("Signal calibrator", self.describe())
         limit = "" if self.threshold_ is None else self.threshold_.fragment()
-        told = verdict(self.verdict(), "good" if self.kept_ else "")
-        return notebook(about, told, html_table(headings, rows), limit)
+        about = heading("Signal calibrator", self.describe())
+        return notebook(about, html_table(headings, rows), limit)
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, then the share of answers that have each signal and its weight."""
-        weights = self._weights()
+        weights = self._fitted().weights
         rows = [
             (name, f"{100 * self.coverage_[name]:.0f} %", f"{weight:.2f}")
             for name, weight in zip(self.names_, weights, strict=True)
@@ -247,38 +260,26 @@ class SignalCalibrator(WithOptions):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of the signals: ``signal``, ``coverage``, ``weight``. Needs pandas."""
-        pairs = zip(self.names_, self._weights().tolist(), strict=True)
+        pairs = zip(self.names_, self._fitted().weights.tolist(), strict=True)
         return frame(
             {"signal": name, "coverage": self.coverage_[name], "weight": weight}
             for name, weight in pairs
         )
 
-    def _weights(self) -> FloatArray:
-        fitted = self._fitted()
-        if self.kept_:
-            return fitted.combination.weights
-        return np.asarray(np.eye(len(self.names_))[fitted.best])
-
-    def _fitted(self) -> Combined:
-        if self.fitted_ is None:
+    def _fitted(self) -> Regression:
+        if self.regression_ is None:
             raise RuntimeError("this SignalCalibrator is not fitted: call fit(signals, correct)")
-        return self.fitted_
+        return self.regression_
 
     def state(self) -> dict[str, Any]:
         """Return everything that was chosen and learned, for JSON."""
-        fitted = self._fitted()
+        learned = self._fitted()._asdict()
         return {
             "stage": self.stage,
             "names": self.names_,
             "coverage": [self.coverage_[name] for name in self.names_],
-            "singles": [_single_state(single) for single in fitted.singles],
-            "best": fitted.best,
-            "ridge": fitted.ridge,
-            "combination": {
-                k: np.asarray(v).tolist() for k, v in fitted.combination._asdict().items()
-            },
-            "kept": self.kept_,
-            "gain": None if math.isnan(self.gain_.value) else list(self.gain_),
+            "regression": {name: values.tolist() for name, values in learned.items()},
+            "map": self.map_ and self.map_.state(),
             "threshold": self.threshold_ and self.threshold_.state(),
             "source": self.source_._asdict(),
         }
@@ -286,32 +287,50 @@ class SignalCalibrator(WithOptions):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        if not isinstance(state, Mapping) or {*state} != STATE:
-            raise ValueError(f"a signal calibrator has {sorted(STATE)}, got {state!r:.200}")
+        keys = {"stage", "names", "coverage", "regression", "map", "threshold", "source"}
+        if not isinstance(state, Mapping) or {*state} != keys:
+            raise ValueError(f"a signal calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(stage=state["stage"])
-        made.names_ = _names(state["names"])
-        count, best, kept = len(made.names_), state["best"], state["kept"]
-        singles = _singles(state["singles"], made.stage, count)
-        if type(best) is not int or not 0 <= best < count:
-            raise ValueError(f"best must be the number of one of {count} signals, got {best!r}")
-        if not isinstance(kept, bool):
-            raise ValueError(f"kept must be true or false, got {kept!r:.40}")
-        combination = _combination(state["combination"], count)
-        made.fitted_ = Combined(singles, best, _finite(state["ridge"], "ridge"), combination)
-        shares = _array(state["coverage"], (count,), "coverage").tolist()
-        made.coverage_ = dict(zip(made.names_, shares, strict=True))
-        made.kept_, made.source_ = kept, source_from(state["source"])
-        if state["gain"] is not None:
-            made.gain_ = Estimate(*_array(state["gain"], (3,), "gain").tolist())
+        names, learned = state["names"], state["regression"]
+        texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not texts or not names or len({*names}) != len(names):
+            raise ValueError(f"names must be different texts, got {names!r:.80}")
+        if not isinstance(learned, Mapping) or {*learned} != {*Regression._fields}:
+            raise ValueError(f"a regression has {Regression._fields}, got {learned!r:.80}")
+        sizes = {name: len(names) for name in Regression._fields} | {"offset": 1}
+        made.regression_ = Regression(
+            **{name: _numbers(learned[name], size, name) for name, size in sizes.items()}
+        )
+        low, high, _, scale, *_ = made.regression_
+        if not ((scale > 0) & (low > 0) & (low < high) & (high < 1)).all():
+            raise ValueError("scale must be above 0, and low and high rise between 0 and 1")
+        if state["map"] is not None:
+            made.map_ = AnswerCalibrator.from_state(state["map"])
+            if (made.map_.stage, made.map_.aggregate) != (made.stage, None):
+                raise ValueError(f"the map must be a {made.stage} of scores, got {made.map_!r:.80}")
+        made.names_ = list(names)
+        shares = _numbers(state["coverage"], len(names), "coverage").tolist()
+        made.coverage_ = dict(zip(names, shares, strict=True))
+        made.source_ = source_from(state["source"])
         if state["threshold"] is not None:
             made.threshold_ = Threshold.from_state(state["threshold"])
         return made
 
 
-STATE = {
-    *("stage", "names", "coverage", "singles", "best", "ridge", "combination", "kept", "gain"),
-    *("threshold", "source"),
-}
+def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the numbers of the answers of all folds but one, and of that one.
+
+    Answers with the same number in ``groups`` ``(n,)`` stay together.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
+    for number in range(min(FOLDS, len(names))):
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+
+
+def enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
+    """Return True if every fold can leave right and wrong answers to the others."""
+    return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= FEWEST)
 
 
 def _as_table(signals: Signals) -> FloatArray:
@@ -343,64 +362,11 @@ def _as_groups(groups: Values | None, count: int) -> IntArray:
     return member
 
 
-def _comparable(right: BoolArray, member: IntArray) -> bool:
-    """Return True if every fold of a fold can have right and wrong answers."""
-    enough = combining.FOLDS * combining.FEWEST // 2
-    return min(right.sum(), (~right).sum()) >= enough and len(np.unique(member)) >= 2 * enough
-
-
-def _single_state(single: Single) -> dict[str, Any]:
-    inner = None if single.calibrator is None else single.calibrator.state()
-    return {**single._asdict(), "calibrator": inner}
-
-
-def _singles(states: Any, stage: str, count: int) -> list[Single]:
-    if not isinstance(states, list) or len(states) != count:
-        raise ValueError(f"singles must be a map for each of {count} signals, got {states!r:.80}")
-    return [_single(state, stage) for state in states]
-
-
-def _single(state: Any, stage: str) -> Single:
-    if not isinstance(state, Mapping) or {*state} != {*Single._fields}:
-        raise ValueError(f"a single map has {', '.join(Single._fields)}, got {state!r:.80}")
-    inner, inverted = state["calibrator"], state["inverted"]
-    calibrator = None if inner is None else AnswerCalibrator.from_state(inner)
-    if not isinstance(inverted, bool):
-        raise ValueError(f"inverted must be true or false, got {inverted!r:.40}")
-    if calibrator is not None and (calibrator.stage, calibrator.aggregate) != (stage, None):
-        raise ValueError(f"every map must be a {stage} of confidences, got {calibrator!r:.80}")
-    absent, least = (_finite(state[name], name) for name in ("absent", "least"))
-    if not (0 <= absent <= 1 and 0 < least < 0.5):
-        raise ValueError(f"absent and least must be chances, got {absent} and {least}")
-    return Single(calibrator, inverted, absent, least)
-
-
-def _combination(state: Any, count: int) -> Combination:
-    if not isinstance(state, Mapping) or {*state} != {*Combination._fields}:
-        raise ValueError(f"a combination has {', '.join(Combination._fields)}, got {state!r:.80}")
-    arrays = {name: _array(state[name], (count,), name) for name in ("weights", "absent", "mean")}
-    if (arrays["weights"] < 0).any():
-        raise ValueError("weights must not be negative")
-    covariance = _array(state["covariance"], (count, count), "covariance")
-    return Combination(**arrays, offset=_finite(state["offset"], "offset"), covariance=covariance)
-
-
-def _array(values: Any, shape: tuple[int, ...], name: str) -> FloatArray:
+def _numbers(values: Any, size: int, name: str) -> FloatArray:
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be numbers ({error})") from error
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"{name} must be {shape} finite numbers, got {values!r:.80}")
+    if array.shape != (size,) or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be {size} finite numbers, got {values!r:.80}")
     return array
-
-
-def _finite(value: Any, name: str) -> float:
-    return float(_array(value, (), name))
-
-
-def _names(values: Any) -> list[str]:
-    texts = isinstance(values, list) and all(isinstance(name, str) for name in values)
-    if not texts or not values or len({*values}) != len(values):
-        raise ValueError(f"names must be different texts, got {values!r:.80}")
-    return list(values)

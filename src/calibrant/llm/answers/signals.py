@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.special import softmax, xlogy
 
-from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64, check_choice
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers import scores
+from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.graded import (
     AnswerRows,
-    Row,
+    Source,
+    numbered,
     numbers,
     stated_number,
     token_probs_of,
     unpacked_cell,
 )
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.samples import (
     Same,
     agreement,
@@ -33,9 +36,124 @@ from calibrant.llm.answers.samples import (
     same_text,
     semantic_entropy,
 )
-from calibrant.llm.answers.scores import LARGEST, Bound
-from calibrant.llm.answers.sources import Source
 from calibrant.llm.answers.stated import stated_confidence
+from calibrant.llm.answers.topk import TopLogprobs
+
+Bound: TypeAlias = Literal["low", "middle"]
+VOTES = {
+    **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),
+    **dict.fromkeys(("no", "false", "wrong", "incorrect", "fail"), 0.0),
+    **dict.fromkeys(("tie", "uncertain", "unsure", "partial"), 0.5),
+}
+"""Worth of a vote."""
+LARGEST = 1 << 18
+"""Tokens of the largest vocabularies in use."""
+
+
+def judge_score(score: float, scale: tuple[float, float]) -> float:
+    """Map a judge's score to [0, 1], of which ``scale`` has the worst and the best.
+
+    >>> judge_score(8, (1, 10)), judge_score(2, (5, 1))  # the best of the second is 1
+    (0.7777777777777778, 0.75)
+    """
+    worst, best = scale
+    if not all(map(math.isfinite, scale)) or worst == best:
+        raise ValueError(f"scale must be two different numbers, the worst first, got {scale}")
+    if isinstance(score, bool) or not min(scale) <= score <= max(scale):
+        raise ValueError(f"the score must be from {worst:g} to {best:g}, got {score!r}")
+    return (score - worst) / (best - worst)
+
+
+def vote_share(votes: Sequence[str]) -> float:
+    """Compute the share of votes for an answer; ties count half.
+
+    >>> vote_share(["yes", "no", "tie", "Yes"])
+    0.625
+    """
+    if isinstance(votes, str) or not votes:
+        raise ValueError(f"votes must be a list of yes, no and tie, got {votes!r:.80}")
+    worth = [VOTES.get(str(vote).strip().lower()) for vote in votes]
+    unknown = [vote for vote, value in zip(votes, worth, strict=True) if value is None]
+    if unknown:
+        raise ValueError(f"a vote must be one of {', '.join(VOTES)}, got {unknown[0]!r:.40}")
+    return sum(value for value in worth if value is not None) / len(votes)
+
+
+def option_confidence(logits: Values) -> tuple[float, float]:
+    """Return the probability of the likeliest option, and its distance to the second.
+
+    ``logits`` ``(options,)`` are logits or log-probabilities of the options of one question; -inf
+    is an option that is not there.
+
+    >>> option_confidence([1.0, 1.0])
+    (0.5, 0.0)
+    """
+    values = as_float64(logits)
+    if values.ndim != 1 or values.size < 2 or np.isnan(values).any() or values.max() == np.inf:
+        raise ValueError(f"option logits must be two numbers or more, not NaN, got {logits!r:.80}")
+    if values.max() == -np.inf:
+        raise ValueError("option logits must not all be -inf")
+    second, first = np.sort(softmax(values))[-2:]
+    return float(first), float(first - second)
+
+
+def top_token_confidence(
+    top: TopLogprobs, *, vocabulary: int = LARGEST, bound: Bound = "low"
+) -> dict[str, float]:
+    r"""Compute confidences of an answer from the top tokens that a service shows.
+
+    - ``top_probability``: geometric mean of the probabilities of the likeliest tokens;
+    - ``top_margin``: mean of its distance to the second; left out if some position shows only one;
+    - ``top_entropy``: :math:`e^{-H}`, with the mean entropy H of the positions.
+
+    The first two are exact. The entropy depends on hidden tokens too: it is largest if they all are
+    equally likely, and smallest if as few of them as possible hold the rest
+    (``calibrant.llm.answers.topk``).
+
+    Parameters
+    ----------
+    top : as for :func:`~calibrant.llm.top_confidence`
+        Of the positions of one answer.
+    vocabulary : int
+        Number of tokens of the model; one that is too large lowers ``low`` slightly.
+    bound : {"low", "middle"}
+        ``top_entropy`` for the largest entropy, or the mean of those for the largest and the
+        smallest. Use the same for the fit of a map and its use.
+
+    Examples
+    --------
+    >>> found = top_token_confidence([{"Paris": -0.2, "Lyon": -2.5}, {".": -0.1, "!": -3.0}])
+    >>> {name: round(value, 3) for name, value in found.items()}
+    {'top_probability': 0.861, 'top_margin': 0.796, 'top_entropy': 0.249}
+    """
+    check_choice("bound", bound, ("low", "middle"))
+    logs = topk.top_logprobs(top)
+    shown = np.isfinite(logs)
+    if vocabulary < shown.sum(1).max():
+        raise ValueError(f"vocabulary is {vocabulary}, but {shown.sum(1).max()} tokens are shown")
+    found = {"top_probability": float(np.exp(np.minimum(logs[:, 0], 0.0).mean()))}
+    if shown.sum(1).min() > 1:
+        found["top_margin"] = float(np.clip(np.exp(logs[:, 0]) - np.exp(logs[:, 1]), 0, 1).mean())
+    smallest, largest = _entropy_bounds(logs, shown, vocabulary)
+    low, high = np.exp(-largest.mean()), np.exp(-smallest.mean())
+    return {**found, "top_entropy": float(low if bound == "low" else (low + high) / 2)}
+
+
+def _entropy_bounds(
+    logs: FloatArray, shown: BoolArray, vocabulary: int
+) -> tuple[FloatArray, FloatArray]:
+    """Smallest and largest entropy ``(n,)`` of each position."""
+    probs = np.exp(logs)
+    known = -xlogy(probs, probs).sum(1)
+    hidden = vocabulary - shown.sum(1)
+    least = np.where(shown, probs, np.inf).min(1)  # hidden tokens are no likelier
+    rest = np.clip(1 - probs.sum(1), 0, hidden * least)
+    full = np.floor(rest / least)
+    left = np.maximum(rest - full * least, 0.0)
+    packed = -full * xlogy(least, least) - xlogy(left, left)
+    equal = -xlogy(rest, rest / np.maximum(hidden, 1))
+    return known + packed, known + equal
+
 
 UNREAD = "unread"
 """Key of a row for the reasons why material gave no signal."""
@@ -43,7 +161,7 @@ UNREAD = "unread"
 Found = dict[str, float | None]
 
 
-class Reading(NamedTuple):
+class SignalReading(NamedTuple):
     """How material is read."""
 
     stated_scale: float = 1
@@ -90,7 +208,7 @@ def signals_of(
     ``token_probs``       ``geometric``, ``product``, ``arithmetic``, ``first``,
                           ``minimum``: see :func:`~calibrant.llm.answer_confidence`
     ``top_logprobs``      ``top_probability``, ``top_margin``, ``top_entropy``: see
-                          :func:`~calibrant.llm.answers.scores.top_token_confidence`
+                          :func:`~calibrant.llm.answers.signals.top_token_confidence`
     ``stated``            ``stated``: see :func:`~calibrant.llm.stated_confidence`
     ``samples``           ``agreement_exact``, ``agreement``: shares of samples that
                           equal the answer, as written and normalised;
@@ -99,7 +217,7 @@ def signals_of(
                           samples; ``semantic_sets``: 1 if they have one meaning, 0 if
                           all differ, linear in the number of clusters between
     ``option_logits``     ``option_probability``, ``option_margin``: see
-                          :func:`~calibrant.llm.answers.scores.option_confidence`
+                          :func:`~calibrant.llm.answers.signals.option_confidence`
     ``judges``            ``judge:NAME`` for each ``{NAME: {"score", "scale"}}``, with a
                           scale such as ``[1, 10]``, or ``{NAME: {"votes"}}``
     ``confidence``        one by the name in ``source``, or ``confidence``
@@ -137,7 +255,7 @@ def signals_of(
     if (same is None) != (not meaning):
         raise ValueError("pass same and meaning, its name, together")
     placed = _placed(answers)
-    how = Reading(stated_scale, vocabulary, bound, same, meaning)
+    how = SignalReading(stated_scale, vocabulary, bound, same, meaning)
     found, unread = [], []
     for place, row in zip(*placed, strict=True):
         values, reasons = _signals(row, place, how)
@@ -182,9 +300,7 @@ def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> di
 
 def question_groups(answers: AnswerRows) -> IntArray:
     """Number the questions of rows; a row without a question has a number of its own."""
-    keys = [row.get("question") or n for n, row in enumerate(answers.rows)]
-    known = {key: number for number, key in enumerate(dict.fromkeys(map(repr, keys)))}
-    return np.array([known[repr(key)] for key in keys], dtype=np.int64)
+    return numbered([row.get("question") or n for n, row in enumerate(answers.rows)])
 
 
 def _placed(answers: AnswerRows | Sequence[Row]) -> AnswerRows:
@@ -197,7 +313,7 @@ def _number_or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _signals(row: Row, place: str, how: Reading) -> tuple[Found, dict[str, str]]:
+def _signals(row: Row, place: str, how: SignalReading) -> tuple[Found, dict[str, str]]:
     """Signals of a row, and the reasons for those that its material does not give."""
     found, unread = Found(), dict[str, str]()
     for key, compute in MATERIAL.items():
@@ -241,22 +357,22 @@ def _checked(name: str, value: Any, place: str) -> float | None:
     return float(value)
 
 
-def _of_tokens(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_tokens(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     probs = [token_probs_of(row, place)]
     return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}  # type: ignore[arg-type]
 
 
-def _of_top_tokens(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_top_tokens(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     top = unpacked_cell(row["top_logprobs"])
-    return dict(scores.top_token_confidence(top, vocabulary=how.vocabulary, bound=how.bound))
+    return dict(top_token_confidence(top, vocabulary=how.vocabulary, bound=how.bound))
 
 
-def _of_statement(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_statement(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     found = stated_confidence(row["stated"], scale=how.stated_scale)
     return {"stated": found.reason if found.value is None else found.value}
 
 
-def _of_samples(row: Row, place: str, how: Reading) -> dict[str, Any]:
+def _of_samples(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
     texts = unpacked_cell(row["samples"])
     answer = row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
@@ -279,13 +395,13 @@ def _by_meaning(answer: str, texts: list[str], same: Same, ending: str) -> dict[
     return {f"{name}{ending}": value for name, value in values.items()}
 
 
-def _of_options(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_options(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     logits = numbers(row["option_logits"], "option_logits", place)
-    first, margin = scores.option_confidence(logits)
+    first, margin = option_confidence(logits)
     return {"option_probability": first, "option_margin": margin}
 
 
-def _of_judges(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_judges(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     judges = unpacked_cell(row["judges"])
     if not isinstance(judges, Mapping):
         raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
@@ -297,20 +413,20 @@ def _judged(verdict: Any) -> float | str:
         case None | {"score": None}:
             return "the judge gave no score"
         case {"votes": list(votes)}:
-            return scores.vote_share(votes)
+            return vote_share(votes)
         case {"score": int(score) | float(score), "scale": [worst, best]}:
-            return scores.judge_score(score, (float(worst), float(best)))
+            return judge_score(score, (float(worst), float(best)))
     raise ValueError(
         'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
         f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
     )
 
 
-def _of_confidence(row: Row, place: str, _: Reading) -> dict[str, Any]:
+def _of_confidence(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
     return {str(row.get("source") or "confidence"): stated_number(row, place)}
 
 
-MATERIAL: dict[str, Callable[[Row, str, Reading], dict[str, Any]]] = {
+MATERIAL: dict[str, Callable[[Row, str, SignalReading], dict[str, Any]]] = {
     "token_probs": _of_tokens,
     "top_logprobs": _of_top_tokens,
     "stated": _of_statement,

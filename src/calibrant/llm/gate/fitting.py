@@ -16,10 +16,8 @@ from calibrant.llm.answers.calibrating import apply_answers, fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.gate.drift import DriftReference
-from calibrant.llm.gate.gate import Gate
-from calibrant.llm.gate.promises import Scored, Unit, find_threshold
-from calibrant.llm.gate.verdicts import Band, Terms
+from calibrant.llm.gate.gate import DriftReference, Gate, unscored
+from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
 
 FEWEST = 30
 """Independent answers or conversations below which nothing can be promised."""
@@ -43,8 +41,7 @@ def fit_gate(
 ) -> Gate:
     r"""Find from graded answers which ones to accept, to verify, and to hand to a person.
 
-    The answers are split at random. On a third of them a map from confidences to probabilities is
-    fitted, on the others the lowest probability from which on answers are accepted, such that
+    The gate accepts from the lowest confidence on such that
 
     .. math:: P(\text{error among accepted answers} \le \mathtt{max\_error}) \ge \mathtt{level}
 
@@ -52,7 +49,13 @@ def fit_gate(
     independent answers from the population that the gate will judge, and nothing else: it holds for
     any number of answers, whatever their confidences are worth.
 
-    With ``verifier_misses`` the second third decides about accepting. The last one decides which of
+    All graded answers serve the threshold, and also the map from confidences to probabilities. A
+    map of two or three parameters that rises keeps the order of the answers: it decides at which of
+    them the search for the threshold starts, but the test of each threshold stays that of the same
+    answers above it. ``benchmarks/gate.py`` counts how often such promises are broken: less often
+    than they may be. An isotonic map has steps, and gets a random third of the answers for itself.
+
+    With ``verifier_misses`` a random half decides about accepting. The other one decides which of
     the other answers are worth verifying: those among which at most
     ``max_error / verifier_misses`` are wrong. If the verifier lets at most ``verifier_misses`` of
     these wrong ones through, at most ``max_error`` of the verified answers are wrong in the end.
@@ -88,12 +91,14 @@ def fit_gate(
     Returns
     -------
     Gate
-        With a warning if there are too few answers to promise anything.
+        Which remembers model, prompt, head and sampling of the graded answers, where these state
+        them, and hands answers from others to a person. With a warning if there are too few answers
+        to promise anything.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
-    >>> probs = [rng.beta(20, 1, size=3) for _ in range(1500)]  # of the tokens of answers
+    >>> probs = [rng.beta(20, 1, size=3) for _ in range(4000)]  # of the tokens of answers
     >>> chance = [one.prod() for one in probs]
     >>> rows = [{"token_probs": p, "correct": rng.random() < c} for p, c in zip(probs, chance)]
     >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1, verifier_misses=0.25)
@@ -105,14 +110,16 @@ def fit_gate(
     terms = Terms(max_error, level, unit, verifier_misses).check()
     with warnings_at_caller():
         rng = np.random.default_rng(seed)
+        answers = _scored_wholly(answers)
         numbers = _unit_numbers(answers, unit)
         kinds = np.array([str(row.get("kind") or "") for row in answers.rows])
         if by_kind:
             _check_kinds(answers, numbers, unit)
-        parts = _parts(numbers, _part_shares(terms, by_kind, calibrator), rng)
+        rises = calibrator is None and stage != "isotonic"
+        parts = _parts(numbers, _part_shares(terms, by_kind, calibrator, rises), rng)
         if calibrator is None:
-            first = answers.where(parts == 0).answers(aggregate)
-            calibrator = fit_answers(first, stage=stage)
+            graded = answers if rises else answers.where(parts == 0)
+            calibrator = fit_answers(graded.answers(aggregate), stage=stage)
         scored = _scored(calibrator, answers, numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:
@@ -120,6 +127,18 @@ def fit_gate(
         bands = _bands(scored, parts, sets, terms)
         drift = _drift(scored.where(parts == 1), false_alarms, rng)
         return Gate(calibrator, bands, terms, drift)
+
+
+def _scored_wholly(answers: AnswerRows) -> AnswerRows:
+    """Return the answers that a gate can accept, about which the promise is."""
+    whole = np.array([not unscored(row) for row in answers.rows], dtype=bool)
+    if not whole.all():
+        warn(
+            f"{(~whole).sum():,} of {len(whole):,} graded answers are cut off, empty, or without "
+            "log-probabilities for a part of their text, and left out: the gate hands such answers "
+            "to a person"
+        )
+    return answers.where(whole)
 
 
 def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:
@@ -167,11 +186,13 @@ def _check_kinds(answers: AnswerRows, numbers: IntArray, unit: Unit) -> None:
             )
 
 
-def _part_shares(terms: Terms, by_kind: bool, calibrator: Any) -> tuple[float, ...]:
-    """Return the shares of answers for the map, for accepting, and for verifying."""
+def _part_shares(terms: Terms, by_kind: bool, calibrator: Any, rises: bool) -> tuple[float, ...]:
+    """Return the shares of answers for the map alone, for accepting, and for verifying."""
     # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
     # found with the answers that decided on the kinds would not keep their promise
-    first = 1 / 3 if calibrator is None else 0.1 if by_kind else 0.0
+    first = 0.1 if by_kind else 0.0
+    if calibrator is None and not rises:
+        first = 1 / 3
     rest = 1 - first
     return (first, rest) if terms.verifier_misses is None else (first, rest / 2, rest / 2)
 

@@ -1,30 +1,118 @@
-"""The gate: accept an answer, verify it, or hand it to a person."""
+"""The gate: accept an answer, verify it, or hand it to a person.
+
+An answer whose confidence is not that of its whole text is handed to a person: one that is cut off
+or empty, one of which some text has no log-probability, and one whose confidence does not say where
+it comes from.
+
+A promise holds for answers like those it was found with. Two tests watch for others, each a
+:class:`~calibrant.monitor.Monitor`:
+
+- of grades: calibrated confidences and whether the answers were right, against those of the fit;
+- of confidences alone: the share of answers above a confidence, against that share at the fit. Of
+  each answer one of ``CUTS`` shares is looked at, in turn, so that the answers are independent
+  bets.
+
+While the answers do not change, the probability of ever raising an alarm is at most
+``false_alarms``, half of it for each test. After an alarm the promise is withdrawn until a new gate
+is fitted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import warnings_at_caller
+from calibrant._core.checks import FloatArray, as_float64, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.llm.answers.calibrating import apply_answers
-from calibrant.llm.answers.graded import AnswerRows, Row
+from calibrant.llm.answers.graded import AnswerRows, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
-from calibrant.llm.answers.sources import Source, SourceError
-from calibrant.llm.gate.drift import DriftReference
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
+from calibrant.metrics.reductions import Pairs
+from calibrant.monitor import Monitor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+CUTS = 8
+"""Confidences at which shares are compared."""
+BINS, MANY = 10, 1000
+"""Bins of the test of grades, half of them for fewer graded answers than many."""
+WINDOW = 100
+"""Answers between the beginnings of drift that are tested for."""
+TOLERANCE = 0.05
+"""Largest change of a share of answers that is not drift."""
+
+
+class DriftReference(NamedTuple):
+    """Confidences and outcomes at the fit, in the form in which monitors compare with them.
+
+    Attributes
+    ----------
+    cuts : (CUTS,)
+        Rising confidences.
+    grades, confidences : Monitor
+        Without examples.
+    """
+
+    cuts: FloatArray
+    grades: Monitor
+    confidences: Monitor
+
+    @classmethod
+    def of(cls, confidence: FloatArray, correct: FloatArray, false_alarms: float) -> DriftReference:
+        """Make the reference of independent graded answers, ``(n,)``, in random order."""
+        half = len(confidence) // 2
+        # confidences for the cuts, and others for the shares above them
+        cuts = np.quantile(confidence[:half], 1 - _shares())
+        settings: dict[str, Any] = {"false_alarms": false_alarms / 2, "window": WINDOW}
+        # every answer counts at every cut: the limits of a monitor hold for each bin by itself
+        over = confidence[half:, None] >= cuts
+        shares = np.broadcast_to(_shares(), over.shape).ravel(), over.ravel()
+        watched = Monitor(reference=shares, bins=CUTS, tolerance=TOLERANCE, **settings)
+        bins = BINS if len(confidence) >= MANY else BINS // 2
+        grades = Monitor(reference=(confidence, correct), bins=bins, **settings)
+        return cls(cuts, grades, watched)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        watched = {name: getattr(self, name).state() for name in ("grades", "confidences")}
+        return {"cuts": self.cuts.tolist(), **watched}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> DriftReference:
+        """Make the reference of what :meth:`state` returned."""
+        if not isinstance(state, Mapping) or {*state} != {*cls._fields}:
+            raise ValueError(f"a drift reference has {', '.join(cls._fields)}")
+        cuts = as_float64(state["cuts"])
+        if cuts.shape != (CUTS,) or not ((cuts >= 0) & (cuts <= 1)).all():
+            raise ValueError(f"cuts must be {CUTS} numbers in [0, 1], got {state['cuts']!r:.80}")
+        grades, confidences = (Monitor.from_state(state[name]) for name in cls._fields[1:])
+        return cls(cuts, grades, confidences)
+
+
+def _shares() -> FloatArray:
+    """Return the shares of answers above the cuts, one in the middle of each bin of a monitor."""
+    return (CUTS - np.arange(CUTS) - 0.5) / CUTS
+
+
+def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
+    """Return the expected share of answers above a cut, and whether each is above it."""
+    at = (first + np.arange(len(confidence))) % CUTS
+    return Pairs(_shares()[at], confidence >= cuts[at])
+
 
 HEADINGS = (
     *("kind", "graded", "accept from", "accepted", "wrong"),
@@ -89,7 +177,8 @@ class Gate:
     def check(self, answers: AnswerRows, withdrawn: str = "") -> list[Verdict]:
         """Return a verdict for each answer.
 
-        An answer whose confidence cannot be computed is handed to a person, with the reason.
+        An answer whose confidence cannot be computed, or is not that of its whole text, is handed
+        to a person, with the reason.
 
         Parameters
         ----------
@@ -120,6 +209,21 @@ class Gate:
 
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
+        known = self.source.confidence if not isinstance(self.calibrator, SignalCalibrator) else ""
+        scores: list[float | str] = [unscored(row) for row in answers.rows]
+        for i, row in enumerate(answers.rows):
+            if known and "confidence" in row and not row.get("source"):
+                scores[i] = (
+                    scores[i] or f"its confidence has no source, and the gate is for {known}"
+                )
+        whole = np.array([not problem for problem in scores], dtype=bool)
+        if whole.any():
+            chances = self._chances(answers.where(whole))
+            for i, chance in zip(np.flatnonzero(whole).tolist(), chances, strict=True):
+                scores[i] = chance
+        return scores
+
+    def _chances(self, answers: AnswerRows) -> list[float | str]:
         try:
             chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
             return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
@@ -129,7 +233,7 @@ class Gate:
             if len(answers.rows) == 1:
                 return [str(error)]
         singles = (AnswerRows([place], [row]) for place, row in zip(*answers, strict=True))
-        return [score for one in singles for score in self._scores(one)]
+        return [chance for one in singles for chance in self._chances(one)]
 
     def _lacks(self, answers: AnswerRows) -> list[str]:
         """Return what each answer lacks of the signals that every graded answer had."""
@@ -138,7 +242,7 @@ class Gate:
             return [""] * len(answers.rows)
         # a map of signals estimates missing ones, which is as good as at the fit only if they are
         # missing as often as there
-        always = [name for name in fitted.needed_ if fitted.coverage_[name] == 1]
+        always = [name for name in fitted.names_ if fitted.coverage_[name] == 1]
         values = signal_values(signals_of(answers), always) if always else {}
         return [
             f"it lacks {comma_separated(lacking)}, which every graded answer had" if lacking else ""
@@ -230,6 +334,55 @@ class Gate:
         bands = [Band.from_state(band) for band in state["bands"]]
         drift = DriftReference.from_state(state["drift"])
         return cls(calibrator, bands, Terms(**state["terms"]), drift)
+
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
+"""Tokens that are not text, such as those that end a turn."""
+
+
+def unscored(row: Row) -> str:
+    """Return why the confidence of an answer is not that of its whole text; empty if it is.
+
+    >>> unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
+    'its tokens make up another text than the answer, so that a part of it was not scored'
+    """
+    if row.get("truncated"):
+        return "the answer was cut off at the largest number of tokens"
+    answer = row.get("answer")
+    if isinstance(answer, str) and not answer.strip():
+        return "the answer is empty"
+    texts = unpacked_cell(row.get("tokens", row.get("token_texts")))
+    if "token_probs" not in row or not isinstance(texts, list):
+        return ""
+    if len(texts) != len(unpacked_cell(row["token_probs"])):
+        return "it has not one probability for each of its tokens"
+    if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
+        return (
+            "its tokens make up another text than the answer, so that a part of it was not scored"
+        )
+    return ""
+
+
+def _covers(texts: Sequence[str], answer: str) -> bool:
+    """Return True if the tokens are those of the answer, with others only at its end.
+
+    Servers trim blanks, and leave out what ends the answer: special tokens, or a last token with a
+    stop sequence. Some show a token that ends within a character as replacement characters.
+    """
+    whole, wanted = "".join(texts), answer.strip()
+    if INCOMPLETE in whole:
+        parts = re.split(f"({INCOMPLETE}+)", SPECIAL.sub("", whole).strip())
+        pattern = "".join(
+            f"[^\\x00-\\x7f]{{1,{len(part)}}}" if part.startswith(INCOMPLETE) else re.escape(part)
+            for part in parts
+        )
+        return re.fullmatch(pattern, wanted) is not None
+    start = whole.find(wanted)
+    if start < 0 or SPECIAL.sub("", whole[:start]).strip():
+        return False
+    after = SPECIAL.sub("", whole[start + len(wanted) :]).strip()
+    return len(after) <= len(texts[-1])
 
 
 def _cells(band: Band) -> tuple[str, ...]:

@@ -1,22 +1,30 @@
-"""The watch of a gate in use, and its file."""
+"""The watch of a gate in use, its file, and what rows of answers add to it."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrant._core.atomic_files import locked
-from calibrant._core.checks import Values, as_float64
-from calibrant.artifacts import load, save
+from calibrant._core.atomic_files import locked, replacing
+from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant.display.results import one_line
-from calibrant.llm.gate.drift import DriftReference, above
-from calibrant.llm.gate.gate import Gate
+from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.lines import Row
+from calibrant.llm.gate.gate import DriftReference, Gate, above
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
+LOG = logging.getLogger(__name__)
+START = (
+    "whether the promise was withdrawn is unknown; if it was not, start a new file by calibrant "
+    "llm gate watch GATE --state FILE --new"
+)
+COLUMNS = ("verdict", "threshold", "reason")
 PENDING = 20_000
 """Answers that may wait for their grade."""
 
@@ -126,32 +134,142 @@ class GateWatch:
 class WatchFile:
     """The state of a watch in a file that several processes update.
 
+    Where the file is missing or damaged, nobody knows if the promise was withdrawn: nothing is
+    promised then. :meth:`start` makes the file, once for each gate.
+
     Parameters
     ----------
     path : path
-        A ``.json`` or ``.safetensors`` file; it is made when something is added.
+        A ``.json`` file.
     gate : Gate
     """
 
     def __init__(self, path: str | os.PathLike[str], gate: Gate) -> None:
         self.path = Path(path).resolve()
         self.gate = gate
-        if self.path.suffix not in (".json", ".safetensors"):
+        if self.path.suffix != ".json":
             raise ValueError(f"the state must be a .json file, got {os.fspath(path)}")
 
+    def start(self) -> None:
+        """Make the file of a gate that has judged nothing; raise if there is one."""
+        with locked(self.path):
+            if self.path.exists():
+                raise ValueError(
+                    f"{self.path} exists: what it says of drift would be lost; name another file, "
+                    "or remove it"
+                )
+            self._write(GateWatch(self.gate))
+        LOG.info("%s: the watch of gate %s begins", self.path, self.gate.fingerprint())
+
     def read(self) -> GateWatch:
-        """Return the watch; a new one if there is no file."""
-        if not self.path.exists():
-            return GateWatch(self.gate)
-        watch = load(self.path, GateWatch)
+        """Return the watch; raise ValueError if the file is missing, damaged, or another gate's."""
+        try:
+            watch = GateWatch.from_state(json.loads(self.path.read_text("utf-8")))
+        except FileNotFoundError as error:
+            raise ValueError(f"{self.path} is missing: {START}") from error
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {START}") from error
         if watch.gate != self.gate.fingerprint():
-            raise ValueError(f"{self.path.name} watches another gate: name a new file")
+            raise ValueError(f"{self.path} watches another gate: name a file of this one")
         return watch
+
+    def withdrawn(self) -> str:
+        """Return why nothing is promised, also if that is because the file cannot be read."""
+        try:
+            return self.read().withdrawn
+        except ValueError as error:
+            LOG.error("%s", error)
+            return f"the promise is withdrawn: {error}"
 
     def update(self, change: Callable[[GateWatch], T]) -> T:
         """Apply a change and write the file, while other processes wait."""
         with locked(self.path):
             watch = self.read()
+            before = watch.withdrawn
             result = change(watch)
-            save(watch, self.path)
+            self._write(watch)
+        if watch.withdrawn and not before:
+            LOG.warning("%s: %s", self.path, watch.withdrawn)
         return result
+
+    def _write(self, watch: GateWatch) -> None:
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps(watch.state()), encoding="utf-8")
+
+
+def judge_rows(
+    gate: Gate, answers: AnswerRows, state: str | os.PathLike[str] | None = None
+) -> list[Row]:
+    """Return rows with ``verdict``, ``calibrated``, ``threshold`` and ``reason`` of each answer.
+
+    With ``state``, the file of a watch, the answers are noted there, and a promise that was
+    withdrawn is not used.
+
+    >>> from calibrant.llm import fit_gate
+    >>> rng = np.random.default_rng(0)
+    >>> graded = [{"confidence": c, "correct": rng.random() < c} for c in rng.beta(9, 1, 900)]
+    >>> gate = fit_gate(AnswerRows.of(graded), max_error=0.1)
+    >>> new = AnswerRows.of([{"id": "a", "confidence": 0.99}, {"id": "b"}])
+    >>> [(row["id"], row["verdict"]) for row in judge_rows(gate, new)]
+    [('a', 'accept'), ('b', 'person')]
+    """
+    file = None if state is None else WatchFile(state, gate)
+    withdrawn = "" if file is None else file.withdrawn()
+    verdicts = gate.check(answers, withdrawn)
+    if file is not None and not withdrawn:
+        known = np.array([one.confidence is not None for one in verdicts])
+        chosen = np.flatnonzero(known & independent(gate, answers))
+        ids = [_id(answers.rows[i]) for i in chosen]
+        confidences = np.array([verdicts[i].confidence for i in chosen], np.float64)
+        file.update(lambda watch: watch.note(confidences, ids))
+    shown = [verdict.to_dict() for verdict in verdicts]
+    return [
+        {**row, "calibrated": one["confidence"], **{name: one[name] for name in COLUMNS}}
+        for row, one in zip(answers.rows, shown, strict=True)
+    ]
+
+
+def independent(gate: Gate, answers: AnswerRows) -> BoolArray:
+    """Return True for answers of which no two depend on each other: the first of a conversation."""
+    if gate.terms.unit == "answer":
+        return np.ones(len(answers.rows), dtype=bool)
+    named = [row.get("conversation") for row in answers.rows]
+    seen: set[str] = set()
+    first = []
+    for name in named:
+        first.append(name in (None, "") or str(name) not in seen)
+        seen.add(str(name))
+    return np.array(first, dtype=bool)
+
+
+class Added(NamedTuple):
+    """Numbers of grades that were added to a watch, and of those whose answer is unknown."""
+
+    used: int
+    unknown: int
+
+
+def add_grades(file: WatchFile, answers: AnswerRows) -> Added:
+    """Add grades to the file of a watch: of answers with an ``id``, or with their confidence."""
+    correct = answers.grades()
+    by_id = np.array(
+        [bool(_id(row)) and not {"confidence", "token_probs"} & {*row} for row in answers.rows]
+    )
+    whole = ~by_id & independent(file.gate, answers)
+    confidence: list[float | None] = []
+    if whole.any():
+        confidence = [one.confidence for one in file.gate.check(answers.where(whole))]
+    scored = np.array([value is not None for value in confidence], dtype=bool)
+    ids = [_id(row) for row in answers.where(by_id).rows]
+
+    def add(watch: GateWatch) -> int:
+        found = np.array(confidence, dtype=np.float64)[scored]
+        watch.observe(found, correct[whole][scored])
+        return watch.label(ids, correct[by_id].tolist())
+
+    matched = file.update(add)
+    return Added(matched + int(scored.sum()), len(ids) - matched + int((~scored).sum()))
+
+
+def _id(row: Row) -> str:
+    return "" if row.get("id") is None else str(row["id"])

@@ -46,16 +46,17 @@ class ConfidenceEvaluation(Evaluation):
     Attributes
     ----------
     documents : int
-        Number of documents of the tokens; 0 for answers.
+        Number of documents of the tokens, or of questions that several answers belong to; 0 for
+        independent answers.
     risk_coverage : RiskCoverage or None
         Error rate among the most confident, at some of the thresholds; of answers with intervals.
-    unit : {"tokens", "claims"}
-        Parts of documents: tokens, or claims of answers.
+    unit : {"tokens", "answers"}
+        What was measured.
     """
 
     documents: int = 0
     risk_coverage: RiskCoverage | None = None
-    unit: Literal["tokens", "claims"] = "tokens"
+    unit: Literal["tokens", "answers"] = "tokens"
 
     def reliability(self) -> Reliability:
         """Return the numbers of a reliability diagram; bins of tokens have no intervals.
@@ -80,9 +81,8 @@ class ConfidenceEvaluation(Evaluation):
     def describe(self) -> str:
         """Describe in one line what was measured."""
         counted, event = f"{self.n:,} answers", "the answer is right"
-        if self.documents and self.unit == "claims":
-            counted = f"{self.n:,} claims of {self.documents:,} answers"
-            event = "the claim is right"
+        if self.documents and self.unit == "answers":
+            counted = f"{self.n:,} answers in {self.documents:,} groups"
         elif self.documents:
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"

@@ -168,14 +168,6 @@ def read_text(file: Path) -> str:
         raise ValueError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def parse_lines(content: str, name: str) -> list[tuple[str, Any]]:
-    """Parse JSON lines; each comes with its place, for errors."""
-    # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
-    lines = enumerate(content.split("\n"), start=1)
-    placed = [(f"line {number} of {name}", line) for number, line in lines if line.strip()]
-    return [(place, _parsed(line, place)) for place, line in placed]
-
-
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)

@@ -1,1 +1,1 @@
-"""Language models: loading them, the parts that calibration needs, and their fingerprints."""
+"""Language models: loading them, the parts that calibration needs, fingerprints, and services."""

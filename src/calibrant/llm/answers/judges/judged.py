@@ -1,0 +1,279 @@
+"""Files of judged answers: the judge's score of each, and human labels of some."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.tables import columns_frame
+from calibrant.display.results import one_line
+from calibrant.llm.answers.calibrating import calibrated, cross_validated_answers
+from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
+from calibrant.llm.answers.graded import GRADES, AnswerRows, GradedAnswers, Source, read_rows
+from calibrant.llm.answers.lines import Row
+from calibrant.llm.heads.evaluate import Evaluations
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Scale: TypeAlias = tuple[float, float]
+"""Lowest and highest score."""
+VOTES: Scale = (0.0, 1.0)
+
+
+class JudgedAnswers(NamedTuple):
+    """Answers that a judge scored, some of them with a human label. Arrays are ``(n,)``.
+
+    Attributes
+    ----------
+    judge : scores
+    human : labels in [0, 1]; NaN where there is none
+    scale : (float, float)
+        Lowest and highest score.
+    source : Source
+        ``confidence`` names the judge and the scale.
+    probability : probability of being drawn for labelling, or None
+    strata, questions, systems : texts, or None
+    lengths : characters of the answers, or None
+    """
+
+    judge: FloatArray
+    human: FloatArray
+    scale: Scale = VOTES
+    source: Source = Source()
+    probability: FloatArray | None = None
+    strata: NDArray[Any] | None = None
+    questions: NDArray[Any] | None = None
+    systems: NDArray[Any] | None = None
+    lengths: FloatArray | None = None
+
+    @property
+    def known(self) -> BoolArray:
+        """True for answers with a label."""
+        return ~np.isnan(self.human)
+
+    @property
+    def shares(self) -> FloatArray:
+        """Scores as shares of their scale, in [0, 1]."""
+        low, high = self.scale
+        return (self.judge - low) / (high - low)
+
+    def part(self, rows: BoolArray) -> JudgedAnswers:
+        """Return some of the answers."""
+        columns = ("judge", "human", "probability", "strata", "questions", "systems", "lengths")
+        values = {name: getattr(self, name) for name in columns}
+        kept: Any = {name: v if v is None else v[rows] for name, v in values.items()}
+        return self._replace(**kept)
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.judge):,} answers", f"{int(self.known.sum()):,} labelled")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each answer. Needs pandas."""
+        return columns_frame({"judge": self.judge, "human": self.human})
+
+
+def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> JudgedAnswers:
+    """Read judged answers from JSON lines, or from a CSV file with a line of names.
+
+    Each row has ``judge``, a score or vote, and some have ``human``: true or false (1 or 0, yes or
+    no, right or wrong), or a grade in [0, 1]. Optional are ``label_probability``, that of being
+    drawn for labelling; ``stratum``; ``question``; ``system``; ``length``, or else the ``answer``,
+    whose characters are counted; and ``source``, the name of the judge, which must be the same for
+    all.
+
+    Parameters
+    ----------
+    file : path
+        ``.jsonl`` or ``.csv``.
+    scale : (float, float), optional
+        Lowest and highest score. By default scores are votes, or numbers in [0, 1].
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "judged.csv"
+    ...     _ = file.write_text("judge,human" + chr(10) + "7,yes" + chr(10) + "3,")
+    ...     judged = read_judged(file, scale=(1, 10))
+    >>> judged.judge, judged.human
+    (array([7., 3.]), array([ 1., nan]))
+    """
+    return judged_answers(read_rows(file), scale)
+
+
+def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAnswers:
+    """Return the judged answers of rows; see :func:`read_judged`."""
+    limits = VOTES if scale is None else _checked_scale(scale)
+    origin = answers.source()
+    name = origin.confidence or "judge"
+    placed = list(zip(answers.rows, answers.places, strict=True))
+    keys = {key for row in answers.rows for key in row}
+    if "judge" not in keys:
+        raise ValueError(
+            f"{answers.places[0]} has no judge: each row needs the score or vote of the judge"
+        )
+    stated, probability = scale is not None, None
+    if "label_probability" in keys:
+        probability = np.array([_probability(row, place) for row, place in placed])
+    return JudgedAnswers(
+        np.array([_score(row, place, limits, stated=stated) for row, place in placed]),
+        np.array([_human(row, place) for row, place in placed]),
+        limits,
+        origin._replace(confidence=f"{name}, {limits[0]:g} to {limits[1]:g}"),
+        probability,
+        _texts(answers, "stratum", keys),
+        _texts(answers, "question", keys, answers.places),
+        _texts(answers, "system", keys),
+        _lengths(answers, keys),
+    )
+
+
+def _texts(
+    answers: AnswerRows, key: str, keys: set[str], instead: Iterable[str] = ()
+) -> NDArray[Any] | None:
+    """Return the texts under a key, or others where a row has none; None if no row has one."""
+    if key not in keys:
+        return None
+    pairs = zip(answers.rows, chain(instead, repeat("")), strict=False)
+    return np.array([str(row.get(key) or other) for row, other in pairs])
+
+
+def _checked_scale(scale: Scale) -> Scale:
+    low, high = (float(end) for end in scale)
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
+    return low, high
+
+
+def _score(row: Mapping[str, Any], place: str, scale: Scale, *, stated: bool) -> float:
+    value, (low, high) = row.get("judge"), scale
+    number = _number(value, words=not stated)
+    if not low <= number <= high:
+        remedy = "correct the scale or the score" if stated else "state another scale, as 1,10"
+        raise ValueError(
+            f"judge of {place} must be a score from {low:g} to {high:g}, got {value!r:.40}: "
+            f"{remedy}"
+        )
+    return number
+
+
+def _human(row: Mapping[str, Any], place: str) -> float:
+    value = row.get("human")
+    if value is None or value == "":
+        return float("nan")
+    number = _number(value, words=True)
+    if not 0 <= number <= 1:
+        raise ValueError(
+            f"human of {place} must be true or false, or a grade from 0 to 1, got {value!r:.40}"
+        )
+    return number
+
+
+def _probability(row: Mapping[str, Any], place: str) -> float:
+    value = row.get("label_probability")
+    number = float("nan") if value is None else _number(value, words=False)
+    if row.get("human") not in (None, "") and not 0 < number <= 1:
+        raise ValueError(
+            f"label_probability of {place} must be above 0 and at most 1, got {value!r:.40}"
+        )
+    return number
+
+
+def _number(value: Any, *, words: bool) -> float:
+    """Return a number; NaN, which no range contains, if it is none."""
+    known = GRADES.get(str(value).strip().lower()) if words else None
+    if known is not None:
+        return float(known)
+    try:
+        return float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _lengths(answers: AnswerRows, keys: set[str]) -> FloatArray | None:
+    if "length" in keys:
+        lengths = [_number(row.get("length"), words=False) for row in answers.rows]
+        for place, length in zip(answers.places, lengths, strict=True):
+            if not length > 0:
+                raise ValueError(f"length of {place} must be a number above 0")
+        return np.array(lengths)
+    if "answer" not in keys:
+        return None
+    return np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
+
+
+COPIES = 10
+"""Answers that stand for one with a grade between 0 and 1."""
+
+
+def fit_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> AnswerCalibrator:
+    """Fit a map from the scores of a judge to the chance that a person calls the answer right.
+
+    Of grades between 0 and 1 it predicts the mean. The map keeps the judge and its scale, and
+    refuses others.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> right = rng.random(400) < 0.5
+    >>> score = np.clip(np.round(5 + 3 * right + rng.normal(size=400)), 1, 10)
+    >>> fitted = fit_judge(JudgedAnswers(score, right.astype(float), (1, 10)), stage="sigmoid")
+    >>> bool(fitted.predict([1.0])[0] > 0.95)  # of the highest score
+    True
+    """
+    known = judged.known
+    shares, labels = judged.shares[known], judged.human[known]
+    check_map(labels)
+    if not _plain(labels):
+        shares, labels = np.repeat(shares, COPIES), _copies(labels)
+    return AnswerCalibrator(None, stage=stage).fit(shares, labels, source=judged.source)
+
+
+def check_map(labels: FloatArray) -> None:
+    """Raise unless labels tell right answers from wrong ones."""
+    if labels.size < 2 or not np.ptp(labels):
+        known = f"all {labels.size:,} are {labels[0]:g}" if labels.size else "there are none"
+        raise ValueError(
+            f"human labels must differ to calibrate a judge, and {known}: label more answers"
+        )
+
+
+def _plain(labels: FloatArray) -> bool:
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
+def _copies(labels: FloatArray) -> FloatArray:
+    """Return labels of 0 and 1, ten for each grade, with its mean."""
+    right = np.round(COPIES * labels)
+    return (np.arange(COPIES) < right[:, None]).reshape(-1).astype(np.float64)
+
+
+def cross_validated_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> Evaluations:
+    """Measure scores, as shares of their scale, and the chances of maps of other folds.
+
+    Empty for grades between 0 and 1, which are no outcomes.
+    """
+    known = judged.known
+    labels, texts = judged.human[known], [""] * int(known.sum())
+    if not _plain(labels):
+        return {}
+    graded = GradedAnswers(texts, texts, judged.shares[known], labels == 1, judged.source)
+    return cross_validated_answers(graded, stage=stage)
+
+
+def apply_judge(
+    calibrator: AnswerCalibrator, answers: AnswerRows, scale: Scale | None = None
+) -> list[Row]:
+    """Add the chance of each answer to be right to its row, as ``calibrated``."""
+    judged = judged_answers(answers, scale)
+    calibrator.source_.check(judged.source, "fit one on scores of this judge and scale")
+    chances = calibrated(calibrator, judged.shares)
+    return [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]

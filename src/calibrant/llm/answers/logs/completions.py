@@ -1,0 +1,147 @@
+"""Chat completions and responses of OpenAI's interface, which many services share.
+
+A line of a log is the body of a response, or has it inside: as ``response.body`` in the output of
+OpenAI's batches, or as ``response`` beside ``request`` in logs of one's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrant.llm.answers.lines import (
+    Item,
+    Row,
+    converted,
+    placed_rows,
+    question_of,
+    text_of,
+    token_material,
+)
+from calibrant.llm.heads.documents import BadDocument
+
+KEPT = ("correct", "kind", "stated", "signals", "samples", "prompt", "head", "sampling")
+"""Values of a line that an answer takes over as they are."""
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+"""Fields of a request that change how tokens are drawn."""
+
+
+def read_completions(file: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a log; ``outcome`` is the key beside the response that grades it."""
+    return converted(placed_rows(file), lambda line, place: _answer(line, place, outcome))
+
+
+def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:
+    response = line.get("response", line)
+    if line.get("error"):
+        raise BadDocument(place, f"is a request that failed: {line['error']!r:.100}")
+    request = line.get("request") or line.get("body") or {}
+    body = response
+    if isinstance(response, Mapping) and "body" in response:
+        if response.get("status_code") not in (None, 200):
+            raise BadDocument(place, f"has a response with status {response['status_code']}")
+        body = response["body"]
+    answer = completion(body, place)
+    kept = {name: line[name] for name in KEPT if name in line}
+    if outcome is not None and outcome in line:
+        kept["correct"] = line[outcome]
+    named = line.get("custom_id") or line.get("id") or body.get("id")
+    about = request_source(request) if request else {"prompt": "chat", "head": "none"}
+    question = line.get("question") or question_of(asked_in(request) or line.get("messages"))
+    return {"id": str(named or ""), "question": str(question), **about, **answer, **kept}
+
+
+def asked_in(request: Mapping[str, Any]) -> Any:
+    """Return the messages or the text that a request sends."""
+    return request.get("messages") or request.get("input") or request.get("prompt")
+
+
+def request_source(request: Mapping[str, Any]) -> Row:
+    """Return what a request tells of the source of the confidence in its answer.
+
+    >>> request_source({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0})
+    {'prompt': 'chat', 'head': 'none', 'sampling': 'temperature=0'}
+    """
+    asked = asked_in(request)
+    said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
+    system = [text_of(m.get("content")) for m in said if m.get("role") in ("system", "developer")]
+    system += [str(request["instructions"])] if request.get("instructions") else []
+    drawn = {name: request[name] for name in SAMPLING if request.get(name) is not None}
+    sampling = ", ".join(f"{name}={value}" for name, value in drawn.items())
+    return {
+        "prompt": "plain" if "prompt" in request else chat_form("\n".join(system)),
+        "head": "none",
+        "sampling": sampling or "default",
+    }
+
+
+def chat_form(system: str) -> str:
+    """Return the form of a chat, with the digest of its system message if it has one.
+
+    >>> chat_form(""), chat_form("Be brief.")
+    ('chat', 'chat, system fecef222')
+    """
+    digest = hashlib.sha256(json.dumps(system).encode("utf-8", "backslashreplace")).hexdigest()
+    return f"chat, system {digest[:8]}" if system else "chat"
+
+
+def completion(body: Any, place: str, number: int = 0) -> Row:
+    """Return answer, model and token probabilities of a completion or response.
+
+    ``number`` is that of the choice. Tool calls, refusals and filtered answers raise BadDocument.
+
+    >>> body = {"model": "m", "choices": [{"message": {"content": "Lima"}}]}
+    >>> completion(body, "the response")
+    {'answer': 'Lima', 'model': 'm'}
+    """
+    if not isinstance(body, Mapping):
+        raise BadDocument(place, f"is not a chat completion, got {body!r:.60}")
+    if body.get("error"):
+        raise BadDocument(place, f"is an error of the service: {body['error']!r:.100}")
+    model = {"model": str(body["model"])} if body.get("model") else {}
+    if "output" in body:
+        return {**_output(body, place), **model}
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise BadDocument(place, f"has no choices: it has the keys {', '.join(map(str, body))}")
+    choice = choices[number]
+    message, reason = choice.get("message") or {}, choice.get("finish_reason")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise BadDocument(place, "is a tool call, not an answer")
+    if message.get("refusal"):
+        raise BadDocument(place, f"is a refusal: {message['refusal']!r:.80}")
+    if reason == "content_filter":
+        raise BadDocument(place, "lacks a part that a content filter removed")
+    text = message.get("content") if "text" not in choice else choice["text"]
+    if text is None:
+        raise BadDocument(place, f"has no text: {reason or message!r:.80}")
+    row: Row = {"answer": text_of(text), **model}
+    if reason == "length":
+        row["truncated"] = True
+    return {**row, **token_material(choice.get("logprobs"), place)}
+
+
+def _output(body: Mapping[str, Any], place: str) -> Row:
+    """Texts and tokens of the messages of a response, after any reasoning."""
+    kinds = [one.get("type") for one in body["output"]]
+    if any(str(kind).endswith("_call") for kind in kinds):
+        raise BadDocument(place, "is a tool call, not an answer")
+    messages = [one for one in body["output"] if one.get("type") == "message"]
+    parts = [part for one in messages for part in one.get("content") or ()]
+    refusals = [part.get("refusal") for part in parts if part.get("type") == "refusal"]
+    if refusals:
+        raise BadDocument(place, f"is a refusal: {refusals[0]!r:.80}")
+    texts = [part for part in parts if part.get("type") == "output_text"]
+    if not texts:
+        raise BadDocument(place, f"has no text: its status is {body.get('status')!r:.40}")
+    tokens = [token for part in texts for token in part.get("logprobs") or ()]
+    row: Row = {"answer": "".join(part["text"] for part in texts)}
+    if body.get("status") == "incomplete":
+        row["truncated"] = True
+    return {**row, **token_material(tokens, place)}

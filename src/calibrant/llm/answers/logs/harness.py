@@ -1,0 +1,235 @@
+"""Samples of lm-evaluation-harness, which ``lm_eval --log_samples`` writes.
+
+A run leaves ``results_DATE.json`` and a file ``samples_TASK_DATE.jsonl`` for each task. Of multiple
+choice the samples have the log-likelihood of every option; of written answers they have no
+probabilities, but with ``repeats`` several texts; of log-likelihood tasks they have the
+probability of the reference, which is no confidence in an answer of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from calibrant._core.checks import FloatArray, warn
+from calibrant._core.messages import comma_separated, printable
+from calibrant.llm.answers.lines import Item, Row, converted, parsed, placed_rows
+from calibrant.llm.heads.documents import BadDocument
+
+SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
+SCORES: dict[str, tuple[str, Callable[[str], int]]] = {
+    "acc": ("texts", lambda _: 1),
+    "acc_norm": ("texts, per character", len),
+    "acc_bytes": ("texts, per byte", lambda text: len(text.encode())),
+}
+"""Names of confidences, and what log-likelihoods of options are divided by, by the metric."""
+USUAL = ("acc", "exact_match")
+"""Metrics that say if an answer is right, which are used if they are there."""
+
+
+@dataclass(frozen=True)
+class HarnessRun:
+    """What a file of samples does not say: the task, and from ``results_DATE.json`` the rest."""
+
+    task: str = ""
+    model: str = ""
+    shots: int | None = None
+    delimiter: str = " "
+    """Text between the question and an option."""
+
+    @classmethod
+    def of(cls, file: Path) -> HarnessRun:
+        """Look beside a file of samples."""
+        named = SAMPLES.fullmatch(file.name)
+        if named is None:
+            return cls()
+        task, beside = named["task"], file.with_name(f"results_{named['date']}.json")
+        if not beside.is_file():
+            return cls(task)
+        about = parsed(beside.read_bytes(), str(beside))
+        if isinstance(about, BadDocument):
+            raise about
+        try:
+            return cls(task, **_from_results(about, task))
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"{beside} does not have the form of results ({error})") from error
+
+
+def _from_results(about: Mapping[str, Any], task: str) -> Row:
+    """Return what the results of a run say about a task."""
+    arguments = about.get("config", {}).get("model_args") or ""
+    name = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
+    config = about.get("configs", {}).get(task, {})
+    return {
+        "model": str(name or about.get("model_name") or ""),
+        "shots": about.get("n-shot", {}).get(task),
+        "delimiter": str(config.get("target_delimiter", " ")),
+    }
+
+
+def sample_files(path: Path) -> list[Path]:
+    """Return the files of samples of a folder, the newest of each task, or of ``results_*.json``.
+
+    A file of samples stands for itself.
+    """
+    if path.is_file() and path.suffix == ".jsonl":
+        return [path]
+    folder, date = path, ""
+    if path.is_file():
+        folder, date = path.parent, path.stem.removeprefix("results_")
+    newest: dict[str, Path] = {}
+    for file in sorted(folder.rglob("samples_*.jsonl")):
+        named = SAMPLES.fullmatch(file.name)
+        if named and date in ("", named["date"]):
+            newest[f"{file.parent}/{named['task']}"] = file
+    if not newest:
+        raise ValueError(
+            f"{path} has no files samples_TASK_DATE.jsonl: run lm_eval with --log_samples"
+        )
+    return list(newest.values())
+
+
+def read_samples(path: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a file of samples, of a folder of them, or beside ``results_*.json``."""
+    for file in sample_files(path):
+        yield from _answers(file, outcome)
+
+
+def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
+    metric, _, wanted = (outcome or "").partition(",")
+    run, filters = HarnessRun.of(file), dict[str, None]()
+
+    def of_one_filter() -> Iterator[Item]:
+        # every filter of a task repeats all samples
+        for place, sample in placed_rows(file):
+            if not isinstance(sample, BadDocument):
+                filters.setdefault(str(sample.get("filter", "")))
+                if str(sample.get("filter", "")) != (wanted or next(iter(filters))):
+                    continue
+            yield place, sample
+
+    yield from converted(of_one_filter(), lambda one, place: _answer(one, place, metric, run))
+    if wanted and wanted not in filters:
+        named = comma_separated(filters)
+        raise ValueError(f"{file} has no filter {printable(wanted)!r}: it has {named}")
+    if len(filters) > 1 and not wanted:
+        first, *others = map(printable, filters)
+        warn(
+            f"{file.name} has answers of {len(filters)} filters, of which {first} is read: for "
+            f"another name it after the metric, as in outcome={metric or 'exact_match'},{others[0]}"
+        )
+
+
+def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: HarnessRun) -> Row:
+    """Return the row of a sample."""
+    metric = wanted or _usual_metric(sample, place)
+    asked = [one for _, one in sorted(sample["arguments"].items(), key=_number)]
+    doc, prompt = sample.get("doc"), asked[0]["arg_0"]
+    question = doc.get("question") if isinstance(doc, Mapping) else None
+    row: Row = {
+        "id": f"{run.task}/{sample['doc_id']}",
+        "question": question if isinstance(question, str) else str(prompt),
+        "model": run.model,
+        "prompt": "" if run.shots is None else f"{run.shots} shots",
+        "kind": run.task,
+        "correct": _is_right(sample, metric, place),
+    }
+    replies = sample["filtered_resps"]
+    if isinstance(replies[0], str):
+        return {**row, **_written(sample)}
+    if len(asked) == 1:
+        return {**row, "answer": str(sample["target"]), "likelihood": float(replies[0][0])}
+    return {**row, **_chosen(sample, asked, metric, run, place, row["correct"])}
+
+
+def _number(named: tuple[str, Any]) -> int:
+    """Number of ``gen_args_10``, which comes after ``gen_args_9``."""
+    return int(named[0].rpartition("_")[2])
+
+
+def _usual_metric(sample: Mapping[str, Any], place: str) -> str:
+    names = sample.get("metrics") or ()
+    for name in (*USUAL, *names):
+        if sample.get(name) in (0, 1):
+            return str(name)
+    raise BadDocument(
+        place, f"has no metric of 0 or 1 that says if the answer is right, of {list(names)!r:.80}"
+    )
+
+
+def _is_right(sample: Mapping[str, Any], metric: str, place: str) -> bool:
+    value = sample.get(metric)
+    if value not in (0, 1):
+        names = comma_separated(map(str, sample.get("metrics") or ()))
+        raise BadDocument(
+            place,
+            f"must have 0 or 1 as its {printable(metric)}, got {value!r:.40}; its metrics: {names}",
+        )
+    return bool(value)
+
+
+def _written(sample: Mapping[str, Any]) -> Row:
+    """Return the first text after the filter, and further ones, which the log has unfiltered."""
+    (texts,) = sample["resps"]
+    row: Row = {"answer": sample["filtered_resps"][0]}
+    return {**row, "samples": texts[1:]} if len(texts) > 1 else row
+
+
+def _chosen(
+    sample: Mapping[str, Any],
+    asked: Sequence[Mapping[str, Any]],
+    metric: str,
+    run: HarnessRun,
+    place: str,
+    correct: bool,
+) -> Row:
+    """Return the option that a metric takes as the answer, and its probability among all."""
+    if metric not in SCORES:
+        known = comma_separated(SCORES)
+        raise BadDocument(
+            place, f"has options, for which the outcome must be {known}, got {metric}"
+        )
+    likelihoods = _likelihoods(sample["filtered_resps"], place)
+    if "acc_mutual_info" in sample.get("metrics", ()):
+        # the second half are the options without the question
+        likelihoods, asked = np.split(likelihoods, 2)[0], asked[: len(asked) // 2]
+    texts = [str(one["arg_1"]).removeprefix(run.delimiter) for one in asked]
+    source, length = SCORES[metric]
+    scores = likelihoods / np.array([length(text) for text in texts])
+    logprobs, label = log_softmax(scores), _label(sample["target"], len(texts))
+    at = int(scores.argmax())
+    if label is not None and (at == label) != correct:
+        raise BadDocument(
+            place, f"has {metric} = {int(correct)}, but its likelihoods choose option {at}"
+        )
+    return {
+        "answer": texts[at].strip(),
+        "confidence": math.exp(logprobs[at]),
+        "source": source,
+        "head": "none",
+        "option_logits": logprobs.tolist(),
+        "label": label,
+    }
+
+
+def _likelihoods(replies: Sequence[Sequence[Any]], place: str) -> FloatArray:
+    """Log-likelihoods, which the harness writes as texts."""
+    values = np.array([float(reply[0]) for reply in replies])
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise BadDocument(place, f"has a log-likelihood of {values[at]} for option {at}")
+    return values
+
+
+def _label(target: Any, options: int) -> int | None:
+    """Number of the right option, if the target is that."""
+    number = str(target)
+    return int(number) if number.isdecimal() and int(number) < options else None

@@ -1,0 +1,256 @@
+"""Logs of Inspect: ``.eval``, a zip archive of JSON, and ``.json``."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from calibrant._core.checks import warn
+from calibrant._core.messages import comma_separated, printable
+from calibrant.llm.answers.lines import (
+    Item,
+    Row,
+    converted,
+    parsed,
+    question_of,
+    text_of,
+    token_material,
+)
+from calibrant.llm.heads.documents import BadDocument
+
+ZSTANDARD = 93
+"""Compression of archives that zipfile reads from Python 3.14 on."""
+LENGTHS = 26
+"""Place in the header of a member of the lengths of two fields before its content."""
+GRADES = {"C": True, "I": False, "N": False}
+"""Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
+ATTACHMENT = "attachment://"
+LARGEST = 1 << 26
+"""Bytes of a member when it is decompressed; JSON takes several times that when it is parsed."""
+LARGEST_LOG, EXPANSION = 1 << 29, 200
+"""Bytes of all members, whose texts are kept; more only as so many times the size of the file."""
+AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
+
+
+def inspect_files(folder: Path) -> list[Path]:
+    """Return the logs of Inspect in a folder and those within it, by name."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
+    return [file for file in files if file.suffix == ".eval" or _is_log(file)]
+
+
+def _is_log(file: Path) -> bool:
+    whole = parsed(file.read_bytes(), str(file))
+    return isinstance(whole, Mapping) and "eval" in whole
+
+
+def read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a log, or of all logs of a folder, one for each question.
+
+    ``outcome`` is the name of the scorer, by default the first. Answers of further epochs are
+    ``samples`` of the first one.
+    """
+    for file in inspect_files(path) if path.is_dir() else [path]:
+        yield from _answers(file, outcome)
+
+
+def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
+    about, samples = _document(file) if file.suffix == ".json" else _archive(file)
+    scorers = dict[str, None]()
+
+    def answer(sample: Mapping[str, Any], place: str) -> Row:
+        for name in sample.get("scores") or ():
+            scorers.setdefault(name)
+        return _answer(sample, place, outcome, about)
+
+    yield from _first_epochs(converted(samples, answer))
+    if len(scorers) > 1 and outcome is None:
+        first, *others = map(printable, scorers)
+        warn(
+            f"{file.name} has {len(scorers)} scorers, of which {first} is read: for another pass "
+            f"its name as outcome ({comma_separated(others)})"
+        )
+
+
+def _first_epochs(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield one row for each question, with the answers of further epochs as samples.
+
+    The rows come in the order of their ids: archives have another one than ``.json`` logs.
+    """
+    rows: dict[str, tuple[str, Row]] = {}
+    usable = []
+    for place, row in items:
+        if isinstance(row, BadDocument):
+            yield place, row
+        else:
+            usable.append((place, row))
+    for place, row in sorted(usable, key=lambda item: _order(item[1])):
+        del row["epoch"]
+        if row["id"] in rows:
+            first = rows[row["id"]][1]
+            first.setdefault("samples", []).append(row["answer"])
+        else:
+            rows[row["id"]] = place, row
+    yield from rows.values()
+
+
+def _order(row: Row) -> tuple[list[tuple[int, str]], int]:
+    """Key of the order of answers: by id, q2 before q10, and then by epoch."""
+    parts = re.findall(r"\d+|\D+", row["id"])
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], row["epoch"]
+
+
+def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: Row) -> Row:
+    attached = sample.get("attachments") or {}
+    if sample.get("error"):
+        said = str(sample["error"].get("message", ""))
+        raise BadDocument(place, f"ended with an error: {said:.100}")
+    output = sample.get("output") or {}
+    choices = output.get("choices") or [{}]
+    score = _score(sample, outcome, place)
+    written = output.get("completion") or text_of(choices[0].get("message", {}).get("content"))
+    return {
+        "id": str(sample["id"]),
+        "epoch": int(sample.get("epoch") or 1),
+        "question": _resolved(question_of(_resolved(sample.get("input"), attached)), attached),
+        "answer": _resolved(str(score.get("answer") or written), attached),
+        "model": about["model"],
+        "kind": about["kind"],
+        "correct": _grade(score.get("value"), place),
+        **token_material(choices[0].get("logprobs"), place),
+    }
+
+
+def _resolved(content: Any, attached: Mapping[str, str]) -> Any:
+    """Replace references to long texts, which the log has once."""
+    if isinstance(content, str) and content.startswith(ATTACHMENT):
+        return attached.get(content.removeprefix(ATTACHMENT), content)
+    if isinstance(content, list):
+        return [
+            {**one, "content": _resolved(one.get("content"), attached)}
+            if isinstance(one, Mapping)
+            else one
+            for one in content
+        ]
+    return content
+
+
+def _score(sample: Mapping[str, Any], outcome: str | None, place: str) -> Mapping[str, Any]:
+    scores = sample.get("scores") or {}
+    name = outcome if outcome is not None else next(iter(scores), "")
+    if name not in scores:
+        named = f"no score of {printable(name)}" if name else "no score"
+        raise BadDocument(place, f"has {named}, it has {comma_separated(scores)}")
+    return scores[name]  # type: ignore[no-any-return]
+
+
+def _grade(value: Any, place: str) -> bool:
+    known = GRADES.get(value) if isinstance(value, str) else None
+    if known is not None:
+        return known
+    if value in (0, 1):  # also True and False
+        return bool(value)
+    raise BadDocument(
+        place, f"must be scored as right or wrong (C, I, N, 0 or 1), got {value!r:.40}"
+    )
+
+
+def _about(header: Mapping[str, Any]) -> Row:
+    run = header.get("eval")
+    if not isinstance(run, Mapping):
+        raise ValueError(f"the header of a log of Inspect must say what was run, got {run!r:.40}")
+    return {"model": str(run.get("model", "")), "kind": str(run.get("task", ""))}
+
+
+def _document(file: Path) -> tuple[Row, Iterator[Item]]:
+    """Return what a ``.json`` log is about, and its samples."""
+    whole = parsed(file.read_bytes(), str(file))
+    if isinstance(whole, BadDocument):
+        raise whole
+    samples = whole.get("samples") or []
+    if not isinstance(samples, list):
+        raise ValueError(f"{file} must have a list of samples, got {samples!r:.40}")
+    return _about(whole), ((_place(one, file), one) for one in samples)
+
+
+def _place(sample: Any, file: Path) -> str:
+    named = sample if isinstance(sample, Mapping) else {}
+    return f"sample {named.get('id')} (epoch {named.get('epoch', 1)}) of {file}"
+
+
+def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
+    """Return what an ``.eval`` log is about, and its samples."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # the last of each name
+            members = {info.filename: info for info in archive.infolist()}
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        problem = f"{file} is no zip archive, or it is cut off ({error}): copy or run it again"
+        raise ValueError(problem) from error
+    # a run that was killed has no header yet
+    header = next(
+        (members[n] for n in ("header.json", "_journal/start.json") if n in members), None
+    )
+    if header is None:
+        raise ValueError(f"{file} is a zip archive without header.json: it is no log of Inspect")
+    size = sum(member.file_size for member in members.values())
+    if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
+        raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {AS_JSON}")
+    about = _object(file, header)
+    if isinstance(about, BadDocument):
+        raise about
+
+    def samples() -> Iterator[Item]:
+        for name in sorted(name for name in members if name.startswith("samples/")):
+            yield f"{name} of {file}", _object(file, members[name])
+
+    return _about(about), samples()
+
+
+def _object(file: Path, member: zipfile.ZipInfo) -> Any:
+    """Return the object of JSON in a member of an archive, or why there is none."""
+    place = f"{member.filename} of {file}"
+    if member.file_size > LARGEST:
+        size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
+        return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {AS_JSON}")
+    try:
+        return parsed(_content(file, member), place)
+    except ImportError:
+        raise
+    except Exception as error:  # each library of compression has its own
+        return BadDocument(place, f"is damaged ({error})")
+
+
+def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(member)  # of the size that it declares, or an error
+    except NotImplementedError:
+        if member.compress_type != ZSTANDARD:
+            raise
+    decompressed = _zstandard(file)
+    with file.open("rb") as stream:
+        stream.seek(member.header_offset + LENGTHS)
+        name, extra = struct.unpack("<HH", stream.read(4))
+        stream.seek(name + extra, os.SEEK_CUR)
+        content = decompressed(stream.read(member.compress_size)).read(member.file_size)
+    if zlib.crc32(content) != member.CRC:
+        raise ValueError("its checksum is wrong")
+    return content
+
+
+def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError(
+            f"{file} is compressed by Zstandard, as logs of Inspect are by default: pip install "
+            "'calibrant[logs]', or write logs with inspect eval --log-format json"
+        ) from error
+    return lambda data: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data))

@@ -1,0 +1,266 @@
+"""Read answers from logs of any known format, which is told from their content."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from calibrant._core.checks import check_choice, warn
+from calibrant._core.messages import printable
+from calibrant.display.results import one_line
+from calibrant.llm.answers import lines
+from calibrant.llm.answers.graded import AnswerRows, read_rows
+from calibrant.llm.answers.lines import Item, Row
+from calibrant.llm.answers.logs import completions, harness, inspect_logs
+from calibrant.llm.answers.signals import signals_of
+from calibrant.llm.heads.documents import BadDocument
+from calibrant.llm.heads.reading import counted, refusal
+
+Format = Literal["answers", "lm_eval", "inspect", "openai"]
+IDS = ("id", "custom_id")
+"""Keys by which outcomes are found."""
+JOINED = ("correct", "question", "kind")
+"""Values that a file of outcomes adds to answers."""
+SIGNALS = ("signals", "stated", "samples", "judges")
+"""Values of rows that make signals besides a confidence."""
+MATERIAL = ("confidence", "token_probs", *SIGNALS)
+"""Values of which an answer needs one to be calibrated."""
+NO_CONFIDENCE = {
+    "lm_eval": "lm-eval logs log-likelihoods for multiple choice and, with repeats, several texts "
+    "of written answers, but nothing for single texts and no confidence for likelihood tasks",
+    "inspect": "run inspect eval with --logprobs, or several --epochs",
+    "openai": "request logprobs=True from the service",
+    "answers": "each row needs a confidence or token_probs",
+}
+
+
+class Log(NamedTuple):
+    """Answers of a log.
+
+    Attributes
+    ----------
+    path : str
+    format : str
+        ``answers``, ``lm_eval``, ``inspect`` or ``openai``.
+    answers : AnswerRows
+        Rows as in files of graded answers, with ``id`` and ``kind`` if the log has them.
+    left_out : int
+        Number of answers that could not be used.
+    """
+
+    path: str
+    format: Format
+    answers: AnswerRows
+    left_out: int = 0
+
+    def __repr__(self) -> str:
+        counted = f"{len(self.answers.rows):,} answers"
+        return one_line(self, counted, self.format, f"{self.left_out:,} left out")
+
+
+def read_log(
+    path: str | os.PathLike[str],
+    *,
+    format: Format | None = None,
+    outcome: str | None = None,
+    outcomes: str | os.PathLike[str] | None = None,
+    graded: bool = True,
+    skip_bad: bool = False,
+) -> Log:
+    """Read the answers of a log.
+
+    Parameters
+    ----------
+    path : path
+        One of
+
+        - ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness, the ``results_DATE.json`` beside
+          it, or their folder (``lm_eval``);
+        - ``.eval`` or ``.json`` of Inspect, or a folder of these (``inspect``);
+        - JSON lines of chat completions or responses of OpenAI's interface, bare, as ``response``
+          beside ``request``, or as the output of a batch (``openai``);
+        - ``.jsonl`` or ``.csv`` of graded answers, as for :func:`calibrant.llm.read_answers`
+          (``answers``).
+    format : str, optional
+        Name of the format; by default it is told from the content.
+    outcome : str, optional
+        What says if an answer is right: the metric of lm-eval, or metric and filter
+        (``"exact_match,strict-match"``); the scorer of Inspect; or the key of a line. By default
+        the first that is 0 or 1, the first scorer, and ``correct``.
+    outcomes : path, optional
+        ``.jsonl`` or ``.csv`` with ``id`` (or ``custom_id``) and ``correct`` of each answer, and
+        also ``question`` or ``kind``, where the log does not have them.
+    graded : bool
+        Every answer must have an outcome, and something to tell a confidence from.
+    skip_bad : bool
+        Leave out answers that cannot be used, with a warning that lists them. By default they are
+        an error, which lists them too.
+
+    Examples
+    --------
+    >>> import json, pathlib, tempfile
+    >>> line = {
+    ...     "request": {"messages": [{"role": "user", "content": "Capital of Peru?"}]},
+    ...     "response": {"model": "m", "choices": [{
+    ...         "message": {"content": "Lima"},
+    ...         "logprobs": {"content": [{"token": "Lima", "logprob": -0.2}]},
+    ...     }]},
+    ...     "correct": True,
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "log.jsonl"
+    ...     _ = file.write_text(json.dumps(line))
+    ...     log = read_log(file)
+    >>> log.format, log.answers.rows[0]["answer"], log.answers.answers().confidence.round(2)
+    ('openai', 'Lima', array([0.82]))
+    """
+    file = Path(path)
+    name = format_of(file) if format is None else format
+    check_choice("format", name, get_args(Format))
+    joined = _joined(READERS[name](file, outcome), outcomes, outcome)
+    answers, bad = _divided(joined, name, graded)
+    if bad and not (skip_bad and answers.rows):
+        raise ValueError(refusal(bad, len(answers.rows), file, "answers"))
+    if bad:
+        warn(f"left out {counted(bad, len(answers.rows), file, 'answers')}")
+    if not answers.rows:
+        raise ValueError(f"{file} has no answers")
+    _agree_on_prompts(answers.rows)
+    return Log(str(file), name, answers, len(bad))
+
+
+def _agree_on_prompts(rows: Sequence[Row]) -> None:
+    """Give answers to several tasks, with a form of prompt each, all of these forms together.
+
+    A map of them is one for their mixture; ``kind`` tells them apart.
+    """
+    forms = sorted({str(row.get("prompt", "")) for row in rows})
+    if len(forms) > 1 and len({row.get("kind") for row in rows}) > 1:
+        for row in rows:
+            row["prompt"] = "; ".join(filter(None, forms))
+
+
+def _plain(file: Path, outcome: str | None) -> Iterator[Item]:
+    items = lines.placed_rows(file)
+    return lines.converted(items, lambda row, _: _with_outcome(dict(row), outcome))
+
+
+def _with_outcome(row: Row, outcome: str | None) -> Row:
+    """Return a row whose outcome has another name as ``correct``."""
+    return row if outcome is None or outcome not in row else {**row, "correct": row[outcome]}
+
+
+READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
+    "answers": _plain,
+    "lm_eval": harness.read_samples,
+    "inspect": inspect_logs.read_inspect,
+    "openai": completions.read_completions,
+}
+
+
+def format_of(file: Path) -> Format:
+    """Return the format of a log."""
+    if file.is_dir():
+        if any(file.rglob("samples_*.jsonl")):
+            return "lm_eval"
+        if inspect_logs.inspect_files(file):
+            return "inspect"
+        raise ValueError(
+            f"{file} has neither files samples_TASK_DATE.jsonl nor logs of Inspect, .eval or "
+            ".json: name another folder, or run lm_eval with --log_samples"
+        )
+    if file.suffix == ".csv":
+        return "answers"
+    if file.suffix == ".eval" or zipfile.is_zipfile(file):
+        return "inspect"
+    if file.suffix == ".json":
+        return _format_of_json(file)
+    for _, line in lines.placed_rows(file):
+        return "answers" if isinstance(line, BadDocument) else _format_of_line(line)
+    raise ValueError(f"{file} is empty: it has no answers")
+
+
+def _format_of_json(file: Path) -> Format:
+    whole = lines.parsed(file.read_bytes(), str(file))
+    if isinstance(whole, BadDocument):
+        raise whole
+    if "eval" in whole:
+        return "inspect"
+    if "results" in whole and "configs" in whole:
+        return "lm_eval"
+    raise ValueError(
+        f"{file} is neither a log of Inspect nor results of lm-eval; it has the keys "
+        f"{printable(', '.join(map(str, whole)))}: write one answer to a line, as .jsonl"
+    )
+
+
+def _format_of_line(line: Mapping[str, Any]) -> Format:
+    if "doc_id" in line and "resps" in line:
+        return "lm_eval"
+    kind = str(line.get("object", ""))
+    if "response" in line or "choices" in line or kind == "response":
+        return "openai"
+    return "answers"
+
+
+def _joined(
+    items: Iterator[Item], outcomes: str | os.PathLike[str] | None, outcome: str | None
+) -> Iterator[Item]:
+    """Add what a file of outcomes says to the answers of the same id."""
+    if outcomes is None:
+        return items
+    known = _by_id(Path(outcomes), outcome)
+
+    def add(row: Row, place: str) -> Row:
+        if row.get("id") not in known:
+            raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {outcomes}")
+        return {**row, **known[row["id"]]}
+
+    return lines.converted(items, add)
+
+
+def _by_id(file: Path, outcome: str | None) -> dict[str, Row]:
+    known: dict[str, Row] = {}
+    rows = read_rows(file)
+    for place, row in zip(rows.places, rows.rows, strict=True):
+        named = next((str(row[name]) for name in IDS if name in row), None)
+        if named is None or named in known:
+            problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
+            raise ValueError(f"{place} {problem}: every answer needs one line")
+        row = _with_outcome(row, outcome)
+        known[named] = {name: row[name] for name in JOINED if name in row}
+    return known
+
+
+def _divided(
+    items: Iterator[Item], name: Format, graded: bool
+) -> tuple[AnswerRows, list[BadDocument]]:
+    """Return the answers that can be used, and why the others cannot."""
+    answers, bad = AnswerRows([], []), list[BadDocument]()
+    for place, row in items:
+        problem = row if isinstance(row, BadDocument) else _problem(row, place, name, graded)
+        if problem is not None:
+            bad.append(problem)
+            continue
+        answers.places.append(place)
+        answers.rows.append(row)
+    return answers, bad
+
+
+def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | None:
+    alone = AnswerRows([place], [row])
+    try:
+        if graded:
+            alone.grades()
+        if "confidence" in row or "token_probs" in row:
+            alone.confidences()
+        elif graded and not any(row.get(key) for key in MATERIAL):
+            return BadDocument(place, f"has no confidence: {NO_CONFIDENCE[name]}")
+        if any(row.get(key) for key in SIGNALS):
+            signals_of(alone)
+    except ValueError as error:
+        return BadDocument(place, f"cannot be used: {error}".replace(place, "it"))
+    return None

@@ -1,0 +1,298 @@
+"""From the graded answers of a log to a map, a threshold with a promise, and figures."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrant._core.atomic_files import replacing
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced
+from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.display.results import one_line
+from calibrant.llm.answers.calibrating import (
+    SignalFit,
+    apply_answers,
+    cross_validated_answers,
+    fit_answers,
+    fit_signals,
+)
+from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
+from calibrant.llm.answers.confidence import evaluate_answers
+from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.grading import FEWEST, calibrated_choices
+from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.logs.reading import SIGNALS, Log
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import (
+    graded_signals,
+    question_groups,
+    signal_values,
+    signals_of,
+)
+from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.workflows.evaluate import evaluate
+
+METRICS = ("accuracy", "ece", "nll", "brier")
+
+
+class Options(NamedTuple):
+    """Options of questions.
+
+    Attributes
+    ----------
+    logits : (questions, options)
+        Log-probabilities; -inf where a question has fewer options than others.
+    labels : (questions,)
+        Numbers of the right options.
+    """
+
+    logits: FloatArray
+    labels: IntArray
+
+
+class Rescored(NamedTuple):
+    """Options of a log before calibration, and after it.
+
+    Attributes
+    ----------
+    before, after : Evaluation
+        Of the probabilities of the options; accuracy is that of the likeliest one.
+    probs : (questions, options)
+        Calibrated probabilities.
+    """
+
+    before: Evaluation
+    after: Evaluation
+    probs: FloatArray
+
+
+def option_logits(rows: Sequence[Row]) -> Options | None:
+    """Return the options of answers; None unless all have log-probabilities and a right option.
+
+    >>> options = option_logits([{"option_logits": [-0.1, -2.4], "label": 0}])
+    >>> options.logits, options.labels
+    (array([[-0.1, -2.4]]), array([0]))
+    """
+    if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
+        return None
+    width = max(len(row["option_logits"]) for row in rows)
+    logits = np.full((len(rows), width), -np.inf)
+    for i, row in enumerate(rows):
+        logits[i, : len(row["option_logits"])] = row["option_logits"]
+    return Options(logits, np.array([row["label"] for row in rows], dtype=np.int64))
+
+
+def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
+    """Write the options of answers as a prediction file, ``.npz`` with logits and labels."""
+    options = option_logits(rows)
+    if options is None:
+        raise ValueError(
+            f"{os.fspath(file)} is for multiple choice, and some answers have no log-probabilities "
+            "of options or no right one: write .jsonl or .csv"
+        )
+    with replacing(Path(file)) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, logits=options.logits, labels=options.labels)
+
+
+def rescore(options: Options, *, level: float | None = 0.9) -> Rescored:
+    """Calibrate options and measure them again, each question by a fit on other folds.
+
+    A preference of the model for some options is corrected, so that answers may change
+    (:class:`calibrant.Auto` with ``keep_argmax=False``). This takes 100 questions or more.
+
+    Examples
+    --------
+    ::
+
+        options = option_logits(read_log("samples_arc_easy_2026-01-01T00-00-00.jsonl").answers.rows)
+        rescore(options).after["accuracy"]
+    """
+    if len(options.labels) < FEWEST:
+        raise ValueError(
+            f"options of {len(options.labels)} questions are too few to calibrate them: {FEWEST} "
+            "are needed"
+        )
+    calibrated = calibrated_choices(*options)
+    before, after = (
+        evaluate(logits, options.labels, estimand="top_label", metrics=METRICS, level=level)
+        for logits in (options.logits, calibrated)
+    )
+    return Rescored(before, after, np.exp(calibrated))
+
+
+LEAST = 20
+"""Fewest answers of a study, half of which the map is fitted on."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnswerStudy:
+    """What a log of graded answers shows.
+
+    Attributes
+    ----------
+    log : Log
+    confidence : (answers,)
+        Confidences as they are: those of the log or, where it has none, its best signal. NaN where
+        an answer lacks it.
+    correct : (answers,) bool
+    source : str
+        Name of these confidences.
+    before, after : ConfidenceEvaluation
+        Of the confidences as they are and, each by a map that was fitted on others, calibrated.
+    calibrator : AnswerCalibrator or SignalCalibrator
+        Fitted on one half of the questions; its threshold was found on the other half.
+    held_out : (answers,) bool
+        True for the answers of the threshold.
+    rows : list of dict
+        Rows of the log with ``calibrated``, ``abstains`` and ``part`` (fit or threshold), and
+        ``option_probs`` of calibrated multiple choice.
+    signals : SignalFit or None
+        Figures of every signal, if there are others besides the confidence.
+    options : Rescored or None
+        Of multiple choice.
+    """
+
+    log: Log
+    confidence: FloatArray
+    correct: BoolArray
+    source: str
+    before: ConfidenceEvaluation
+    after: ConfidenceEvaluation
+    calibrator: AnswerCalibrator | SignalCalibrator
+    held_out: BoolArray
+    rows: list[Row]
+    signals: SignalFit | None = None
+    options: Rescored | None = None
+
+    @property
+    def threshold(self) -> Threshold:
+        """The threshold of the map."""
+        assert self.calibrator.threshold_ is not None
+        return self.calibrator.threshold_
+
+    @property
+    def repeated(self) -> int:
+        """Number of answers to questions that an earlier answer is to."""
+        counts = Counter(question_groups(self.log.answers).tolist())
+        return sum(count - 1 for count in counts.values())
+
+    def __repr__(self) -> str:
+        errors = (f"{100 * e['ece'].value:.1f} %" for e in (self.before, self.after))
+        return one_line(self, f"{len(self.rows):,} answers", f"ECE {', calibrated '.join(errors)}")
+
+
+class _Figures(NamedTuple):
+    """What is measured on all answers."""
+
+    confidence: FloatArray
+    source: str
+    before: ConfidenceEvaluation
+    after: ConfidenceEvaluation
+    signals: SignalFit | None = None
+
+
+def study_answers(
+    log: Log, *, max_error: float = 0.1, level: float = 0.9, seed: int = 0
+) -> AnswerStudy:
+    """Fit a map to the answers of a log, and find a threshold that keeps a promise.
+
+    The map is fitted on a random half of the questions, and the threshold found on the other: with
+    certainty ``level``, at most ``max_error`` of the answers above it are wrong
+    (:func:`calibrant.threshold`). The figures are cross-validated on all answers.
+
+    Answers with ``samples``, ``stated``, ``judges`` or ``signals`` get a map of all signals
+    (:class:`~calibrant.llm.SignalCalibrator`); others, and those that are too few to compare
+    signals, one of their confidence.
+
+    Parameters
+    ----------
+    log : Log
+        From :func:`calibrant.llm.read_log`.
+    max_error, level : float in (0, 1)
+    seed : int
+        Of the division into halves.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> stated = rng.uniform(0.5, 1, 600)
+    >>> right = rng.random(600) < stated**3  # too sure
+    >>> rows = [{"confidence": c, "correct": y} for c, y in zip(stated, right)]
+    >>> log = Log("log.jsonl", "answers", AnswerRows([str(i) for i in range(600)], rows))
+    >>> study = study_answers(log, max_error=0.3)
+    >>> study.before["ece"].value > 3 * study.after["ece"].value
+    True
+    >>> study.threshold.promise()
+    'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
+    """
+    answers, correct = log.answers, log.answers.grades()
+    groups = question_groups(answers)
+    questions = int(groups.max()) + 1
+    if len(correct) < LEAST or questions < LEAST // 2:
+        raise ValueError(
+            f"{log.path} has {len(correct)} graded answers to {questions} questions: {LEAST} or "
+            f"more are needed, to {LEAST // 2} questions"
+        )
+    # a random half of the questions
+    held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1
+    stage: Map = "beta" if len(correct) >= 2 * FEWEST else "sigmoid"
+    figures = _figures(answers, stage)
+    calibrator = _map(answers.where(~held_out), stage, by_signals=figures.signals is not None)
+    others = answers.where(held_out)
+    chances = np.array([row["calibrated"] for row in apply_answers(calibrator, others)])
+    with silenced():  # what to do without a threshold is said in the findings
+        calibrator.threshold_ = threshold(
+            confidence=chances, outcome=others.grades(), max_error=max_error, level=level
+        )
+    options = option_logits(answers.rows)
+    rescored = rescore(options) if options and len(options.labels) >= FEWEST else None
+    rows = apply_answers(calibrator, answers)
+    for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
+        row["part"] = "threshold" if rest else "fit"
+        if rescored is not None:
+            row["option_probs"] = rescored.probs[i, : len(row["option_logits"])].tolist()
+    confidence, source, before, after, signals = figures
+    return AnswerStudy(
+        *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
+        signals,
+        rescored,
+    )
+
+
+def _map(
+    answers: AnswerRows, stage: Map, *, by_signals: bool
+) -> AnswerCalibrator | SignalCalibrator:
+    if not by_signals:
+        return fit_answers(answers.answers(), stage=stage)
+    values, right, source, groups = graded_signals(signals_of(answers))
+    return SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
+
+
+def has_signals(answers: AnswerRows) -> bool:
+    """Return True if answers have signals besides a confidence."""
+    return any(row.get(name) for row in answers.rows for name in SIGNALS)
+
+
+def _figures(answers: AnswerRows, stage: Map) -> _Figures:
+    fit = None
+    if has_signals(answers):
+        with silenced():  # the fit to one half repeats what is worth saying
+            fit = fit_signals(answers, stage=stage)
+    if fit is None or fit.together is None:  # there are too few to combine them
+        graded = answers.answers()
+        found = cross_validated_answers(graded, stage=stage)
+        name = graded.source.confidence
+        return _Figures(graded.confidence, name, found["before"], found["after"])
+    if any(all(key in row for row in answers.rows) for key in ("confidence", "token_probs")):
+        graded = answers.answers()
+        before = evaluate_answers(graded.confidence, graded.correct)
+        return _Figures(graded.confidence, graded.source.confidence, before, fit.together, fit)
+    values = signal_values(signals_of(answers), [fit.best])[fit.best]
+    return _Figures(values, fit.best, fit.raw[fit.best], fit.together, fit)

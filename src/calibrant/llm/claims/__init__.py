@@ -1,1 +1,0 @@
-"""Claims: parts of long answers, each with a confidence of its own."""

@@ -1,0 +1,89 @@
+"""Biases of judges are found where they are, and not where they are not."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from calibrant.llm.answers.judges.biases import length_bias, position_bias
+
+
+def test_position_bias_by_hand():
+    winner = ["a", "A ", "b", "tie", "a", "b"]
+    swapped = ["a", "b", "a", "a", "tie", "b"]
+    found = position_bias(winner, swapped)
+    assert found.flips.value == pytest.approx(4 / 6)
+    # shares of the two judgements that the first answer won, pair by pair
+    assert found.first.value == pytest.approx(np.mean([0.5, 1, 0, 0.25, 0.75, 0.5]))
+    assert found.n == 6
+
+
+@pytest.mark.parametrize("push", [0.0, 0.1, -0.3])
+def test_preference_for_the_first_is_in_its_interval(push):
+    hits = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        better = rng.random(60) < 0.7  # of the answers of a
+        moved = rng.random(60) < abs(push)
+        winner = np.where(moved, push > 0, better)
+        swapped = np.where(moved, push < 0, better)
+        found = position_bias(*(np.where(x, "a", "b").tolist() for x in (winner, swapped)))
+        hits += found.first.low <= 0.5 + push / 2 <= found.first.high
+    assert hits >= (200 if push == 0 else 168)
+
+
+def test_verdicts_that_never_flip_do_not_prove_that_none_will():
+    found = position_bias(["a"] * 30, ["a"] * 30)
+    assert found.flips.value == 0
+    assert found.flips.high > 0.05
+    assert found.first.low < 0.49 < 0.51 < found.first.high
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "message"),
+    [
+        ((["a"], ["first"]), "verdicts must be a, b or tie, got 'first' for pair 0"),
+        ((["a"], []), "must have a verdict for each pair, got 1 and 0"),
+        (([], []), "must have a verdict for each pair, got 0 and 0"),
+    ],
+)
+def test_bad_verdicts_are_refused(verdicts, message):
+    with pytest.raises(ValueError, match=message):
+        position_bias(*verdicts)
+
+
+def judged(rng, n, slope, *, votes=True):
+    """Scores that rise with the length beyond what the label explains; right answers are longer."""
+    right = rng.random(n) < 0.6
+    length = np.exp(rng.normal(4 + 0.5 * right, 0.7))
+    mean = expit(2 * right - 1 + slope * (np.log2(length) - 6))
+    return (rng.random(n) < mean if votes else rng.beta(4 * mean, 4 - 4 * mean)), right, length
+
+
+@pytest.mark.parametrize("votes", [True, False])
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_the_effect_of_length_is_in_its_interval(slope, votes):
+    hits = 0
+    for seed in range(100):
+        rng = np.random.default_rng([seed, 1])
+        ratio = length_bias(*judged(rng, 120, slope, votes=votes)).odds_ratio
+        hits += ratio.low <= math.exp(slope) <= ratio.high
+    assert hits >= 83
+
+
+def test_length_without_effect_or_variation_has_no_odds():
+    same = length_bias([1, 0, 1, 0, 1], [1, 0, 0, 1, 1], np.full(5, 10))
+    assert math.isnan(same.odds_ratio.value)
+    separated = length_bias(np.arange(40) >= 20, np.zeros(40), np.arange(1, 41))
+    assert math.isnan(separated.odds_ratio.value)
+    assert math.isnan(length_bias([1, 0], [1, 0], [1, 2]).odds_ratio.low)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [([1, 2], "must have the same size, got 3, 3 and 2"), ([1, 0, 2], "length must be above 0")],
+)
+def test_bad_lengths_are_refused(length, message):
+    with pytest.raises(ValueError, match=message):
+        length_bias([1, 0, 1], [1, 0, 0], length)

@@ -1,0 +1,226 @@
+"""Answers of a service, by the client of OpenAI against a server that misbehaves."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from calibrant.llm.answers.collecting import collect_answers, cost_of
+from calibrant.llm.answers.graded import read_rows
+from calibrant.llm.answers.plans import STATE, Asked, RequestPlan
+from calibrant.llm.models.services import Connection, ServiceError, service_for
+from tests.support.chat_server import chat_server
+
+pytest.importorskip("openai")
+KEY = "sk-this-is-secret-0123456789"
+
+
+@pytest.fixture(scope="module")
+def chats():
+    with chat_server() as chats:
+        yield chats
+
+
+@pytest.fixture(autouse=True)
+def new_requests(chats, monkeypatch):
+    chats.requests.clear()
+    chats.keys.clear()
+    chats.times.clear()
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def asked(*texts, references=("Lima",)):
+    return [Asked([{"role": "user", "content": text}], references) for text in texts]
+
+
+def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
+    options = {"concurrency": 2, **options}
+    with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
+        return collect_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
+
+
+def rows_of(file):
+    return read_rows(file).rows
+
+
+def test_an_answer_with_the_probabilities_of_its_tokens(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    assert collected(chats, out, "Capital of Peru?") == 1
+    (row,) = rows_of(out)
+    assert row["question"] == "Capital of Peru?"
+    assert row["answer"] == "Lima."
+    assert row["correct"] is True
+    assert row["token_probs"] == pytest.approx([0.8, 0.5])
+    assert row["top_logprobs"][0] == {"Lima": math.log(0.5), "other": math.log(0.2)}
+    assert (row["model"], row["prompt"], row["head"]) == ("tiny", "chat", "none")
+    (request,) = chats.requests
+    assert (request["temperature"], request["logprobs"], request["max_tokens"]) == (0, True, 256)
+    assert chats.keys == [f"Bearer {KEY}"]
+    assert read_rows(out).answers().confidence == pytest.approx([math.sqrt(0.4)])
+
+
+def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    plan = RequestPlan(
+        "tiny", samples=2, stated=True, p_true=True, system="Be brief.", fields={"seed": 7}
+    )
+    collected(chats, out, "Capital of Peru?", plan=plan)
+    (row,) = rows_of(out)
+    assert (row["answer"], row["stated"]) == ("Lima", "Confidence: 70%")
+    # the line about the confidence is no part of the answer, and neither are its tokens
+    assert row["token_probs"] == pytest.approx([0.8])
+    assert row["samples"] == ["Lima", "Lima"]
+    # False is not among the top tokens, and so at most as likely as the last of them
+    assert row["signals"] == {"p_true": pytest.approx(0.5 / 0.7)}
+    assert row["prompt"].startswith("chat, system ")
+    main, one, two, verdict = chats.requests
+    assert main["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert main["messages"][-1]["content"] == f"Capital of Peru?\n\n{STATE}"
+    assert one["temperature"] == two["temperature"] == 1
+    assert "Proposed answer: Lima\n" in verdict["messages"][-1]["content"]
+    assert all(request["seed"] == 7 for request in chats.requests)
+
+
+def test_p_true_is_the_confidence_where_there_is_no_other(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    collected(chats, out, "Capital of Peru?", plan=RequestPlan("tiny", logprobs=False, p_true=True))
+    answers = read_rows(out).answers()
+    assert answers.source.confidence == "p_true"
+    assert answers.confidence == pytest.approx([0.5 / 0.7])
+
+
+def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    collected(chats, out, "one", "two")
+    whole = out.read_bytes()
+    with out.open("ab") as stream:
+        stream.write(b'{"key": "abc", "answer": "cut o')  # the process was killed
+    plan = RequestPlan("tiny")
+    left = cost_of(asked("one", "two", "three"), plan, out)
+    assert (left.finished, left.questions, left.requests) == (2, 3, 1)
+    assert collected(chats, out, "one", "two", "three") == 1
+    assert out.read_bytes().startswith(whole)
+    assert {row["question"] for row in rows_of(out)} == {"one", "two", "three"}
+    assert len(chats.requests) == 3
+    with pytest.raises(ValueError, match=r"line 1 of .* with other options: use another file"):
+        collected(chats, out, "one", plan=RequestPlan("tiny", max_tokens=5))
+
+
+def test_problems_that_pass_are_waited_for(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    assert collected(chats, out, "busy", "broken") == 2
+    assert chats.asked("busy") == 2
+    assert chats.asked("broken") == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("empty", "has no choices"),
+        ("silent", "has no text"),
+        ("nan", "log-probability of token 1 .'Lima'. that is no number"),
+        ("hidden", "has no logprobs: leave --logprobs out"),
+        ("page", "returned no JSON object but '<html>Welcome.*check the url"),
+        ("garbled", "returned no JSON object but"),
+    ],
+)
+def test_a_lie_costs_one_question_and_no_other(chats, tmp_path, fault, message):
+    out = tmp_path / "answers.jsonl"
+    with pytest.raises(ValueError, match=message) as error:
+        collected(chats, out, fault, "one", "two")
+    assert "1 of 3 failed" in str(error.value)
+    assert "the same command asks the others" in str(error.value)
+    assert {row["question"] for row in rows_of(out)} == {"one", "two"}
+    assert chats.asked(fault) == 1  # asking again would not help
+
+
+def test_a_hanging_service_is_given_up(chats, tmp_path):
+    with pytest.raises(ValueError, match=r"did not answer within 0\.2 s"):
+        collected(chats, tmp_path / "answers.jsonl", "hang", timeout=0.2, max_retries=1)
+    assert chats.asked("hang") == 2
+
+
+def test_a_service_that_is_not_there_is_an_error(tmp_path):
+    nowhere, out = Connection("http://127.0.0.1:9/v1", 1.0, 0), tmp_path / "a.jsonl"
+    with (
+        service_for("tiny", nowhere) as service,
+        pytest.raises(ValueError, match="did not answer"),
+    ):
+        collect_answers(asked("one"), service, RequestPlan("tiny"), out)
+
+
+def test_a_refused_key_ends_everything_and_appears_nowhere(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    texts = [f"denied {i}" for i in range(50)]
+    with pytest.raises(ValueError, match=r"status 401.*set OPENAI_API_KEY") as error:
+        collected(chats, out, "Capital of Peru?", *texts, concurrency=1)
+    assert len(chats.requests) < 10
+    told, chain = "", [error.value]
+    while chain:
+        one: Any = chain.pop()
+        told += repr(one)
+        chain += [e for e in (one.__cause__, one.__context__) if e is not None]
+    assert "status 401" in told
+    assert KEY not in told
+    assert KEY not in out.read_text()
+    assert [row["question"] for row in rows_of(out)] == ["Capital of Peru?"]
+
+
+def test_ten_failures_in_a_row_end_everything(chats, tmp_path):
+    texts = [f"empty {i}" for i in range(40)]
+    with pytest.raises(ValueError, match="10 questions have no answer"):
+        collected(chats, tmp_path / "a.jsonl", *texts, concurrency=1)
+    assert len(chats.requests) < 20
+
+
+def test_the_cost_is_an_upper_bound(tmp_path):
+    plan = RequestPlan("tiny", samples=3, p_true=True, max_tokens=100)
+    cost = cost_of(asked("a" * 4000), plan, tmp_path / "none.jsonl")
+    assert cost.requests == 5
+    assert 5 * 1000 < cost.tokens_in < 5 * 1100
+    assert cost.tokens_out == 4 * 100 + 1
+    assert "5 requests, about" in cost.describe()
+
+
+def test_two_processes_do_not_write_one_file(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+
+    def service(messages, fields):
+        with pytest.raises(ValueError, match="another process writes"):
+            collected(chats, out, "one")
+        return {"choices": [{"message": {"content": "Lima"}}]}
+
+    collect_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
+
+
+def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    wanted = pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY")
+    with wanted, service_for("gpt"):
+        pass
+
+
+def test_half_a_character_costs_one_question(chats, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    with pytest.raises(ValueError, match="1 of 2 failed: a message is no text"):
+        collected(chats, out, "half \ud800 a character", "a line\u2028 within a line")
+    (line,) = out.read_text().splitlines()
+    assert json.loads(line)["question"] == "a line\u2028 within a line"
+
+
+@pytest.mark.filterwarnings("ignore")  # of LiteLLM itself
+def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # which it would look up online
+    pytest.importorskip("litellm")
+    out = tmp_path / "answers.jsonl"
+    with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
+        plan = RequestPlan("litellm/openai/tiny")
+        assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
+        with pytest.raises(ServiceError, match="401") as problem:
+            service([{"role": "user", "content": "denied"}], {})
+    (row,) = rows_of(out)
+    assert row["answer"] == "Lima."
+    assert row["token_probs"] == pytest.approx([0.8, 0.5])
+    assert chats.keys[0] == f"Bearer {KEY}"
+    assert KEY not in str(problem.value)

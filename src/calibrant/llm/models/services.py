@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from calibrant._core.messages import printable
+from calibrant._core.optional import needed
 
 if TYPE_CHECKING:
     import openai
@@ -80,10 +81,8 @@ def service_for(model: str, connection: Connection | None = None) -> Iterator[Se
 
 
 def _client(connection: Connection) -> openai.OpenAI:
-    try:
+    with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai
-    except ImportError as error:
-        raise ImportError(f"this needs openai ({error}): pip install 'calibrant[api]'") from error
     key = os.environ.get(KEY)
     if not key and connection.url is None:
         raise ValueError(f"set the environment variable {KEY}, or pass the url of a local server")
@@ -118,10 +117,8 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
 
 
 def _litellm(model: str, connection: Connection) -> Service:
-    try:
+    with needed("this model needs LiteLLM", "litellm"):
         import litellm
-    except ImportError as error:
-        raise ImportError(f"this needs litellm ({error}): pip install litellm") from error
 
     def service(messages: Sequence[Message], fields: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -53,6 +53,7 @@ def test_missing_signals_have_a_weight_of_their_own():
     lacking = right & (np.arange(2000) % 2 == 0)  # that it is missing tells that it is right
     values = np.where(lacking, np.nan, signals["stated"])
     fitted = SignalCalibrator().fit({"stated": values, "noise": signals["judge:gpt-x"]}, right)
+    assert fitted.regression_ is not None
     assert fitted.regression_.absent[0] > 1
     assert fitted.regression_.absent[1] == 0
     chances = fitted.predict({"stated": [np.nan, 0.5], "noise": [0.5, 0.5]})
@@ -64,6 +65,7 @@ def test_the_map_is_fitted_to_scores_of_other_folds():
     noise = dict(zip("abcdefghijkl", rng.random((12, 120)), strict=True))
     right = rng.random(120) < 0.5
     fitted = SignalCalibrator(stage="sigmoid").fit(noise, right)
+    assert fitted.regression_ is not None
     scores = fitted.regression_.score(np.stack([*noise.values()], axis=1))
     assert np.ptp(scores) > 0.5  # noise is fitted, and the held-out scores tell that it is noise
     assert np.ptp(fitted.predict(noise)) < 0.1

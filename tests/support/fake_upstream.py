@@ -86,7 +86,7 @@ class Upstream:
             {"token": word, "logprob": value, "bytes": list(word.encode()), "top_logprobs": []}
             for word, value in zip(WORDS, SURE if said != "unsure" else UNSURE, strict=True)
         ]
-        part = {"type": "output_text", "text": "".join(WORDS), "annotations": []}
+        part: dict[str, object] = {"type": "output_text", "text": "".join(WORDS), "annotations": []}
         part["logprobs"] = tokens if wanted else []
         message = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed"}
         body = {

@@ -31,6 +31,8 @@ def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     assert band.accept.level == 0.95
     assert gate.source == Source("judge", "", "m")
     wanted = fit_answers(answers.answers())
+    assert gate.calibrator.learned_ is not None
+    assert wanted.learned_ is not None
     np.testing.assert_array_equal(gate.calibrator.learned_["line"], wanted.learned_["line"])
     assert fit_gate(answers, max_error=0.2, stage="isotonic").bands[0].accept.n == 600
     three = fit_gate(answers, max_error=0.2, verifier_misses=0.4)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant._core.engines import current_work, silently
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.cli.compare import STEPS
@@ -114,7 +115,6 @@ def test_options_reach_the_comparison(run, monkeypatch):
         *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--test-split", "val"),
         *("--sample-weight", "w", "--groups", "g", "--bins", "7", "--level", "0.5", "--seed", "3"),
     )
-    asked.pop("progress")
     assert asked == {
         **{"pred": "p.npz", "methods": None, "time_limit": 5},
         **{"fit_split": "test", "test_split": "val"},
@@ -122,7 +122,6 @@ def test_options_reach_the_comparison(run, monkeypatch):
         "estimand": "auto",
         "keep_argmax": None,
         "columns": None,
-        "executor": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, 0)
@@ -173,11 +172,13 @@ def test_bar_counts_methods(run, monkeypatch):
     now = [0.0]
     set_clock(monkeypatch, now)
 
-    def slow(pred, *, methods, progress, **_):
+    def slow(pred, *, methods, **_):
+        progress = current_work().progress
         for done in (0, 1, 2):
             now[0] += 2
             progress(done, 2)
-        return compare("p.npz", methods="none", level=None)
+        with silently():
+            return compare("p.npz", methods="none", level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", slow)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -216,7 +217,7 @@ def test_the_commands_that_the_demo_names_exist(run):
 
 
 def test_demo_in_ascii(run, monkeypatch):
-    def quick(data, *, methods, progress):
+    def quick(data, *, methods):
         return compare(data, methods=["none"], level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", quick)

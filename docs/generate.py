@@ -10,7 +10,7 @@ TITLES = {
     "metrics": "Measure",
     "calibrators": "Calibrators",
     "workflows": "Workflows",
-    "reports": "Reports",
+    "show": "Show and report",
     "artifacts": "Save and load",
     "decide": "Decide",
     "deploy": "Deploy",
@@ -24,6 +24,7 @@ TITLES = {
 """Sections of the API page by package, in order; other packages follow under their own name."""
 SUBMODULES = {
     "llm": "Language models",
+    "show.report": "Reports",
     "show.figures": "Diagrams",
     "integrations": "Trackers and trainers",
 }

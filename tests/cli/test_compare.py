@@ -202,7 +202,7 @@ def test_demo_measures_and_calibrates_the_sample(run):
     assert float(rows[0][1]) == 4.24
     assert max(float(ece) for _, ece in rows[1:]) < 1.5
     assert "Use " in out
-    described = ("calibration of", "fitted on", str(sample_path()))  # lines that are not wrapped
+    described = ("calibration of", "fitted on", "Use ", str(sample_path()))  # not wrapped
     lines = [line for line in out.splitlines() if not any(text in line for text in described)]
     assert max(map(len, lines)) <= 80
 

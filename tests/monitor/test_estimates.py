@@ -10,7 +10,7 @@ from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.monitor.estimates import WindowEstimate
-from calibrant.show.charts.elements import percent
+from calibrant.show.numbers import percent
 from calibrant.show.report.monitoring import monitor_page
 from tests.support.simulate import drawn
 

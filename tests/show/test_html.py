@@ -3,8 +3,7 @@ import re
 import pytest
 
 from calibrant.show.box import Beside, Box, Verdict
-from calibrant.show.charts.elements import escaped
-from calibrant.show.html import Html, notebook, page, rendered, style_sheet
+from calibrant.show.html import Html, escaped, notebook, page, rendered, style_sheet
 from calibrant.show.tables import Table
 from tests.support.markup import check_inert, parsed
 

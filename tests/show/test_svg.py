@@ -15,7 +15,8 @@ from calibrant.show.charts import (
     line_chart,
     reliability_chart,
 )
-from calibrant.show.charts.elements import Scale, tick
+from calibrant.show.charts.axes import Scale
+from calibrant.show.numbers import tick
 from tests.support.markup import SVG, charts, check_inert, texts, titles
 
 NAN = float("nan")
@@ -38,7 +39,6 @@ CHARTS = {
         ],
         x_label=HOSTILE,
         y_label=HOSTILE,
-        mark=(0.5, 0.2, HOSTILE),
     ),
     "forest": forest_chart(
         [HOSTILE, "b"], [NAN, 2], [NAN, NAN], [1, NAN], label=HOSTILE, reference=1.0

@@ -22,9 +22,9 @@ from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature,
 from calibrant.calibrators.smart import SMART
 from calibrant.show.box import Beside, Box, Verdict
 from calibrant.show.charts import Line, line_chart
-from calibrant.show.charts.elements import plain
 from calibrant.show.figures.maps import adjustment_plot, map_plot, temperature_plot
 from calibrant.show.html import Html
+from calibrant.show.numbers import plain
 from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import Table, facts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -11,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.messages import printable
+from calibrant.show.numbers import coordinate, tick
 from calibrant.show.palette import DARK, LIGHT, themes
 
 if TYPE_CHECKING:
@@ -66,12 +68,22 @@ def templates() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters |= {"unbroken": unbroken, "md": markdown_escaped}
+    made.filters |= {"xy": coordinate, "tick": lambda value, form: tick(form, value)}
     return made
 
 
 def _visible(value: Any) -> Any:
     """Return what a template was given, with control characters as text."""
     return value if hasattr(value, "__html__") else printable(str(value))
+
+
+def escaped(text: object) -> str:
+    """Return text of any origin as HTML that shows it: markup and control characters are inert.
+
+    >>> escaped("<b>cat & dog</b>")
+    '&lt;b&gt;cat &amp; dog&lt;/b&gt;'
+    """
+    return html.escape(printable(str(text)), quote=True)
 
 
 def rendered(template: str, **values: Any) -> Html:

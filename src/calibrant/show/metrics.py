@@ -21,7 +21,7 @@ from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
 from calibrant.show.box import Beside, Box, Verdict
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
-from calibrant.show.charts.elements import axis_names
+from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.reliability import (
     confidence_histogram,
     reliability_diagram,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from calibrant.monitor.report import MonitorReport
 from calibrant.show.box import Beside, Box, Verdict
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart
-from calibrant.show.charts.elements import percent
 from calibrant.show.figures.drift import drift_plot, window_plot
 from calibrant.show.html import Html
+from calibrant.show.numbers import percent
 from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import Table
 

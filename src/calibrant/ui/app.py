@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text
-from calibrant.show.charts.elements import escaped
+from calibrant.show.html import escaped
 from calibrant.show.palette import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded

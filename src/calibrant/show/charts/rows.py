@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from calibrant.show.charts.elements import (
-    Format,
-    Scale,
-    as_array,
-    colour,
-    element,
-    finite,
-    first_names,
-    group,
-    padded_range,
-    percent,
-    picture,
-    polylines,
-    shortened,
-    text,
-    tick,
-    title,
-)
-from calibrant.show.html import Html
+from calibrant.show.charts.axes import Scale, as_array, finite, first_names, padded_range, shortened
+from calibrant.show.html import Html, rendered
+from calibrant.show.numbers import Format, percent
 
 ROW = 24
 """Height of a row."""
+
+
+class Row(NamedTuple):
+    """A name with its value and interval; NaN where undefined."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    y: float
+    chosen: bool
+    words: str
+    """The value and its interval in numbers."""
+
+    @property
+    def shown(self) -> str:
+        """The name as it is drawn."""
+        return shortened(self.name, 16)
+
+    @property
+    def known(self) -> bool:
+        """True if there is a value."""
+        return finite(self.value)
+
+    @property
+    def interval(self) -> bool:
+        """True if there is an interval."""
+        return finite(self.low, self.high)
 
 
 def forest_chart(
@@ -53,82 +66,20 @@ def forest_chart(
     >>> "ts: ECE 1 % (0.5 % to 2 %)" in chart
     True
     """
-    columns = [as_array(v) for v in (values, low, high)]
-    rows = list(zip(names, *columns, strict=True))
-    known = [v for _, *row in rows for v in row if finite(v)]
-    known += [] if reference is None else [reference]
-    x = Scale(*_shown_range(known), 116, 300)
-    bottom = 24 + ROW * len(rows)
-    parts = [
-        text(label, 116, 14, fill=colour("muted")),
-        _columns_grid(x, 20, bottom, form),
-        *(
-            _forest_row(row, 24 + ROW * (k + 0.5), x, label, form, row[0] == highlighted)
-            for k, row in enumerate(rows)
-        ),
-    ]
-    if reference is not None:
-        line = polylines([(x(reference), 20, x(reference), bottom)])
-        dashed = {"stroke": colour("ink"), "stroke_dasharray": "4 3"}
-        parts.append(element("path", title(f"{label} {form(reference)}"), d=line, **dashed))
-    return picture(parts, 420, bottom + 24, f"{label} with intervals: {first_names(names)}")
-
-
-def _shown_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of values, from 0 on where that is near, and with room on both sides."""
-    low, high = padded_range(values)
-    room = 0.06 * (high - low)
-    return (0.0 if 0 <= low <= high / 2 else low - room), high + room
-
-
-def _forest_row(
-    row: tuple[str, float, float, float],
-    y: float,
-    x: Scale,
-    label: str,
-    form: Format,
-    highlighted: bool,
-) -> str:
-    name, value, low, high = row
-    weight: dict[str, str] = {"font_weight": "600"} if highlighted else {}
-    box = {"x": 0, "y": y - ROW / 2 + 1, "width": 420, "height": ROW - 2, "rx": 4}
-    back = (
-        [element("rect", **box, fill=colour("right"), fill_opacity="0.14")] if highlighted else []
-    )
-    heading = text(shortened(name, 16), 6, y + 4, **weight)
-    if not finite(value):
-        return group([title(f"{name}: {label} undefined"), *back, heading])
-    interval = f" ({form(low)} to {form(high)})" if finite(low, high) else ""
-    ink = colour("right" if highlighted else "ink")
-    marks = [element("circle", cx=x(value), cy=y, r=4, fill=ink)]
-    if interval:
-        line = polylines([(x(low), y, x(high), y)])
-        marks.append(element("path", d=line, stroke=ink, stroke_width=2))
-    number = text(form(value), 414, y + 4, text_anchor="end", **weight)
-    words = title(f"{name}: {label} {form(value)}{interval}")
-    return group([words, *back, heading, *marks, number])
-
-
-def _columns_grid(x: Scale, top: float, bottom: float, form: Format) -> str:
-    """Vertical grid lines with their numbers below."""
-    ticks = x.ticks(4)
-    lines = polylines((x(t), top, x(t), bottom) for t in ticks)
-    numbers = [text(tick(form, t), x(t), bottom + 16) for t in ticks]
-    grid = element("path", d=lines, stroke=colour("grid"), fill="none")
-    return grid + group(numbers, fill=colour("muted"), text_anchor="middle")
+    rows = _rows(names, values, low, high, form, highlighted)
+    known = [v for row in rows for v in row[1:4] if finite(v)]
+    least, most = padded_range([*known, *([] if reference is None else [reference])])
+    room = 0.06 * (most - least)
+    # from 0 on where that is near, and with room on both sides
+    span = (0.0 if 0 <= least <= most / 2 else least - room), most + room
+    about = f"{label} with intervals: {first_names(names)}"
+    return _chart(rows, Scale(*span, 116, 300), label, form, about, reference=reference)
 
 
 def bar_chart(
-    names: Sequence[str],
-    values: ArrayLike,
-    *,
-    label: str,
-    form: Format = percent,
-    highlighted: str | None = None,
+    names: Sequence[str], values: ArrayLike, *, label: str, form: Format = percent
 ) -> Html:
-    """Return a horizontal bar for each name, from zero, with its number.
-
-    Bars are orange below zero and where ``highlighted``.
+    """Return a horizontal bar for each name, from zero and orange below, with its number.
 
     Examples
     --------
@@ -136,20 +87,42 @@ def bar_chart(
     >>> "cat: gap 4 %" in chart, chart.count("<rect")
     (True, 2)
     """
-    numbers = as_array(values).tolist()
-    known = [v for v in numbers if finite(v)]
-    x = Scale(*padded_range([*known, 0.0]), 116, 350)
-    bottom = 24 + ROW * len(numbers)
-    parts = [text(label, 116, 14, fill=colour("muted")), _columns_grid(x, 20, bottom, form)]
-    for k, (name, value) in enumerate(zip(names, numbers, strict=True)):
-        y = 24 + ROW * (k + 0.5)
-        words = f"{name}: {label} {form(value) if finite(value) else 'undefined'}"
-        marks = [title(words), text(shortened(name, 16), 6, y + 4)]
-        if finite(value):
-            ends = sorted((x(0), x(value)))
-            paint = colour("wrong" if value < 0 or name == highlighted else "right")
-            size = {"x": ends[0], "y": y - 7, "width": ends[1] - ends[0], "height": 14}
-            marks.append(element("rect", **size, fill=paint, fill_opacity="0.75"))
-            marks.append(text(form(value), 414, y + 4, text_anchor="end"))
-        parts.append(group(marks))
-    return picture(parts, 420, bottom + 24, f"{label}: {first_names(names)}")
+    unknown = [float("nan")] * len(names)
+    rows = _rows(names, values, unknown, unknown, form, None)
+    span = padded_range([*(row.value for row in rows if row.known), 0.0])
+    return _chart(
+        rows, Scale(*span, 116, 350), label, form, f"{label}: {first_names(names)}", bars=True
+    )
+
+
+def _rows(
+    names: Sequence[str],
+    values: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    form: Format,
+    highlighted: str | None,
+) -> list[Row]:
+    columns = (as_array(v).tolist() for v in (values, low, high))
+    rows = []
+    for k, (name, value, least, most) in enumerate(zip(names, *columns, strict=True)):
+        words = form(value) if finite(value) else "undefined"
+        if finite(value, least, most):
+            words += f" ({form(least)} to {form(most)})"
+        y, chosen = ROW * (k + 1.5), name == highlighted
+        rows.append(Row(name, value, least, most, y, chosen, words))
+    return rows
+
+
+def _chart(
+    rows: Sequence[Row],
+    x: Scale,
+    label: str,
+    form: Format,
+    about: str,
+    *,
+    reference: float | None = None,
+    bars: bool = False,
+) -> Html:
+    frame = {"x": x, "bottom": ROW * (len(rows) + 1), "label": label, "form": form, "about": about}
+    return rendered("charts/rows.html", rows=rows, reference=reference, bars=bars, **frame)

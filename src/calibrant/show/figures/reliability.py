@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from calibrant._core.checks import FloatArray
-from calibrant.show.charts.elements import axis_names
+from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.look import (
     current,
     in_look,

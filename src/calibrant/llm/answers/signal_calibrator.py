@@ -35,6 +35,7 @@ from calibrant.llm.answers.calibrator import (
 )
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.graded import Source
+from calibrant.show import box
 from calibrant.show.pieces import heading, html_table, notebook
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class SignalCalibrator(AnswerMap):
         if self.regression_ is None:
             return notebook(heading("Signal calibrator", "not fitted"))
         headings, *rows = self.table()
-        limit = "" if self.threshold_ is None else self.threshold_.fragment()
+        limit = "" if self.threshold_ is None else box(self.threshold_)
         about = heading("Signal calibrator", self.describe())
         return notebook(about, html_table(headings, rows), limit)
 

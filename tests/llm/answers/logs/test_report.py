@@ -8,9 +8,9 @@ import pytest
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
 from calibrant.llm.answers.graded import AnswerRows, read_rows
+from calibrant.llm.answers.logs import report as answer_reports
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.report import answer_lines, answer_page, save_answer_report
-from calibrant.llm.answers.logs import report as answer_reports
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
 

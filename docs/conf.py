@@ -80,7 +80,7 @@ def _draw_figures(app):
     """Draw the figures of the pages, so that they are up to date."""
     import matplotlib.pyplot as plt
 
-    from calibrant import plots
+    from calibrant.show import figures
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
@@ -92,8 +92,8 @@ def _draw_figures(app):
         finally:
             os.chdir(before)
     for loss in ("ls", "mbls"):
-        drawn = plots.gate_plot(_gate_log(app, f"fedlas_{loss}"))
-        plots.save_figure(drawn, folder / f"gate_{loss}.svg")
+        drawn = figures.gate_plot(_gate_log(app, f"fedlas_{loss}"))
+        figures.save_figure(drawn, folder / f"gate_{loss}.svg")
     plt.close("all")
 
 
@@ -101,14 +101,14 @@ def _draw_gallery(page, folder):
     """Run the code of a page, and save what it draws under the names that the page uses."""
     import matplotlib.pyplot as plt
 
-    from calibrant import plots
+    from calibrant.show import figures
 
     variables = {}
     for code, name in FIGURE.findall(page):
         plt.close("all")
         exec(code, variables)
         if name:
-            plots.save_figure(plt.gcf(), folder / f"{name}.svg")
+            figures.save_figure(plt.gcf(), folder / f"{name}.svg")
 
 
 def _gate_log(app, loss):

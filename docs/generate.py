@@ -10,7 +10,7 @@ TITLES = {
     "metrics": "Measure",
     "calibrators": "Calibrators",
     "workflows": "Workflows",
-    "reports": "Reports",
+    "show": "Show and report",
     "artifacts": "Save and load",
     "decide": "Decide",
     "deploy": "Deploy",
@@ -24,7 +24,8 @@ TITLES = {
 """Sections of the API page by package, in order; other packages follow under their own name."""
 SUBMODULES = {
     "llm": "Language models",
-    "plots": "Diagrams",
+    "show.report": "Reports",
+    "show.figures": "Diagrams",
     "integrations": "Trackers and trainers",
 }
 """Packages and modules without names on top."""
@@ -39,7 +40,6 @@ MORE = {
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
-        *("figure.figure", "figure.draw_file"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
     "monitor": ("report.Alarm", "report.Drift", "estimates.WindowEstimate"),
@@ -54,10 +54,8 @@ MORE = {
         "groups.Groups",
         "groups.Group",
     ),
-    "reports": (
-        *("results.Results", "results.Provenance", "model.Subject", "model.Part"),
-        "answers.save_answer_report",
-    ),
+    "show.figures": ("from_data.figure", "from_data.draw_file"),
+    "show.report": (*("results.Results", "results.Provenance", "model.Subject", "model.Part"),),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
@@ -75,6 +73,7 @@ MORE = {
         *("answers.signals.judge_score", "answers.signals.vote_share"),
         *("answers.signals.option_confidence", "answers.signals.top_token_confidence"),
         *("answers.logs.study.option_logits", "answers.logs.study.rescore"),
+        "answers.logs.report.save_answer_report",
         "answers.plans.RequestPlan",
         *("answers.plans.Asked", "answers.plans.read_asked"),
         *("answers.collecting.collect_answers", "answers.collecting.cost_of"),

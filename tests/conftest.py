@@ -16,7 +16,13 @@ from calibrant._core import chunks as _walk
 from tests.support.json_page import check_output
 
 IMPORTED = [
-    *("distributed", "calibrant.cli", "calibrant.llm", "calibrant.monitor", "calibrant.reports"),
+    *(
+        "distributed",
+        "calibrant.cli",
+        "calibrant.llm",
+        "calibrant.monitor",
+        "calibrant.show.report",
+    ),
     *("calibrant.ui.worker", "calibrant.workflows.apply_shards"),
 ]
 """Modules of the processes that tests start."""

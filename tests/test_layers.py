@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 
 # A module imports from its own package and from those to the left of it, never to the right.
 ORDER = (
-    *("_version", "sample", "_core", "display", "plots", "data", "metrics", "losses"),
-    *("calibrators", "decide", "slices", "workflows", "artifacts", "deploy", "monitor"),
-    *("estimate", "llm"),
-    *("reports", "integrations", "ui", "_api", "__init__", "cli", "__main__"),
+    *("_version", "sample", "_core", "data", "metrics", "losses", "calibrators", "decide"),
+    *("slices", "workflows", "artifacts", "deploy", "monitor", "estimate", "show"),
+    *("llm", "integrations", "ui", "_api", "__init__", "cli", "__main__"),
 )
 OPEN_TO_ALL = {"calibrant.__version__"}
+# Results are shown when somebody looks: the one import that points down, made late and by name.
+LATE = {("_core/showing.py", "show")}
 
 HEAVY = {
     *("click", "distributed", "fsspec", "httpx", "matplotlib", "onnx", "pandas", "pyarrow"),
@@ -75,7 +76,7 @@ def offences(sources: Mapping[str, str]) -> list[str]:
             continue
         for i in imports(sources[path], module, is_package=path.endswith("__init__.py")):
             there = package_of(i.dotted, names)
-            if i.dotted in OPEN_TO_ALL:
+            if i.dotted in OPEN_TO_ALL or (path, there) in LATE:
                 continue
             if there == here:
                 target = i.dotted if i.dotted in names else i.module
@@ -120,10 +121,10 @@ def test_imports_point_one_way_between_packages_and_inside_them():
     ("planted", "message"),
     [
         ({"metrics/ece.py": "from calibrant.cli import main"}, "metrics may not import cli"),
-        ({"metrics/ece.py": "import calibrant.reports as r"}, "metrics may not import reports"),
-        ({"metrics/ece.py": "from ..reports import bars"}, "metrics may not import reports"),
-        ({"metrics/ece.py": "from .. import reports"}, "metrics may not import reports"),
-        ({"metrics/a/b.py": "from ...reports import bars"}, "metrics may not import reports"),
+        ({"metrics/ece.py": "import calibrant.show as s"}, "metrics may not import show"),
+        ({"metrics/ece.py": "from ..show import bars"}, "metrics may not import show"),
+        ({"metrics/ece.py": "from .. import show"}, "metrics may not import show"),
+        ({"metrics/a/b.py": "from ...show import bars"}, "metrics may not import show"),
         (
             {"data/a.py": "def f():\n    from calibrant import metrics"},
             "data may not import metrics",
@@ -152,7 +153,7 @@ def test_imports_point_one_way_between_packages_and_inside_them():
     ],
 )
 def test_a_planted_offence_is_reported(planted, message):
-    (found,) = offences({"reports.py": "", "metrics/__init__.py": "", **planted})[:1]
+    (found,) = offences({"show.py": "", "metrics/__init__.py": "", **planted})[:1]
     assert message in found
 
 
@@ -162,14 +163,14 @@ def test_a_planted_offence_is_reported(planted, message):
         {"metrics/a.py": "from calibrant._core.binning import Bins\nfrom .b import _x"},
         {"metrics/a.py": "from calibrant.metrics.b import Pairs\nfrom .. import _core"},
         {"metrics/__init__.py": "from . import a\nfrom .b import ece", "metrics/a.py": ""},
-        {"artifacts.py": "from calibrant import __version__\nimport io, plots, numpy"},
-        {"cli/fit.py": "import calibrant as cal\nfrom calibrant import evaluate, plots"},
+        {"artifacts.py": "from calibrant import __version__\nimport io, show, numpy"},
+        {"cli/fit.py": "import calibrant as cal\nfrom calibrant import evaluate, show"},
         {"__main__.py": "from calibrant.cli import main"},
         {"__init__.py": "from calibrant._api import *"},
     ],
 )
 def test_an_allowed_import_passes(allowed):
-    assert offences({"plots.py": "", **allowed}) == []
+    assert offences({"show.py": "", **allowed}) == []
 
 
 def test_importing_calibrant_is_light():

@@ -25,7 +25,7 @@ TABLES = {"CALIBRATORS", "LOSSES", "METRICS", "TAG_CALIBRATORS"}
 """Public names that are neither functions nor classes."""
 
 NAMES = [name for name in calibrant.__all__ if name not in TABLES]
-PACKAGES = ["calibrators", "data", "decide", "deploy", "llm", "losses", "metrics", "plots"]
+PACKAGES = ["calibrators", "data", "decide", "deploy", "llm", "losses", "metrics", "show"]
 
 
 @pytest.mark.parametrize("name", calibrant.__all__)

@@ -38,7 +38,7 @@ from scipy.special import expit, softmax
 import calibrant as cal
 from calibrant.estimate import PerformanceEstimate, PerformanceEstimator, choose_labels
 from calibrant.metrics import Estimate
-from calibrant.plots import estimate_plot, save_figure
+from calibrant.show.figures import estimate_plot, save_figure
 
 Array = NDArray[Any]
 BATCH, REPEATS = 1000, 4

@@ -29,7 +29,7 @@ from rows import Rows, Table, chosen, read, write_tables
 from scipy.special import logit, ndtri, softmax
 from scipy.stats import binomtest
 
-from calibrant.plots import save_figure
+from calibrant.show.figures import save_figure
 from calibrant.slices import find_slices
 from calibrant.slices.examples import Outcomes, Reading, encode
 from calibrant.slices.find import Search, Settings, open_examples, search, sum_tables

@@ -49,7 +49,7 @@ from calibrant.metrics import (
     under_ece as under_ece,
 )
 from calibrant.monitor import Monitor as Monitor
-from calibrant.reports import report as report
+from calibrant.show.report import report as report
 from calibrant.slices import find_slices as find_slices
 from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare

@@ -1,4 +1,4 @@
-"""Temperature and change of confidence along the margin: the numbers and their plots."""
+"""Temperature and change of confidence along the margin: the numbers and their figures."""
 
 from typing import Any
 
@@ -170,9 +170,9 @@ def curve():
 
 
 def test_the_temperature_plot_draws_its_curve(plt, curve, tmp_path):
-    from calibrant import plots
+    from calibrant.show import figures
 
-    axes: Any = plots.temperature_plot(curve)
+    axes: Any = figures.temperature_plot(curve)
     line, level = axes.get_lines()
     np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.margin, curve.temperature], 1))
     assert list(level.get_ydata()) == [1, 1]
@@ -184,19 +184,19 @@ def test_the_temperature_plot_draws_its_curve(plt, curve, tmp_path):
     assert axes.get_xlabel() == "margin of the top two logits"
     assert axes.get_ylabel() == "temperature"
     assert legend(axes) == ["temperature", "nine tenths of the examples", "unchanged"]
-    assert legend(plots.temperature_plot(curve, label="SMART"))[0] == "SMART"
+    assert legend(figures.temperature_plot(curve, label="SMART"))[0] == "SMART"
     assert np.ptp(saved(axes, tmp_path)) > 0.5
 
 
 def test_the_adjustment_plot_draws_a_line_for_each_method(plt, tmp_path):
-    from calibrant import plots
+    from calibrant.show import figures
 
     margin = np.array([1.0, 3.0])
     changes = {
         name: MarginChange(margin, np.array([-0.1, 0.02 * i]))
         for i, name in enumerate(["ts", "smart", "odds", "blend", "auto"])
     }
-    axes: Any = plots.adjustment_plot(changes)
+    axes: Any = figures.adjustment_plot(changes)
     level, *lines = axes.get_lines()
     assert list(level.get_ydata()) == [0, 0]
     for line, curve in zip(lines, changes.values(), strict=True):
@@ -211,11 +211,11 @@ def test_the_adjustment_plot_draws_a_line_for_each_method(plt, tmp_path):
 
 
 def test_plots_go_into_the_axes_they_are_given(plt, curve):
-    from calibrant import plots
+    from calibrant.show import figures
 
     figure, (left, right) = plt.subplots(1, 2)
-    assert plots.temperature_plot(curve, left) is left
-    assert plots.adjustment_plot({"ts": MarginChange(curve.margin, curve.low)}, right) is right
+    assert figures.temperature_plot(curve, left) is left
+    assert figures.adjustment_plot({"ts": MarginChange(curve.margin, curve.low)}, right) is right
     assert plt.get_fignums() == [figure.number]
     assert left.has_data()
     assert right.has_data()
@@ -223,13 +223,13 @@ def test_plots_go_into_the_axes_they_are_given(plt, curve):
 
 @pytest.mark.parametrize("rows", [1, 400])
 def test_curves_of_fitted_calibrators_can_be_plotted(plt, data, smart, rows, tmp_path):
-    from calibrant import plots
+    from calibrant.show import figures
 
     logits = data[0][1 : rows + 1]
     methods: dict[str, Calibrator] = {"none": Identity().fit(*data), "smart": smart}
     changes = {name: margin_change(fitted, logits) for name, fitted in methods.items()}
     for axes in (
-        plots.temperature_plot(margin_temperature(smart, logits)),
-        plots.adjustment_plot(changes),
+        figures.temperature_plot(margin_temperature(smart, logits)),
+        figures.adjustment_plot(changes),
     ):
         assert np.ptp(saved(axes, tmp_path)) > 0.5

@@ -329,7 +329,7 @@ def test_card_has_the_figures(network, tmp_path):
     calibrated(network, calibrator).save_pretrained(tmp_path, figures=figures)
     card = (tmp_path / "README.md").read_text()
     assert "Measured on 400 examples, 4 classes" in card
-    assert "|  | before | 90 % interval | after | 90 % interval |" in card
+    assert "| metric | before | 90 % interval | after | 90 % interval |" in card
     row = next(line for line in card.splitlines() if line.startswith("| ECE"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == f"{100 * figures.before['ece'].value:.2f} %"

@@ -10,6 +10,7 @@ from scipy.stats import binom, rankdata
 import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator, choose_labels
+from calibrant.show.estimate import estimates_table
 from tests.support.simulate import drawn
 
 
@@ -235,7 +236,7 @@ def test_nothing_is_promised_without_labels(rng):
         assert "the values are right only if the confidences are" in text
         assert "--reference" in text
         assert "interval</th>" not in text
-    assert result.table()[0] == ("metric", "if confidences are right")
+    assert estimates_table(result).headings == ("metric", "if confidences are right")
     assert result.to_dict()["metrics"]["accuracy"]["low"] is None
 
 

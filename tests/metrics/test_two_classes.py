@@ -10,8 +10,9 @@ import torch
 from scipy.special import expit
 
 import calibrant as cal
-from calibrant import plots, use
+from calibrant import use
 from calibrant.llm import evaluate_answers
+from calibrant.show import figures
 from tests.support.simulate import drawn
 
 ERRORS = (
@@ -333,8 +334,8 @@ def test_workflows_measure_what_evaluate_does():
             test_split="",
             **options,
         )
-        for method, figures in (("none", before), ("ts", after)):
-            assert comparison.measured[method]["ece"] == figures["ece"]
+        for method, measured in (("none", before), ("ts", after)):
+            assert comparison.measured[method]["ece"] == measured["ece"]
         assert comparison.estimand == comparison.to_dict()["estimand"] == before.estimand
         assert ("ECE of P(y = 1)" in str(comparison)) == (estimand == "auto")
 
@@ -383,9 +384,9 @@ def test_diagrams_name_the_probability(estimand):
     names = ("P(y = 1)", "frequency of y = 1") if estimand == "auto" else ("confidence", "accuracy")
     options: dict[str, Any] = {"estimand": estimand}
     drawn = [
-        plots.reliability_diagram(cal.evaluate(z, labels, metrics=["ece"], **options)),
-        plots.reliability_diagram(cal.metrics.reliability(z, labels, **options)),
-        plots.smooth_diagram(cal.metrics.smooth_reliability(z, labels, **options)),
+        figures.reliability_diagram(cal.evaluate(z, labels, metrics=["ece"], **options)),
+        figures.reliability_diagram(cal.metrics.reliability(z, labels, **options)),
+        figures.smooth_diagram(cal.metrics.smooth_reliability(z, labels, **options)),
     ]
     for axes in drawn:
         assert (axes.get_xlabel(), axes.get_ylabel()) == names

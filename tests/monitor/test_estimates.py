@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from calibrant.data import save_predictions
-from calibrant.display.elements import percent
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.monitor.estimates import WindowEstimate
-from calibrant.reports.monitoring import monitor_page
+from calibrant.show.numbers import percent
+from calibrant.show.report.monitoring import monitor_page
 from tests.support.simulate import drawn
 
 

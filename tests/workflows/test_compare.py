@@ -20,6 +20,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import dataset
 from calibrant.data.records import records_of
 from calibrant.metrics.intervals import Estimate
+from calibrant.show.workflows import methods_table
 from calibrant.workflows.choice import Choice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
@@ -506,7 +507,7 @@ def test_printed_table(both):
     assert lines[-1] == found.advice()
     assert max(map(len, lines[1:4])) <= 80
     ece = found["x"].evaluation["ece"]  # type: ignore[index]
-    cells = dict(zip(found.table()[0], found.table()[1], strict=True))
+    cells = dict(zip(methods_table(found).headings, methods_table(found).rows[0], strict=True))
     assert cells["ECE %"] == f"*{100 * ece.value:.2f}"  # of one method it is the best
     assert cells["90 % interval"] == f"[{100 * ece.low:.2f}, {100 * ece.high:.2f}]"
     assert cells["changed"] == str(found["x"].argmax_changed)

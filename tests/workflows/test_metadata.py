@@ -18,9 +18,9 @@ from calibrant.deploy.dataframes import calibrate_table
 from calibrant.estimate.sampling import choose_labels
 from calibrant.monitor.reference import reference_bins
 from calibrant.monitor.stream import Monitor
+from calibrant.show.figures.from_data import figure
 from calibrant.workflows import apply as applying, compare as comparing, effect as effects
 from calibrant.workflows.decide import apply_rule, decide
-from calibrant.workflows.figure import figure
 from calibrant.workflows.fit import cross_fit, fit
 from tests.calibrators.test_multicalibration import planted
 

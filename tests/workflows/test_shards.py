@@ -18,7 +18,7 @@ from calibrant import use
 from calibrant._core import engines
 from calibrant.data import Dataset
 from calibrant.data.columns import array_column
-from calibrant.reports import report
+from calibrant.show.report import report
 from calibrant.workflows.compare import compare
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure

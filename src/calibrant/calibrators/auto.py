@@ -24,9 +24,6 @@ from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.parts import structured
 from calibrant.calibrators.top_label import keeps_by_task, kept_by_task
-from calibrant.display import html
-from calibrant.display.html import Html, html_table
-from calibrant.display.results import verdict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -237,20 +234,6 @@ class Auto(RecordsCalibrator):
     def describe(self) -> str:
         """The description of the chosen method."""
         return super().describe() if self.chosen_ is None else f"chosen: {self.chosen_.describe()}"
-
-    def reasoning(self) -> Html:
-        """HTML of the choice: the reasons, and the figures of the candidates."""
-        headings = ("candidate", "NLL", "ECE", "gain in NLL", "weight")
-        rows = [
-            (
-                *(c.name, f"{c.nll:.4f}", f"{100 * c.ece:.2f} %"),
-                *(f"{c.gain:.4f} ± {c.error:.4f}", f"{c.weight:.2f}"),
-            )
-            for c in self.candidates_
-        ]
-        chosen = [k for k, c in enumerate(self.candidates_) if c.weight > 0]
-        table = html_table(headings, rows, highlighted=chosen, caption="cross-validated")
-        return html.joined([*(verdict(line) for line in self.findings), table if rows else ""])
 
     @property
     def findings(self) -> list[str]:

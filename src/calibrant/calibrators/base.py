@@ -45,6 +45,7 @@ from calibrant._core.class_names import (
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import check_constructor
+from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks, description, inputs, learned_map
@@ -591,10 +592,7 @@ class Calibrator(nn.Module):
     held = description.held
     extra_repr = description.extra_repr
     __repr__ = description.in_words
-    fragment = description.fragment
-    charts = description.charts
-    reasoning = description.reasoning
-    _repr_html_ = description.as_html
+    _repr_html_ = as_html
     to_frame = description.to_frame
     plot = learned_map.plot
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from calibrant._core.tables import frame
-from calibrant.display.html import Html, joined, notebook, side_by_side
-from calibrant.display.results import facts, heading, remarks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,34 +126,6 @@ def properties(calibrator: Any) -> str:
     """What the calibrator guarantees and needs, in words."""
     texts = {**PROPERTIES, **({"accepts_masked": ""} if calibrator.multilabel else {})}
     return "; ".join(text for name, text in texts.items() if text and getattr(calibrator, name))
-
-
-def fragment(calibrator: Any) -> Html:
-    """HTML of what was learned, without its style."""
-    name = type(calibrator).__name__
-    description = calibrator.describe()
-    about = heading(name, description.removeprefix(f"{name} for "), calibrator.properties())
-    if not calibrator.classes:
-        return about
-    parts = {name: part.describe() for name, part in calibrator.held().items()}
-    said = {name: words for name, words in parts.items() if words not in description}
-    table = facts({**calibrator.key_values(), **said})
-    return joined([about, calibrator.reasoning(), side_by_side(table, *calibrator.charts())])
-
-
-def charts(calibrator: Any) -> list[str]:
-    """Charts of what was learned, as SVG; none by default."""
-    return []
-
-
-def reasoning(calibrator: Any) -> Html:
-    """HTML of the reasons of a choice; nothing by default."""
-    return remarks([])
-
-
-def as_html(calibrator: Any) -> str:
-    """The ``_repr_html_``: a box for notebooks."""
-    return notebook(calibrator.fragment())
 
 
 def to_frame(calibrator: Any) -> pd.DataFrame:

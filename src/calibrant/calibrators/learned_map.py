@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant._core.checks import Features, FloatArray, Logits, Values, as_float64, as_scores
 from calibrant._core.chunks import as_tensor
-from calibrant.calibrators.margin_curves import margin_temperature
+from calibrant._core.showing import as_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,10 +39,8 @@ class LearnedMap(NamedTuple):
     """What the median and the nine tenths are of."""
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the map as by :func:`calibrant.plots.map_plot`, with its options."""
-        from calibrant.plots import map_plot
-
-        return map_plot(self, ax, **options)
+        """Draw the map as by :func:`calibrant.show.figures.map_plot`, with its options."""
+        return as_axes(self, ax, **options)
 
 
 class Fitted(Protocol):
@@ -188,13 +186,4 @@ def plot(
     label : str
         Name of the line; that of the method by default.
     """
-    from calibrant.plots import map_plot, temperature_plot
-
-    check_drawable(calibrator, logits, features)
-    name = label or calibrator.name or type(calibrator).__name__
-    if callable(getattr(calibrator, "temperature", None)):  # an option of some has that name
-        rows = margin_rows(calibrator.classes) if logits is None else logits
-        curve = margin_temperature(calibrator, rows, bins=POINTS if logits is None else 30)
-        if np.ptp(curve.temperature) > 1e-4 * curve.temperature.max():
-            return temperature_plot(curve, ax, label=name)
-    return map_plot(learned_map(calibrator, logits, features=features), ax, label=name)
+    return as_axes(calibrator, logits, features=features, ax=ax, label=label)

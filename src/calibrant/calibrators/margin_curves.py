@@ -8,6 +8,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_scores
 from calibrant._core.chunks import as_tensor
+from calibrant._core.showing import as_axes
 from calibrant.metrics.reductions import margins
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ class MarginTemperature(NamedTuple):
     high: FloatArray
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the curve as by :func:`calibrant.plots.temperature_plot`, with its options."""
-        from calibrant.plots import temperature_plot
-
-        return temperature_plot(self, ax, **options)
+        """Draw the curve as by :func:`calibrant.show.figures.temperature_plot`."""
+        return as_axes(self, ax, **options)
 
 
 class MarginChange(NamedTuple):
@@ -53,10 +52,8 @@ class MarginChange(NamedTuple):
     change: FloatArray
 
     def plot(self, ax: Axes | None = None, *, label: str = "calibrated") -> Axes:
-        """Draw the curve as by :func:`calibrant.plots.adjustment_plot`."""
-        from calibrant.plots import adjustment_plot
-
-        return adjustment_plot({label: self}, ax)
+        """Draw the curve as by :func:`calibrant.show.figures.adjustment_plot`."""
+        return as_axes(self, ax, label=label)
 
 
 def margin_temperature(

@@ -18,8 +18,6 @@ from calibrant._core.torch_models import two_largest
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.network import NetworkTemperature
-from calibrant.display.elements import plain
-from calibrant.display.svg import Line, line_chart
 
 
 class Indicator(NamedTuple):
@@ -155,20 +153,6 @@ class SMART(NetworkTemperature):
         if not temperature.size:
             return {}
         return {"temperature": f"{temperature.min():.4g}..{temperature.max():.4g}"}
-
-    def charts(self) -> list[str]:
-        """Temperature against the indicator, as SVG."""
-        values, temperature = self.curve()
-        if not values.size:
-            return []
-        chart = line_chart(
-            [Line("temperature", values, temperature)],
-            x_label=self.indicator.replace("_", " "),
-            y_label="temperature",
-            x_format=plain,
-            y_format=plain,
-        )
-        return [chart]
 
     def _inputs(self, records: Records) -> FloatArray:
         if not self.fits_records:

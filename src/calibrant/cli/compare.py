@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calibrant.metrics.evaluation import Evaluation
-    from calibrant.workflows.comparison import Comparison
 
 
 @click.command()
@@ -95,7 +94,7 @@ def compare(
         elif form == "latex":
             click.echo(comparison.to_latex())
         else:
-            _print_comparison(comparison, pred)
+            shared.print_box(comparison, pred)
     return 0 if comparison.measured else 2
 
 
@@ -121,7 +120,7 @@ def demo() -> None:
         with engine.working(unit="methods"):
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods=methods)
-        _print_comparison(comparison, "Calibrated by three methods")
+        shared.print_box(comparison, "Calibrated by three methods")
         console.print()
         console.print(STEPS)
         console.print(f"The file measured here: {path}", soft_wrap=True)
@@ -132,19 +131,6 @@ STEPS = """The same for a file of yours:
   calibrant compare predictions.npz
   calibrant fit predictions.npz -o calibrator
   calibrant apply calibrator predictions.npz -o calibrated.npz"""
-
-
-def _print_comparison(comparison: Comparison, title: str) -> None:
-    console = shared.new_console()
-    console.print(title, style="bold", soft_wrap=True)
-    console.print(comparison.describe(), style="dim", soft_wrap=True)
-    headings, *rows = comparison.table()
-    console.print(shared.text_table(headings, rows, marked=comparison.choice() or ""))
-    within = "" if comparison.level is None else ", or as good within the noise of the best"
-    console.print(f"* best{within}", style="dim")
-    for remark in comparison.remarks():
-        console.print(remark, soft_wrap=True)
-    console.print(comparison.advice(), style="bold")
 
 
 def _diagram(evaluation: Evaluation, block: str, line: str) -> Table:

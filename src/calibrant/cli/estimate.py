@@ -9,7 +9,7 @@ import click
 from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
-    from calibrant.estimate import PerformanceEstimate
+    pass
 
 
 @click.command()
@@ -136,18 +136,10 @@ def estimate(
         elif form == "latex":
             click.echo(result.to_latex())
         else:
-            _print_result(result, pred)
+            shared.print_box(result, pred)
     if fail and result.status == "unchecked":
         raise ValueError(
             "--fail has nothing to check calibration with: name labelled predictions with "
             "--reference, or labels of some rows with --labels"
         )
     return int(fail and result.status in ("withdrawn", "contradicted"))
-
-
-def _print_result(result: PerformanceEstimate, title: str) -> None:
-    console = shared.new_console()
-    shared.print_tables(console, title, result.describe(), [result.table()])
-    for line in (*result.remarks(), result.assumption()):
-        console.print(line, soft_wrap=True)
-    console.print(result.verdict(), style="bold", soft_wrap=True)

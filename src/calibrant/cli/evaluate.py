@@ -152,16 +152,18 @@ def _limits(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 def print_evaluation(evaluation: Evaluation, title: str) -> None:
     """Write the figures to stdout, and those of the subgroups below."""
+    from calibrant.show.metrics import metrics_table, subgroup_table
+
     console = shared.new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
-    about = (evaluation.heading or "metric", "value", evaluation.interval_heading)
-    console.print(shared.text_table(about, evaluation.table(), bold=[1]))
+    metrics = metrics_table(evaluation)
+    console.print(shared.text_table(metrics.headings, metrics.rows, bold=[1]))
     console.print("What the figures mean: calibrant evaluate --help", style="dim")
     for remark in filter(None, (evaluation.verdict(), evaluation.hint(), evaluation.search)):
         console.print(remark, soft_wrap=True)
     if not evaluation.by:
         return
     console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")
-    headings, *rows = evaluation.subgroup_table()
-    console.print(shared.text_table(headings, rows, bold=[2, 4, 5]))
+    subgroups = subgroup_table(evaluation)
+    console.print(shared.text_table(subgroups.headings, subgroups.rows, bold=[2, 4, 5]))

@@ -78,7 +78,7 @@ def report(
       calibrant llm answers report lm_eval_output/ --outcome acc_norm -o report
     """  # noqa: D301
     from calibrant.llm import read_log, study_answers
-    from calibrant.reports.answers import answer_lines, save_answer_report
+    from calibrant.llm.answers.logs.report import answer_lines, save_answer_report
 
     log = read_log(file, **reading)
     study = study_answers(log, max_error=max_error, level=certainty, seed=seed)

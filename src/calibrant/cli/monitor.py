@@ -150,7 +150,7 @@ def monitor(
 
 def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) -> None:
     """Refuse to begin with nothing to watch, or a page that cannot be written."""
-    from calibrant.reports.files import check_target
+    from calibrant.show.report.files import check_target
 
     if not files and state is None:
         raise click.UsageError("FILES are missing, or a --state to report on")
@@ -181,7 +181,7 @@ def _known(
 def _show(
     report: MonitorReport, page: str | None, form: str | None, skipped: dict[str, str]
 ) -> None:
-    from calibrant.reports.monitoring import save_monitor_report
+    from calibrant.show.report.monitoring import save_monitor_report
 
     if page is not None:
         message = shared.how_written(page)
@@ -193,17 +193,7 @@ def _show(
         elif form == "latex":
             click.echo(report.to_latex())
         else:
-            _print(report)
-
-
-def _print(report: MonitorReport) -> None:
-    console = shared.new_console()
-    console.print(report.describe(), style="dim", soft_wrap=True)
-    headings, *rows = report.table()
-    console.print(shared.text_table(headings, rows))
-    for line in report.remarks():
-        console.print(line, soft_wrap=True)
-    console.print(report.advice(), style="bold", soft_wrap=True)
+            shared.print_box(report)
 
 
 def _resumed(

@@ -79,11 +79,11 @@ def plot(
       calibrant plot model_a.npz model_b.npz --kind risk -o risk.svg
       calibrant plot predictions.npz --kind threshold --max-error 0.02 -o threshold.png
     """  # noqa: D301
-    from calibrant.plots.files import check_suffix
+    from calibrant.show.figures.files import check_suffix
 
     check_suffix(out)
     from calibrant.artifacts import load
-    from calibrant.workflows.figure import draw_file
+    from calibrant.show.figures.from_data import draw_file
 
     written = shared.how_written(out)
     with engine.working():

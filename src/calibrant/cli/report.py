@@ -69,8 +69,8 @@ def report(
       calibrant report monday.npz tuesday.npz --by country -o report.html
       calibrant report predictions.npz -o - >> "$GITHUB_STEP_SUMMARY"
     """  # noqa: D301
-    from calibrant.reports import report as workflow
-    from calibrant.reports.files import check_target
+    from calibrant.show.report import report as workflow
+    from calibrant.show.report.files import check_target
 
     if out != "-":
         check_target(out)

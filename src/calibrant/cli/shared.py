@@ -212,14 +212,22 @@ def text_table(
     return table
 
 
-def print_tables(
-    console: Console, title: str, about: str, tables: Iterable[Sequence[Sequence[str]]]
-) -> None:
-    """Print tables, each with its headings first, below a title and a line about them."""
-    console.print(title, style="bold", soft_wrap=True)
-    console.print(about, style="dim", soft_wrap=True)
-    for headings, *rows in tables:
-        console.print(text_table(headings, rows))
+def print_box(result: object, title: str = "") -> None:
+    """Print what a result shows: tables below a title, then remarks, and what follows from them."""
+    from calibrant import show
+
+    console, box = new_console(), show.box(result)
+    if title:
+        console.print(title, style="bold", soft_wrap=True)
+    for line in filter(None, box.about):
+        console.print(line, style="dim", soft_wrap=True)
+    for table in box.tables():
+        marked = [table.rows[k][0] for k in table.highlighted]
+        console.print(text_table(table.headings, table.rows, marked="".join(marked)))
+    for line in box.remarks:
+        console.print(line, soft_wrap=True)
+    for verdict in filter(None, (verdict.text for verdict in box.verdicts)):
+        console.print(verdict, style="bold", soft_wrap=True)
 
 
 def print_evaluations(title: str, results: Evaluations) -> None:

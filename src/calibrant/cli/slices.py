@@ -95,13 +95,5 @@ def slices(
         elif form == "latex":
             click.echo(result.to_latex())
         else:
-            _print_result(result, pred)
+            shared.print_box(result, pred)
     return 0
-
-
-def _print_result(result: Slices | Groups, title: str) -> None:
-    console = shared.new_console()
-    shared.print_tables(console, title, result.describe(), result.tables())
-    console.print(result.verdict(), style="bold", soft_wrap=True)
-    for line in result.remarks():
-        console.print(line, soft_wrap=True)

@@ -25,6 +25,7 @@ from calibrant._core.copies import first_rows, warn_of_copies
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
+from calibrant._core.showing import one_line
 from calibrant.data.columns import (
     CHUNK,
     Columns,
@@ -52,7 +53,6 @@ from calibrant.data.shards import (
     run_shard,
     sampled_labels,
 )
-from calibrant.display.results import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeIs

@@ -22,10 +22,9 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.class_names import numbered
+from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
-from calibrant.display.html import Html, joined, notebook
-from calibrant.display.results import facts, heading, one_line, verdict
 from calibrant.metrics.reductions import Input
 
 if TYPE_CHECKING:
@@ -64,10 +63,8 @@ class SetSizes(NamedTuple):
     promised: float
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the shares as by :func:`calibrant.plots.set_size_plot`."""
-        from calibrant.plots import set_size_plot
-
-        return set_size_plot(self, ax)
+        """Draw the shares as by :func:`calibrant.show.figures.set_size_plot`."""
+        return as_axes(self, ax)
 
 
 @dataclass(frozen=True)
@@ -106,18 +103,8 @@ class ConformalSets:
         share = f"{100 * self.coverage:g} %"
         return f"The set of a new example holds its true class in at least {share} of cases."
 
-    def fragment(self) -> Html:
-        """Return the attributes as HTML, without style."""
-        limit = f"{self.limit:.4g}" if math.isfinite(self.limit) else "none: sets hold all classes"
-        values = {
-            "mean set size": f"{self.mean_size:.2f} classes",
-            **{"score": self.score, "limit of the score": limit, "seed": self.seed},
-        }
-        about = heading("Conformal sets", f"{self.n:,} examples of {self.classes} classes")
-        return joined([about, verdict(self.promise()), facts(values)])
-
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of one row with all attributes. Needs pandas."""

@@ -16,8 +16,6 @@ from calibrant._core.checks import Features, FloatArray, IntArray, Logits, Value
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.decide.probabilities import in_form_of, probabilities
-from calibrant.display.results import LONGEST
-from calibrant.display.svg import bar_chart
 from calibrant.metrics.reductions import Input
 
 PRECISION = 0.01
@@ -204,15 +202,6 @@ class PriorCorrection(Calibrator):
     def size(self, classes: int) -> int:
         """Parameters of the calibrator, and a free share for all classes but one."""
         return self.calibrator.size(classes) + classes - 1
-
-    def charts(self) -> list[str]:
-        """Change of the classes whose share changes most, as SVG."""
-        if not self.old_prior_.numel():
-            return []
-        change = (self.new_prior_ - self.old_prior_).cpu().numpy()
-        most = np.argsort(-np.abs(change), kind="stable")[:LONGEST]
-        names = [f"class {k}" for k in most]
-        return [bar_chart(names, change[most], label="change of the share")]
 
     def set_priors(self, old_prior: Values, new_prior: Values) -> PriorCorrection:
         """Correct from one prior ``(classes,)``, above zero, to another, and return self."""

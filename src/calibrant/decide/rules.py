@@ -13,12 +13,11 @@ from torch import nn
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, Features, IntArray
 from calibrant._core.class_names import as_array, in_order
+from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import in_form_of, probabilities
 from calibrant.decide.thresholds import Threshold
-from calibrant.display.html import Html, joined, notebook
-from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.metrics.reductions import Input, check_one_input
 
 if TYPE_CHECKING:
@@ -209,13 +208,8 @@ class DecisionRule(nn.Module):
     def __repr__(self) -> str:
         return one_line(self, self.instruction().rstrip("."), self.describe())
 
-    def fragment(self) -> Html:
-        """Return the rule as HTML, without style."""
-        about = heading("Decision rule", self.instruction(), self.describe())
-        return joined([about, verdict(self.promise())])
-
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of one row with the numbers of the guarantee. Needs pandas."""

@@ -19,12 +19,10 @@ from calibrant._core.checks import (
     as_scores,
     warn,
 )
+from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
-from calibrant.display.html import Html, joined, notebook
-from calibrant.display.results import facts, heading, one_line, threshold_text, verdict
 from calibrant.metrics.binomial import clopper_pearson
-from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
@@ -79,21 +77,8 @@ class Threshold(NamedTuple):
         certain, most = (f"{100 * v:g} %" for v in (self.level, self.max_error))
         return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
 
-    def fragment(self) -> Html:
-        """Return the numbers as HTML, without style."""
-        none = "No answer is accepted: there are too few examples to show such an error."
-        values = {
-            "accept from a confidence of": threshold_text(self.threshold),
-            "share accepted": f"{100 * self.coverage:.1f} %",
-            "wrong among them": f"{100 * self.error:.2f} %",
-            "upper bound": f"{100 * self.bound:.2f} %",
-        }
-        known = facts(values) if self.coverage else Html()
-        about = heading("Threshold", f"{self.n:,} examples")
-        return joined([about, verdict(self.promise() or none), known])
-
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of one row with all numbers. Needs pandas."""
@@ -105,9 +90,7 @@ class Threshold(NamedTuple):
         Of examples in the form that :func:`threshold` takes: those of the fit, or others to check
         it. Needs matplotlib.
         """
-        from calibrant.plots import threshold_plot
-
-        return threshold_plot(risk_coverage(logits, labels, **data), limit=self)
+        return as_figure(self, logits, labels, **data)
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_whole, warn, warnings_at_caller
+from calibrant._core.showing import as_markdown
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
 from calibrant.calibrators.base import Calibrator, check_calibrator
@@ -349,10 +350,4 @@ model = CalibratedModel.from_pretrained({", ".join(arguments)})
 
 
 def _figures(effect: Effect) -> str:
-    level = effect.after.level
-    interval = "" if level is None else f"{100 * level:g} % interval"
-    tables = zip(effect.before.table(), effect.after.table(), strict=True)
-    rows = [("", "before", interval, "after", interval), ("---", *["---:"] * 4)]
-    rows += [(*before, *after[1:]) for before, after in tables]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"\nMeasured on {effect.after.describe()}:\n\n{table}\n"
+    return f"\nMeasured on {effect.after.describe()}:\n\n{as_markdown(effect)}\n"

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from calibrant._core.messages import printable
-from calibrant._core.tables import aligned, frame, latex_table
-from calibrant.display.html import html_table, joined, notebook
-from calibrant.display.results import Kind, heading, one_line, remarks, verdict
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.estimate.watch import Shift
 from calibrant.metrics.reliability import Estimate
 
@@ -36,20 +34,9 @@ TITLES = {
     "false_negatives": "false negatives",
     "true_negatives": "true negatives",
 }
-PLAIN = ("brier", "nll", "auroc", "f1")
-"""Metrics that are shown as numbers, not in percent; counts are whole numbers."""
-COUNTS = tuple(name for name in TITLES if name.endswith("tives"))
 ASSUMPTION = (
     "Assumed: among the examples of this batch with one confidence, that share of answers is right"
 )
-KINDS: dict[Status, Kind] = {
-    "holds": "good",
-    "labels": "good",
-    "unchecked": "warn",
-    "widened": "warn",
-    "withdrawn": "bad",
-    "contradicted": "bad",
-}
 REMEDIES: dict[Status, str] = {
     "unchecked": "Pass labelled predictions of the same model as reference (--reference), or "
     f"labels of {FEWEST_LABELS} examples of this batch (--labels).",
@@ -149,19 +136,6 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         reasons = f"{said}{': ' if self.reasons else ''}{'; '.join(self.reasons)}."
         return " ".join(filter(None, (reasons, REMEDIES.get(self.status))))
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings and a row for each metric, as text."""
-        if self.status == "unchecked":
-            values = [(TITLES[name], _shown(name, e.value)) for name, e in self.metrics.items()]
-            return [("metric", "if confidences are right"), *values]
-        interval = f"{100 * self.level:g} % interval"
-        rows: list[tuple[str, ...]] = [("metric", "estimate", interval)]
-        for name, estimate in self.metrics.items():
-            value, low, high = (_shown(name, x) for x in estimate)
-            ends = "-" if math.isnan(estimate.low) else f"{low} to {high}"
-            rows.append((TITLES[name], value, ends))
-        return rows
-
     def remarks(self) -> list[str]:
         """Return the shifts in every view, what could be missed, and if labels are too few."""
         remarks = [
@@ -181,9 +155,10 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         return remarks
 
     def __str__(self) -> str:
-        table = aligned(self.table())
-        lines = [self.describe(), *table, *self.remarks(), self.assumption(), self.verdict()]
-        return printable("\n".join(lines))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         value, low, high = self.metrics["accuracy"]
@@ -191,16 +166,6 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         return one_line(
             self, f"accuracy {100 * value:.1f} %", ends, self.verdict().rstrip("."), ASSUMPTION
         )
-
-    def _repr_html_(self) -> str:
-        headings, *rows = self.table()
-        parts = [
-            heading("Estimated performance", self.describe()),
-            verdict(self.verdict(), KINDS[self.status]),
-            html_table(headings, rows),
-            remarks([*self.remarks(), self.assumption()]),
-        ]
-        return notebook(joined(parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: shares as fractions, undefined values as None."""
@@ -231,21 +196,8 @@ class PerformanceEstimate(Mapping[str, Estimate]):
 
     def to_latex(self) -> str:
         """Return the metrics as a table for LaTeX with the package booktabs."""
-        headings, *rows = self.table()
-        return latex_table(headings, rows)
+        return as_latex(self)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the shares with their intervals. Needs matplotlib."""
-        from calibrant.plots import forest_plot
-
-        shares = [name for name in self.metrics if name not in (*COUNTS, "brier", "nll")]
-        rows = {TITLES[name]: self.metrics[name] for name in shares}
-        return forest_plot(rows, ax, title="estimate", reference=None, level=self.level)
-
-
-def _shown(name: str, value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    if name in COUNTS:
-        return f"{value:,.0f}"
-    return f"{value:.4f}" if name in PLAIN else f"{100 * value:.2f} %"
+        return as_axes(self, ax)

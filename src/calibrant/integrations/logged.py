@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from calibrant import plots
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.show import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
         return
     import matplotlib.pyplot as plt
 
-    figure: Any = plots.reliability_diagram(evaluation).figure
+    figure: Any = figures.reliability_diagram(evaluation).figure
     try:
         yield figure
     finally:

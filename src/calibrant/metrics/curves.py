@@ -1,4 +1,4 @@
-"""Data of the diagrams; :mod:`calibrant.plots` draws it."""
+"""Data of the diagrams; :mod:`calibrant.show` draws it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import columns_frame
-from calibrant.display.elements import axis_names
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
-from calibrant.display.svg import Line, histogram_chart, line_chart
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reductions import (
     Data,
@@ -58,22 +55,14 @@ class SmoothReliability(NamedTuple):
     """Name of the confidence where it is that of one event, such as P(y = 1), else empty."""
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the curve as by :func:`calibrant.plots.smooth_diagram`, with its options."""
-        from calibrant.plots import smooth_diagram
-
-        return smooth_diagram(self, ax, **options)
+        """Draw the curve as by :func:`calibrant.show.figures.smooth_diagram`, with its options."""
+        return as_axes(self, ax, **options)
 
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.confidence)} points")
 
     def _repr_html_(self) -> str:
-        claim, event = axis_names(self.probability)
-        # where less than a thousandth of the peak density lies, the curve is extrapolation
-        seen = np.where(self.density > 1e-3 * self.density.max(), 1.0, np.nan)
-        low, high = seen * self.low, seen * self.high
-        curve = Line(event, self.confidence, seen * self.accuracy, low, high)
-        ideal = Line("ideal", [0, 1], [0, 1], colour="ink", dashed=True)
-        return notebook(line_chart([curve, ideal], x_label=claim, y_label=event, y_range=(0, 1)))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame with a row for each point of the curve. Needs pandas."""
@@ -91,7 +80,7 @@ class MarginReliability(NamedTuple):
         return one_line(self, f"margin {self.low:.4g} to {self.high:.4g}", repr(self.reliability))
 
     def _repr_html_(self) -> str:
-        return notebook(self.reliability.chart(f"margin {self.low:.4g} to {self.high:.4g}"))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame of the reliability. Needs pandas."""
@@ -109,7 +98,7 @@ class ClassReliability(NamedTuple):
         return one_line(self, f"class {self.number}", repr(self.reliability))
 
     def _repr_html_(self) -> str:
-        return notebook(self.reliability.chart(f"class {self.number}"))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame of the reliability, with the number of the class in front. Needs pandas."""
@@ -130,17 +119,15 @@ class Histogram(NamedTuple):
     """Share of right answers."""
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the shares as by :func:`calibrant.plots.confidence_histogram`."""
-        from calibrant.plots import confidence_histogram
-
-        return confidence_histogram(self, ax)
+        """Draw the shares as by :func:`calibrant.show.figures.confidence_histogram`."""
+        return as_axes(self, ax)
 
     def __repr__(self) -> str:
         shares = f"{100 * self.right.sum():.1f} % right, {100 * self.wrong.sum():.1f} % wrong"
         return one_line(self, f"{len(self.right)} bins", shares)
 
     def _repr_html_(self) -> str:
-        return notebook(histogram_chart(self.edges, {"right": self.right, "wrong": self.wrong}))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame with a row for each bin: its ends and the shares. Needs pandas."""

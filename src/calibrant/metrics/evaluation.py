@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
-from calibrant._core.messages import printable, printable_name
-from calibrant._core.tables import frame, latex_table
-from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
-from calibrant.display.results import Kind, heading, long_table, one_line, remarks, verdict
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
 from calibrant.metrics.limits import CheckedLimit, compared, limits_of
@@ -97,14 +94,10 @@ class Evaluation(Mapping[str, Estimate]):
         """Draw a reliability diagram; with subgroups, and without ``ax``, one for each.
 
         At most ``most`` subgroups are drawn, beside all examples and worst first. Options are
-        those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        those of :func:`calibrant.show.figures.reliability_diagram`. Needs matplotlib.
         """
-        from calibrant.plots import reliability_diagram, reliability_diagrams
-
-        if not self.by or ax is not None:
-            return reliability_diagram(self, ax, **options)
-        parts = {"all": self, **dict(list(self.by.items())[:most])}
-        return reliability_diagrams({f"{k} (n = {e.n:,})": e for k, e in parts.items()})
+        drawn: Axes | Figure = as_drawing(self, ax, most=most, **options)
+        return drawn
 
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""
@@ -172,28 +165,11 @@ class Evaluation(Mapping[str, Estimate]):
         """Heading of the intervals; empty without any."""
         return "" if self.level is None else f"{100 * self.level:g} % interval"
 
-    def subgroup_table(self) -> list[tuple[str, ...]]:
-        """Headings, then three figures of each subgroup, as text; only the first has intervals."""
-        usual = [name for name in ("ece", "accuracy", "nll") if name in self]
-        first, *others = usual or list(self)[:3]
-        titles = [METRICS[name].title for name in (first, *others)]
-        rows = [("subgroup", "examples", titles[0], self.interval_heading, *titles[1:])]
-        for value, part in self.by.items():
-            cells = dict(zip(part, part.table(), strict=True))
-            figures = (*cells[first][1:], *(cells[name][1] for name in others))
-            rows.append((value, f"{part.n:,}", *figures))
-        return rows
-
     def __str__(self) -> str:
-        rows = [(self.heading, "value", self.interval_heading), *self.table()]
-        left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines = [f"{a:<{left}}  {b:>{middle}}  {c}".rstrip() for a, b, c in rows]
-        for name, part in self.by.items():
-            metric = "ece" if "ece" in part else next(iter(part))
-            shown = " ".join(part.table()[list(part).index(metric)])
-            lines.append(f"group {printable_name(name)}, {part.n:,} examples: {shown}".rstrip())
-        said = [self.describe(), *lines, self.verdict(), self.hint(), self.search]
-        return printable("\n".join(filter(None, said)))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         return one_line(self, self.describe().partition(";")[0], self.headline())
@@ -211,39 +187,6 @@ class Evaluation(Mapping[str, Estimate]):
         figures = [rows[name] for name in usual or list(self)[:3]]
         first = " ".join(figures[0]).rstrip() if figures else ""
         return ", ".join(filter(None, [first, *(f"{t} {value}" for t, value, _ in figures[1:])]))
-
-    def chart(self, title: str = "") -> str:
-        """Reliability diagram as SVG, with the title and the ECE above."""
-        rows = dict(zip(self, self.table(), strict=True))
-        error = " ".join(rows["ece"]).rstrip() if "ece" in rows else ""
-        note = ": ".join(filter(None, [title, error]))
-        return self.reliability().chart(note)
-
-    def fragment(self) -> Html:
-        """HTML of the evaluation, without its style."""
-        kind: Kind = "bad" if self.test is not None and self.test.p_value < 0.05 else "good"
-        name = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).capitalize()
-        metrics = html_table(
-            (self.heading or "metric", "value", self.interval_heading), self.table()
-        )
-        head, *rows = self.subgroup_table() if self.by else [()]
-        return joined(
-            [
-                heading(name, self.describe()),
-                verdict(self.verdict(), kind),
-                verdict(self.hint(), "warn"),
-                remarks([self.search]),
-                side_by_side(joined([metrics, *map(Html, self.charts())]), self.chart()),
-                long_table(head, rows) if rows else "",
-            ]
-        )
-
-    def charts(self) -> list[str]:
-        """Charts below the table, besides the reliability diagram, as SVG; none by default."""
-        return []
-
-    def _repr_html_(self) -> str:
-        return notebook(self.fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""
@@ -278,11 +221,8 @@ class Evaluation(Mapping[str, Estimate]):
         )
 
     def to_latex(self) -> str:
-        """Table for LaTeX with the package booktabs: of the subgroups if there are any."""
-        if self.by:
-            headings, *rows = self.subgroup_table()
-            return latex_table(headings, rows)
-        return latex_table((self.heading or "metric", "value", self.interval_heading), self.table())
+        """Tables of the metrics, and of subgroups, for LaTeX with the package booktabs."""
+        return as_latex(self)
 
 
 def shown(name: str, value: float) -> str:

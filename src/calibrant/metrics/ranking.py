@@ -16,10 +16,8 @@ from calibrant._core.checks import (
     silenced,
 )
 from calibrant._core.chunks import EstimandChoice
+from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import columns_frame
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
-from calibrant.display.svg import Line, line_chart
 from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
 from calibrant.metrics.pooled import PooledPairs, Statistic
 from calibrant.metrics.reductions import (
@@ -113,10 +111,8 @@ class RiskCoverage(NamedTuple):
     """Coverage of the intervals; NaN without."""
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the curve as by :func:`calibrant.plots.risk_coverage_plot`, with its options."""
-        from calibrant.plots import risk_coverage_plot
-
-        return risk_coverage_plot(self, ax, **options)
+        """Draw the curve as by :func:`calibrant.show.figures.risk_coverage_plot`."""
+        return as_axes(self, ax, **options)
 
     def __repr__(self) -> str:
         risk = f"risk {100 * self.risk[-1]:.2f} % at full coverage" if self.risk.size else ""
@@ -139,23 +135,8 @@ class RiskCoverage(NamedTuple):
         unknown = np.full_like(self.risk, np.nan)
         return self._replace(low=unknown, high=unknown, level=math.nan)
 
-    def chart(self) -> str:
-        """Curve as SVG, with that of no order and that of the best one."""
-        whole = float(self.risk[-1]) if self.risk.size else math.nan
-        # with all wrong answers last, errors begin when only they are left
-        kept = np.linspace(0.01, 1, 100)
-        best = np.maximum(kept - (1 - whole), 0) / kept
-        known = not math.isnan(self.level)
-        interval = f", {100 * self.level:g} % interval at each point" if known else ""
-        lines = [
-            Line(f"by confidence{interval}", self.coverage, self.risk, self.low, self.high),
-            Line("best order", kept, best, colour="good", dashed=True),
-            Line("no order", [0, 1], [whole, whole], colour="muted", dashed=True),
-        ]
-        return line_chart(lines, x_label="coverage", y_label="risk")
-
     def _repr_html_(self) -> str:
-        return notebook(self.chart())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame with a row for each threshold. Needs pandas."""

@@ -9,11 +9,8 @@ import numpy as np
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, check_level
+from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import columns_frame
-from calibrant.display.elements import axis_names
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
-from calibrant.display.svg import reliability_chart
 from calibrant.metrics.binomial import clopper_pearson
 
 if TYPE_CHECKING:
@@ -55,22 +52,15 @@ class Reliability(NamedTuple):
     """Name of the confidence where it is that of one event, such as P(y = 1), else empty."""
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the bins as by :func:`calibrant.plots.reliability_diagram`, with its options."""
-        from calibrant.plots import reliability_diagram
-
-        return reliability_diagram(self, ax, **options)
+        """Draw the bins as by :func:`calibrant.show.figures.reliability_diagram`."""
+        return as_axes(self, ax, **options)
 
     def __repr__(self) -> str:
         used = int((self.share > 0).sum())
         return one_line(self, f"{len(self.share)} bins, {used} with examples")
 
-    def chart(self, note: str = "") -> str:
-        """Reliability diagram as SVG."""
-        claim, event = axis_names(self.probability)
-        return reliability_chart(*self[:6], claim=claim, event=event, note=note)
-
     def _repr_html_(self) -> str:
-        return notebook(self.chart())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Frame with a row for each bin: its ends and the values. Needs pandas."""

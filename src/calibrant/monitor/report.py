@@ -11,12 +11,8 @@ import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED, FloatArray, check_whole
-from calibrant._core.messages import printable
-from calibrant._core.tables import aligned, frame, latex_table
-from calibrant.display.elements import percent
-from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
-from calibrant.display.results import heading, one_line, remarks, verdict
-from calibrant.display.svg import EstimatedWindow, drift_chart, estimate_chart
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
 
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
 
 FEW = 10
 """Bins with fewer examples, or with less than 1 % of them, are not reported."""
-SHOWN = 20
-"""Windows that are printed."""
 COUNTS = {
     "pending": "predictions that wait for a label",
     "dropped": "predictions dropped before a label came (pending sets how many may wait)",
@@ -144,69 +138,16 @@ class MonitorReport:
         ]
         return off + [f"{text}: {self.counts[k]:,}" for k, text in COUNTS.items() if self.counts[k]]
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings and the last windows, as text."""
-        headings = ("window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value")
-        rows: list[tuple[str, ...]] = [(*headings, "estimated") if self.estimated else headings]
-        for row in self.windows[-SHOWN:]:
-            formats = {"accuracy": ".2f", "confidence": ".2f", "gap": "+.2f", "ece": ".2f"}
-            cells = [f"{100 * row[key]:{form}} %" for key, form in formats.items()]
-            cells = cells if row["n"] else ["-"] * 4
-            more = [_estimated(row)] if self.estimated else []
-            rows.append((row["window"], f"{row['n']:,}", *cells, f"{row['e_value']:.3g}", *more))
-        return rows
-
     def __str__(self) -> str:
-        lines = [self.describe(), *aligned(self.table()), *self.remarks(), self.advice()]
-        return printable("\n".join(lines))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         state = "no drift detected" if self.alarm is None else f"alarm at {self.alarm.window}"
         counted = f"{self.n:,} labelled examples in {len(self.windows)} windows"
         return one_line(self, counted, state, f"e-value {self.e_value:.3g} of {self.limit:g}")
-
-    def fragment(self) -> Html:
-        """Return the windows and their charts as HTML, without style."""
-        headings, *rows = self.table()
-        return joined(
-            [
-                heading("Monitor report", self.describe()),
-                verdict(self.advice(), "good" if self.alarm is None else "bad"),
-                side_by_side(*self.charts().values()),
-                html_table(headings, rows),
-                remarks(self.remarks()),
-            ]
-        )
-
-    def charts(self) -> dict[str, str]:
-        """Return what windows show as SVG, by its title: evidence, gaps and estimates if any."""
-        names = [row["window"] for row in self.windows]
-        alarm = None if self.alarm is None else self.alarm.window
-        shown = {
-            "Evidence of a drift": drift_chart(
-                names,
-                [row["e_value"] for row in self.windows],
-                label="e-value",
-                limit=self.limit,
-                alarm=alarm,
-                log=True,
-            ),
-            "Gap": drift_chart(
-                names,
-                [row["gap"] for row in self.windows],
-                label="confidence minus accuracy",
-                alarm=alarm,
-                form=percent,
-            ),
-        }
-        if self.estimated:
-            keys = ("window", "estimate", "estimate_low", "estimate_high", "accuracy")
-            windows = [EstimatedWindow(*(row[key] for key in keys)) for row in self.windows]
-            shown["Estimates without labels"] = estimate_chart(windows, label="accuracy")
-        return shown
-
-    def _repr_html_(self) -> str:
-        return notebook(self.with_short_names().fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: errors as fractions, undefined values as None."""
@@ -234,15 +175,12 @@ class MonitorReport:
         Accuracies that were estimated without labels are drawn too. With ``ax`` only the shares
         are drawn. Needs matplotlib.
         """
-        from calibrant.plots import drift_plot, window_plot
-
-        short = self.with_short_names()
-        return drift_plot(short) if ax is None else window_plot(short, ax)
+        drawn: Axes | Figure = as_drawing(self, ax)
+        return drawn
 
     def to_latex(self) -> str:
         """Return the last windows as a table for LaTeX with the package booktabs."""
-        headings, *rows = self.table()
-        return latex_table(headings, rows)
+        return as_latex(self)
 
 
 def _common_start(names: Sequence[str]) -> str:
@@ -253,16 +191,6 @@ def _common_start(names: Sequence[str]) -> str:
         if len(starts) == 1 and all(starts):
             start = f"{starts.pop()}{end}"
     return start
-
-
-def _estimated(row: dict[str, Any]) -> str:
-    """Return the estimated accuracy of a window as text."""
-    if math.isnan(row["estimate"]):
-        return "-"
-    if math.isnan(row["estimate_low"]):
-        return f"{row['promise']}"
-    ends = f"{100 * row['estimate_low']:.1f} to {100 * row['estimate_high']:.1f}"
-    return f"{100 * row['estimate']:.1f} ({ends}) %"
 
 
 def _shares(values: dict[str, float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,29 +11,23 @@ from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
 from calibrant._core.class_names import is_frame
-from calibrant._core.messages import printable, unknown_name
-from calibrant._core.tables import aligned, frame, latex_table
+from calibrant._core.messages import unknown_name
+from calibrant._core.showing import as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Data, Split, is_data
 from calibrant.data.metadata import MetadataColumn, learn_column
-from calibrant.display.html import joined, notebook
-from calibrant.display.results import heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.reliability import Estimate
 from calibrant.slices.examples import Reading, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
-from calibrant.slices.result import calibration_cells, count_off, off_alike
+from calibrant.slices.result import count_off, off_alike
 from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RATES = {
-    "accuracy": "accuracy %",
-    "selected": "selected %",
-    "true_positive_rate": "TPR %",
-    "false_positive_rate": "FPR %",
-}
-"""Figures of decisions, with their headings."""
+RATES = ("accuracy", "selected", "true_positive_rate", "false_positive_rate")
+"""Figures of decisions."""
 HALF = MetadataColumn("selected", "number", cuts=(0.5,))
 
 
@@ -127,36 +120,6 @@ class Groups:
         counted = f"Groups that are miscalibrated on average: {'; '.join(parts)}."
         return " ".join(together if len(together) == len(parts) else [*together, counted])
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, a row for each group and set, and their differences, as text."""
-        interval = f"{100 * self.level:g} % interval"
-        headings = ("examples", "claimed %", "observed %", "gap", interval)
-        return self._rows(headings, _calibration_cells, ("claimed", "observed", "gap"))
-
-    def decision_table(self) -> list[tuple[str, ...]]:
-        """Return the same for the decisions of two classes."""
-        return self._rows(tuple(RATES.values()), _decision_cells, tuple(RATES))
-
-    def _rows(
-        self,
-        headings: tuple[str, ...],
-        cells: Callable[[Group], tuple[str, ...]],
-        figures: tuple[str, ...],
-    ) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [(self.column, *headings)]
-        for value in self.before:
-            for name, groups in self.sets.items():
-                rows.append((f"{value} {name}".rstrip(), *cells(groups[value])))
-        for name, ranges in self.differences().items():
-            shown = [_shown(ranges[figure]) for figure in figures]
-            padded = ["", *shown, ""] if cells is _calibration_cells else shown
-            rows.append((f"difference {name}".rstrip(), *padded))
-        return rows
-
-    def tables(self) -> list[list[tuple[str, ...]]]:
-        """Return the table of calibration and, for two classes, that of decisions."""
-        return [self.table(), self.decision_table()] if self.classes == 2 else [self.table()]
-
     def remarks(self) -> list[str]:
         """Return what the last rows and the columns mean."""
         lines = ["The last rows have the largest less the smallest figure of a group."]
@@ -168,16 +131,13 @@ class Groups:
         return lines
 
     def __str__(self) -> str:
-        tables = [line for table in self.tables() for line in aligned(table)]
-        return printable("\n".join([self.describe(), *tables, self.verdict(), *self.remarks()]))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         return one_line(self, self.describe().partition(";")[0], self.verdict().rstrip("."))
-
-    def _repr_html_(self) -> str:
-        tables = [long_table(headings, rows) for headings, *rows in self.tables()]
-        above = [heading(f"Groups of {self.column}", self.describe()), verdict(self.verdict())]
-        return notebook(joined([*above, *tables, remarks(self.remarks())]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: fractions, undefined values as None."""
@@ -210,7 +170,7 @@ class Groups:
 
     def to_latex(self) -> str:
         """Return the tables for LaTeX with the package booktabs."""
-        return "\n\n".join(latex_table(headings, rows) for headings, *rows in self.tables())
+        return as_latex(self)
 
 
 @warnings_at_caller()
@@ -329,21 +289,9 @@ def _share(by_half: FloatArray) -> FloatArray:
     return shares
 
 
-def _calibration_cells(group: Group) -> tuple[str, ...]:
-    return calibration_cells(group.n, group.claimed, group.observed, group.gap)
-
-
-def _decision_cells(group: Group) -> tuple[str, ...]:
-    return tuple(_shown(getattr(group, name)) for name in RATES)
-
-
 def _range(values: list[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return max(known) - min(known) if known else math.nan
-
-
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f}"
 
 
 def _plain(group: Group) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.messages import comma_separated, printable
-from calibrant._core.tables import aligned, frame, latex_table
+from calibrant._core.messages import comma_separated
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.data.metadata import Condition
-from calibrant.display.html import joined, notebook
-from calibrant.display.results import heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.reliability import Estimate
 
 if TYPE_CHECKING:
@@ -229,42 +228,14 @@ class Slices:
             lines.append(f"Nothing was searched: no subgroup has {self.min_size:,} examples.")
         return lines
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, a row for all examples, and one for each subgroup, as text."""
-        interval = f"{100 * self.level:g} % interval"
-        headings = ("subgroup", "examples", "claimed %", "observed %", "gap", interval)
-        rows = [
-            (self.title(one), *calibration_cells(one.n, one.claimed, one.observed, one.gap))
-            for one in (*self.whole, *self.slices)
-        ]
-        return [headings, *rows]
-
-    def tables(self) -> list[list[tuple[str, ...]]]:
-        """Return the table, in a list as that of known groups."""
-        return [self.table()]
-
-    def title(self, one: Slice) -> str:
-        """Return the name of a subgroup, with the event where there are two."""
-        if self.classes > 2:
-            return one.name
-        return f"{one.name}: {self.probability if one.estimand == 'binary' else 'confidence'}"
-
     def __str__(self) -> str:
-        lines = [self.describe(), *aligned(self.table()), self.verdict(), *self.remarks()]
-        return printable("\n".join(lines))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.n:,} examples", self.verdict().rstrip("."))
-
-    def _repr_html_(self) -> str:
-        headings, *rows = self.table()
-        parts = [
-            heading("Subgroups", self.describe()),
-            verdict(self.verdict(), "warn" if self.is_off else "good"),
-            long_table(headings, rows),
-            remarks(self.remarks()),
-        ]
-        return notebook(joined(parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: shares and gaps as fractions."""
@@ -297,32 +268,11 @@ class Slices:
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with the package booktabs."""
-        headings, *rows = self.table()
-        return latex_table(headings, rows)
+        return as_latex(self)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the gaps with their intervals. Needs matplotlib."""
-        from calibrant.plots import forest_plot
-
-        rows = {self.title(one): one.gap for one in (*self.whole, *self.slices)}
-        return forest_plot(rows, ax, title="gap", reference=0.0, level=self.level, longest=60)
-
-
-def calibration_cells(n: int, claimed: float, observed: float, gap: Estimate) -> tuple[str, ...]:
-    """Return the figures of some examples as text."""
-    value, low, high = (100 * x for x in gap)
-    shares = (f"{100 * claimed:.1f}", f"{100 * observed:.1f}")
-    return (f"{n:,}", *shares, signed(value), f"[{low:.1f}, {high:.1f}]")
-
-
-def signed(points: float) -> str:
-    """Return a gap with its sign; zero has none.
-
-    >>> signed(2.34), signed(-0.01)
-    ('+2.3', '0.0')
-    """
-    rounded = round(points, 1)
-    return f"{rounded:+.1f}" if rounded else "0.0"
+        return as_axes(self, ax)
 
 
 def _plain(one: Slice) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text
-from calibrant.display.html import escaped
-from calibrant.display.palette import themes
+from calibrant.show.html import escaped
+from calibrant.show.palette import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
 from calibrant.ui.home import temporary_home

@@ -20,9 +20,9 @@ from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
 from calibrant.deploy.export import export_onnx
-from calibrant.reports.build import PREFER, report
-from calibrant.reports.model import Subject
-from calibrant.reports.remedies import usual_methods
+from calibrant.show.report.build import PREFER, report
+from calibrant.show.report.model import Subject
+from calibrant.show.report.remedies import usual_methods
 from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.chunks import Estimand
-from calibrant._core.messages import printable
-from calibrant._core.tables import aligned, frame, latex_table
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator
-from calibrant.display.html import Html, html_table, joined, notebook, side_by_side, tag
-from calibrant.display.results import LONGEST, heading, one_line, remarks, verdict
-from calibrant.display.svg import forest_chart
-from calibrant.metrics.evaluation import Evaluation, shown
+from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import Choice
@@ -60,10 +56,7 @@ class Row:
         return one_line(self, f"{self.method}: {figures}", f"fitted in {self.fit_seconds:.2f} s")
 
     def _repr_html_(self) -> str:
-        about = [] if self.calibrator is None else [self.calibrator.describe()]
-        about += [f"fitted in {self.fit_seconds:.2f} s", *self.notes]
-        content = [heading(self.method, *about), verdict(self.error or "", "bad")]
-        return notebook(*content, "" if self.evaluation is None else self.evaluation.fragment())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return the metrics as :meth:`calibrant.metrics.evaluation.Evaluation.to_frame` does."""
@@ -154,13 +147,6 @@ class Comparison:
             f"measured on {self.n_test:,} ({self.measured_on})"
         )
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, then the cells of each row; a star marks what :meth:`best` returns."""
-        interval = "" if self.level is None else f"{100 * self.level:g} % interval"
-        headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")
-        marked = {name: self.best(name) for name in ("ece", "nll")}
-        return [headings, *(_cells(row, marked) for row in self.rows)]
-
     def remarks(self) -> list[str]:
         """Return errors, warnings of the fits, and what other predictions would gain."""
         failed = [f"{row.method} failed: {row.error}" for row in self.rows if row.error]
@@ -172,8 +158,10 @@ class Comparison:
         return [*failed, *notes, *self.chosen.remarks]
 
     def __str__(self) -> str:
-        lines = [self.describe(), *aligned(self.table()), *self.remarks(), self.advice()]
-        return printable("\n".join(lines))
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __repr__(self) -> str:
         counted = f"{len(self.rows)} methods on {self.n_test:,} examples"
@@ -181,42 +169,6 @@ class Comparison:
         if chosen is None or chosen not in self.measured:
             return one_line(self, counted, "no choice")
         return one_line(self, f"{counted}: {chosen} chosen", self.measured[chosen].headline())
-
-    def fragment(self) -> Html:
-        """Return the table and the intervals as HTML, without their style."""
-        headings, *cells = self.table()
-        chosen = [k for k, row in enumerate(self.rows) if row.method == self.choice()]
-        rows = [[_bold(cell) for cell in row] for row in cells]
-        said = ["Bold: within the noise of the best.", *self.remarks()]
-        charts = [self._forest_chart(name) for name in ("ece", "nll")]
-        return joined(
-            [
-                heading("Comparison", self.describe()),
-                verdict(self.advice(), "good" if chosen else "warn"),
-                html_table(headings, rows, highlighted=chosen),
-                side_by_side(*charts),
-                remarks(said),
-            ]
-        )
-
-    def _forest_chart(self, metric: str) -> str:
-        """Intervals of the lowest values, with that of no calibration as a line."""
-        known = {method: e[metric] for method, e in self.measured.items() if metric in e}
-        names = sorted(known, key=lambda method: self._badness(method, metric))[:LONGEST]
-        if not names:
-            return ""
-        before = known["none"].value if "none" in known else math.nan
-        return forest_chart(
-            names,
-            *zip(*(known[name] for name in names), strict=True),
-            label=METRICS[metric].title,
-            form=partial(shown, metric),
-            highlighted=self.choice(),
-            reference=None if math.isnan(before) else before,
-        )
-
-    def _repr_html_(self) -> str:
-        return notebook(self.fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
@@ -257,51 +209,9 @@ class Comparison:
         Filled points are those that :meth:`best` returns, and the method that is advised is in
         bold type. With ``ax`` only the first metric is drawn. Needs matplotlib.
         """
-        from calibrant.plots import forest_plot, forest_plots
-
-        names = [METRICS[name].name for name in metrics]
-        if not names:
-            raise ValueError("metrics must name at least one, as in metrics=['ece']")
-        order = sorted(self.measured, key=lambda method: self._badness(method, names[0]))
-        columns = {METRICS[name].title: self._forest_options(name, order) for name in names}
-        if ax is None and len(columns) > 1:
-            return forest_plots(columns)
-        title, options = next(iter(columns.items()))
-        return forest_plot(**options, ax=ax, title=title)
-
-    def _badness(self, method: str, metric: str) -> tuple[bool, float]:
-        value = self.measured[method][metric].value
-        return math.isnan(value), -value if METRICS[metric].higher_is_better else value
-
-    def _forest_options(self, metric: str, order: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of a forest plot."""
-        return {
-            "rows": {method: self.measured[method][metric] for method in order},
-            "percent": METRICS[metric].percent,
-            "best": self.best(metric),
-            "chosen": self.choice(),
-            "level": self.level,
-        }
+        drawn: Axes | Figure = as_drawing(self, ax, metrics=metrics)
+        return drawn
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with the package booktabs; what :meth:`best` has is bold."""
-        headings, *rows = self.table()
-        return latex_table(headings, rows)
-
-
-def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    seconds = f"{row.fit_seconds:.2f} s" if row.fit_seconds < 10 else f"{row.fit_seconds:.0f} s"
-    if row.evaluation is None:
-        return (row.method, "failed", "", "", "", "", "", seconds)
-    figures = dict(zip(row.evaluation, row.evaluation.table(), strict=True))
-    ece, nll, brier, accuracy = (
-        ("*" if row.method in marked.get(name, ()) else "") + figures[name][1].removesuffix(" %")
-        for name in ("ece", "nll", "brier", "accuracy")
-    )
-    changed = f"{row.argmax_changed:,}"
-    return (row.method, ece, figures["ece"][2], nll, brier, accuracy, changed, seconds)
-
-
-def _bold(cell: str) -> str:
-    """Return a cell for HTML, in bold type where a star marks it."""
-    return tag("b", cell[1:]) if cell.startswith("*") else cell
+        return as_latex(self)

@@ -23,6 +23,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
+from calibrant._core.showing import as_html, one_line
 from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.data.dataset import Data, Split, as_dataset
@@ -32,8 +33,6 @@ from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.thresholds import Threshold, threshold
-from calibrant.display.html import Html, html_table, joined, notebook
-from calibrant.display.results import Kind, one_line, verdict
 from calibrant.workflows.apply import (
     check_fits,
     check_target,
@@ -87,7 +86,7 @@ class FittedRule:
         return _rule_line(self)
 
     def _repr_html_(self) -> str:
-        return notebook(_rule_html(self))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for the fit and one for the check. Needs pandas."""
@@ -128,7 +127,7 @@ class AppliedRule:
         return _rule_line(self)
 
     def _repr_html_(self) -> str:
-        return notebook(_rule_html(self))
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each split. Needs pandas."""
@@ -143,15 +142,6 @@ class AppliedRule:
 
 def _rule_line(result: FittedRule | AppliedRule) -> str:
     return one_line(result, repr(result.rule), result.verdict().rstrip("."))
-
-
-def _rule_html(result: FittedRule | AppliedRule) -> Html:
-    """Return the rule, its verdict and the counts as HTML."""
-    kind: Kind = "bad" if "contradict" in result.verdict() else "good"
-    headings = ("", *result.rule.headings)
-    rows = [(name, *result.rule.cells(tally)) for name, tally in result.tallies.items()]
-    said = verdict(result.verdict(), kind)
-    return joined([result.rule.fragment(), said, html_table(headings, rows)])
 
 
 def _rule_frame(result: FittedRule | AppliedRule) -> pd.DataFrame:

@@ -18,15 +18,13 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.messages import printable
-from calibrant._core.tables import aligned, frame
+from calibrant._core.showing import as_drawing, as_html, as_text, one_line
+from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk
-from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
-from calibrant.display.results import heading, one_line, remarks, verdict
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.registry import METRICS
@@ -83,37 +81,11 @@ class Effect(NamedTuple):
             return "no prediction changed"
         return f"the prediction of {self.argmax_changed:,} {counted} changed"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, then each metric and its interval before and after, as text."""
-        interval = self.before.interval_heading
-        pairs = list(zip(self.before.table(), self.after.table(), strict=True))
-        if not interval:
-            plain = [(*before[:2], after[1]) for before, after in pairs]
-            return [("metric", "before", "after"), *plain]
-        headings = ("metric", "before", interval, "after", interval)
-        return [headings, *((*before, *after[1:]) for before, after in pairs)]
-
     def __str__(self) -> str:
-        lines = [self.after.describe(), *aligned(self.table()), self.changes()]
-        return printable("\n".join(lines))
-
-    def fragment(self) -> Html:
-        """Return both evaluations as HTML, without style."""
-        headings, *rows = self.table()
-        diagrams = side_by_side(self.before.chart("before"), self.after.chart("after"))
-        after = f"After calibration: {self.after.verdict()}" if self.after.verdict() else ""
-        return joined(
-            [
-                heading("Before and after calibration", self.after.describe()),
-                verdict(self.headline(), "good" if self.improves else "warn"),
-                remarks([after]),
-                html_table(headings, rows),
-                diagrams,
-            ]
-        )
+        return as_text(self)
 
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
@@ -144,13 +116,10 @@ class Effect(NamedTuple):
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes | Figure:
         """Draw reliability diagrams before and after, side by side; with ``ax`` that after.
 
-        Options are those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        Options are those of :func:`calibrant.show.figures.reliability_diagram`. Needs matplotlib.
         """
-        from calibrant.plots import before_and_after, reliability_diagram
-
-        if ax is None:
-            return before_and_after(self.before, self.after)
-        return reliability_diagram(self.after, ax, **options)
+        drawn: Axes | Figure = as_drawing(self, ax, **options)
+        return drawn
 
 
 @warnings_at_caller()

@@ -28,6 +28,7 @@ from calibrant._core.chunks import (
 from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
+from calibrant._core.showing import as_html, one_line
 from calibrant.calibrators import watch
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
@@ -37,8 +38,6 @@ from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 from calibrant.workflows.inputs import check_inputs, fit_inputs, input_names
@@ -155,7 +154,7 @@ class Fit:
         return printable("\n".join([*self.describe(), str(self.effect)]))
 
     def _repr_html_(self) -> str:
-        return notebook(self.calibrator.fragment(), self.effect.fragment())
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return the metrics before and after, as a frame with a row for each. Needs pandas."""

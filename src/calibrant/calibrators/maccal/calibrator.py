@@ -34,8 +34,6 @@ from calibrant.calibrators.maccal import features as frozen
 from calibrant.calibrators.maccal.features import Batch, LabelledFeatures, as_labelled_features
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
 from calibrant.calibrators.maccal.run import Run, batch_sums
-from calibrant.display.elements import plain
-from calibrant.display.svg import Line, line_chart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,17 +161,6 @@ class MaCCal(Calibrator):
     def learned(self) -> dict[str, Any]:
         """Return the final keep rate."""
         return {"keep": float(self.classifier.keep_)}
-
-    def charts(self) -> list[str]:
-        """Draw keep rate, confidence and accuracy by epoch, as SVG."""
-        names = {"keep": "keep rate", "confidence": "confidence", "accuracy": "accuracy"}
-        epochs = range(1, len(self.history) + 1)
-        lines = [
-            Line(title, list(epochs), [getattr(epoch, name) for epoch in self.history])
-            for name, title in names.items()
-        ]
-        options: dict[str, Any] = {"x_format": plain, "y_range": (0, 1)}
-        return [line_chart(lines, x_label="epoch", y_label="share", **options)]
 
     def to_frame(self) -> pd.DataFrame:
         """Return :attr:`history` as a frame, with a row for each epoch. Needs pandas."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
+from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.option_bias import (
@@ -30,6 +29,7 @@ from calibrant.llm.heads.documents import prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.show.pieces import notebook
 
 if TYPE_CHECKING:
     import pandas as pd

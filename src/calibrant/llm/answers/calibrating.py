@@ -10,9 +10,8 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, silenced, warn
 from calibrant._core.messages import printable
+from calibrant._core.showing import one_line
 from calibrant.artifacts import load
-from calibrant.display.html import notebook
-from calibrant.display.results import one_line
 from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
@@ -32,6 +31,7 @@ from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values,
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.show.pieces import notebook
 
 CONFIDENCES = (*AGGREGATORS, "p_true")
 MANY = 10

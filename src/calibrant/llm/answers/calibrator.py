@@ -13,16 +13,17 @@ from scipy.special import expit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
 from calibrant._core.options import WithOptions
+from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
-from calibrant.display.html import notebook
-from calibrant.display.results import heading, one_line, threshold_text
-from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 from calibrant.llm.answers.graded import Source
+from calibrant.show import box
+from calibrant.show.charts import Line, line_chart
+from calibrant.show.pieces import heading, notebook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -272,7 +273,7 @@ class AnswerCalibrator(AnswerMap):
         chart = line_chart(
             lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
         )
-        limit = "" if self.threshold_ is None else self.threshold_.fragment()
+        limit = "" if self.threshold_ is None else box(self.threshold_)
         return notebook(heading("Answer calibrator", self.describe()), chart, limit)
 
     def to_frame(self) -> pd.DataFrame:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import FloatArray, Values, as_float64
+from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame
-from calibrant.display.html import Html, joined, notebook, page
-from calibrant.display.results import heading, one_line
-from calibrant.display.tokens import shaded_tokens, token_scale, token_table
+from calibrant.show.pieces import Html, heading, joined, notebook, page
+from calibrant.show.tokens import shaded_tokens, token_scale, token_table
 
 if TYPE_CHECKING:
     import pandas as pd

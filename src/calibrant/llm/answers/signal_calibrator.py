@@ -22,10 +22,9 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
+from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.decide.thresholds import Threshold
-from calibrant.display.html import html_table, notebook
-from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,
@@ -36,6 +35,8 @@ from calibrant.llm.answers.calibrator import (
 )
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.graded import Source
+from calibrant.show import box
+from calibrant.show.pieces import heading, html_table, notebook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,7 +246,7 @@ class SignalCalibrator(AnswerMap):
         if self.regression_ is None:
             return notebook(heading("Signal calibrator", "not fitted"))
         headings, *rows = self.table()
-        limit = "" if self.threshold_ is None else self.threshold_.fragment()
+        limit = "" if self.threshold_ is None else box(self.threshold_)
         about = heading("Signal calibrator", self.describe())
         return notebook(about, html_table(headings, rows), limit)
 

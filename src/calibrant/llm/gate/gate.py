@@ -29,10 +29,9 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, as_float64, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
+from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
-from calibrant.display.html import Html, html_table, joined, notebook
-from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.llm.answers.graded import AnswerRows, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.lines import Row
@@ -41,6 +40,7 @@ from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
+from calibrant.show.pieces import Html, heading, html_table, joined, notebook, verdict
 
 if TYPE_CHECKING:
     import pandas as pd

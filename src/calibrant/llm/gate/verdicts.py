@@ -28,6 +28,7 @@ from scipy.special import rel_entr
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import comma_separated, printable_name
+from calibrant._core.showing import threshold_text
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.thresholds import (
     Threshold,
@@ -37,7 +38,6 @@ from calibrant.decide.thresholds import (
     threshold,
     threshold_grid,
 )
-from calibrant.display.results import threshold_text
 
 Unit = Literal["answer", "turn", "conversation"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
-from calibrant.display.results import one_line
+from calibrant._core.showing import one_line
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.gate.gate import DriftReference, Gate, above

@@ -28,6 +28,9 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
+from calibrant.show.box import Box
+from calibrant.show.metrics import evaluation_box, risk_chart
+from calibrant.show.results import box_of
 
 MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
@@ -69,10 +72,6 @@ class ConfidenceEvaluation(Evaluation):
         unknown = np.full_like(curve.accuracy, np.nan)
         return curve._replace(low=unknown, high=unknown, level=math.nan)
 
-    def charts(self) -> list[str]:
-        """Risk-coverage curve, as SVG."""
-        return [] if self.risk_coverage is None else [self.risk_coverage.chart()]
-
     @property
     def probability(self) -> str:
         """Empty: the event is that the answer or the token is right, see :meth:`describe`."""
@@ -87,6 +86,13 @@ class ConfidenceEvaluation(Evaluation):
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"
         return f"{counted}; confidence that {event}; {self.binning}"
+
+
+@box_of.register(ConfidenceEvaluation)
+def _box(evaluation: ConfidenceEvaluation) -> Box:
+    """Return the box of an evaluation, with the risk-coverage curve."""
+    curve = evaluation.risk_coverage
+    return evaluation_box(evaluation, [] if curve is None else [risk_chart(curve)])
 
 
 def evaluate_tokens(

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._core.logpartition import Records
+from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame, frame
-from calibrant.display.html import html_table, notebook
-from calibrant.display.results import heading, one_line, verdict
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
 from calibrant.llm.heads.tables import Hidden, TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
+from calibrant.show.pieces import heading, html_table, notebook, verdict
 
 if TYPE_CHECKING:
     import pandas as pd

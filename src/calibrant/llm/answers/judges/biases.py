@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import expit, ndtri, stdtrit
 
 from calibrant._core.checks import FloatArray, Values, as_float64, as_values, as_weight, check_level
+from calibrant._core.showing import one_line
 from calibrant._core.solve import minimise
-from calibrant.display.results import one_line
 from calibrant.metrics.intervals import Estimate, logit_interval, share_interval
 from calibrant.metrics.ranking import auroc_with_error
 

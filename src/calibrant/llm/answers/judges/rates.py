@@ -56,7 +56,7 @@ from calibrant._core.checks import (
     check_level,
     warn,
 )
-from calibrant.display.results import one_line
+from calibrant._core.showing import one_line
 from calibrant.metrics.intervals import Estimate
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import printable_name
+from calibrant._core.showing import one_line
 from calibrant._core.tables import frame
-from calibrant.display.html import html_table, notebook
-from calibrant.display.results import heading, one_line, remarks
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.judges.biases import (
     JudgeAgreement,
@@ -24,6 +23,7 @@ from calibrant.llm.answers.judges.biases import (
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
 from calibrant.metrics.intervals import Estimate
+from calibrant.show.pieces import heading, html_table, notebook, remarks
 
 if TYPE_CHECKING:
     import pandas as pd

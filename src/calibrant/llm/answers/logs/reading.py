@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
-from calibrant.display.results import one_line
+from calibrant._core.showing import one_line
 from calibrant.llm.answers import lines
 from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.lines import Item, Row

@@ -1,0 +1,274 @@
+"""Findings about the graded answers of a log, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.showing import threshold_text
+from calibrant.llm.answers.logs.study import AnswerStudy, has_signals
+from calibrant.metrics.intervals import share_interval
+from calibrant.show.report.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
+from calibrant.show.report.model import SEVERITIES, Part, Severity, binomial_test, holm
+
+FEW_OF_A_KIND = 10
+"""Answers that a kind of question must have among those that the map was not fitted on."""
+USEFUL = 0.7
+"""AUROC from which a confidence tells right answers from wrong ones more than poorly."""
+SHOWN = 5
+"""Kinds that the evidence names."""
+
+
+class Note(NamedTuple):
+    """One finding.
+
+    Attributes
+    ----------
+    severity : {"good", "info", "warn", "bad"}
+    title, evidence, advice : str
+        The finding, the numbers that show it, and what to do about it.
+    """
+
+    severity: Severity
+    title: str
+    evidence: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.evidence}"
+
+
+def notes_of(study: AnswerStudy) -> list[Note]:
+    """Return all findings, the most serious first."""
+    made = [check(study) for check in CHECKS]
+    found = [note for note in made if note is not None]
+    return sorted(found, key=lambda note: -SEVERITIES.index(note.severity))
+
+
+def verdict_of(study: AnswerStudy) -> Note:
+    """Return the answer to the question whether confidences are chances to be right."""
+    evaluation, part = study.before, whole(study)
+    value, low, high = evaluation["ece"]
+    said = (
+        f"The mean confidence is {percent(part.confidence)}, and {percent(part.accuracy)} of the "
+        f"answers are right."
+    )
+    tested = evaluation.test is not None and evaluation.test.p_value >= SIGNIFICANT
+    if tested and low < SMALL:
+        if cannot_tell(evaluation):
+            open_ = f"The error may be {percent(low)} or {percent(high)}."
+            return Note("info", "Too few answers to tell", f"{said} {open_}")
+        return Note("good", "Yes", f"{said} A confidence is off by {percent(value)} on average.")
+    severity: Severity = "bad" if low >= LARGE else "warn"
+    after = f"With the map the error is {percent(study.after['ece'].value)}."
+    answer = "No" if severity == "bad" else "Not quite"
+    return Note(severity, answer, f"{said} A confidence is off by {percent(value)}. {after}")
+
+
+def whole(study: AnswerStudy) -> Part:
+    """Return the confidences as they are, of all answers."""
+    return _part("all", study.confidence, study.correct, ~np.isnan(study.confidence))
+
+
+def kinds(study: AnswerStudy) -> list[Part]:
+    """Return the calibrated confidences of each kind of question, where the map was not fitted.
+
+    The kind that is furthest beyond noise comes first. Empty if there is only one.
+    """
+    names = np.array([str(row.get("kind") or "") for row in study.rows])
+    chances = np.array([row["calibrated"] for row in study.rows])
+    if len(set(names.tolist())) < 2:
+        return []
+    chosen = [(name, (names == name) & study.held_out) for name in sorted(set(names.tolist()))]
+    parts = [
+        _part(name, chances, study.correct, those)
+        for name, those in chosen
+        if those.sum() >= FEW_OF_A_KIND
+    ]
+    return sorted(parts, key=lambda part: part.p_value)
+
+
+def _part(name: str, confidence: FloatArray, correct: BoolArray, those: BoolArray) -> Part:
+    count, claimed = int(those.sum()), float(confidence[those].mean())
+    right, low, high = share_interval(float(correct[those].mean()), count, 0.9)
+    p_value = binomial_test(right * count, count, claimed)
+    return Part(name, count, count / len(correct), claimed, right, low, high, p_value)
+
+
+def _direction(study: AnswerStudy) -> Note | None:
+    part = whole(study)
+    low, high = part.gap_ends
+    if part.p_value >= SIGNIFICANT or low <= 0 <= high:
+        return None
+    over = part.gap > 0
+    title = "Confidences are too high" if over else "Confidences are too low"
+    evidence = (
+        f"{percent(part.confidence)} is claimed on average, {percent(part.accuracy)} "
+        f"[{100 * part.low:.1f}, {100 * part.high:.1f}] of the answers are right."
+    )
+    severity: Severity = "bad" if abs(part.gap) >= LARGE else "warn"
+    return Note(severity, title, evidence, "Use the map instead of the confidences as they are.")
+
+
+def _order(study: AnswerStudy) -> Note | None:
+    value, low, high = study.before["auroc"]
+    if math.isnan(value):
+        evidence = "all answers are right, or all are wrong."
+        return Note("warn", "Nothing to tell apart", evidence, "Grade harder or easier questions.")
+    shown = f"AUROC {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
+    if low <= 0.5 and high >= USEFUL:
+        return Note(
+            "warn",
+            "Too few answers to see if confidence tells right from wrong",
+            f"{shown}; 50 % is chance.",
+            "Grade more answers.",
+        )
+    if low <= 0.5:
+        return Note(
+            "bad",
+            "Confidence does not tell right answers from wrong ones",
+            f"{shown}; 50 % is chance.",
+            "No map can mend this: use another signal, such as agreement of several samples.",
+        )
+    if high < USEFUL:
+        return Note(
+            "warn",
+            "Confidence tells right answers from wrong ones poorly",
+            f"{shown}; 50 % is chance.",
+            "Another signal, or several together, may do better.",
+        )
+    advice = "Thresholds can make use of it: see which answers to accept."
+    return Note("good", "Confidence tells right answers from wrong ones", f"{shown}.", advice)
+
+
+def _map(study: AnswerStudy) -> Note | None:
+    before, after = study.before["ece"], study.after["ece"]
+    losses = study.before["nll"].value, study.after["nll"].value
+    evidence = (
+        f"the log loss is {losses[0]:.3f} before and {losses[1]:.3f} after, the calibration error "
+        f"(ECE) {percent(before.value)} and {percent(after.value)} [{100 * after.low:.1f}, "
+        f"{100 * after.high:.1f}]; each answer by a map of others."
+    )
+    if losses[1] < losses[0]:
+        advice = "Apply the map to new answers of this model, to questions in the same form."
+        return Note("good", "The map helps", evidence, advice)
+    advice = "Keep the confidences as they are, or grade more answers."
+    return Note("warn", "The map does not help", evidence, advice)
+
+
+def _promise(study: AnswerStudy) -> Note:
+    found = study.threshold
+    if math.isinf(found.threshold):
+        most, certain = percent(found.max_error, 0), percent(found.level, 0)
+        return Note(
+            "warn",
+            "No threshold keeps the promise",
+            f"on {found.n:,} answers no confidence is high enough to show an error of at most "
+            f"{most} with {certain} certainty.",
+            "Allow more errors, grade more answers, or use a better signal.",
+        )
+    return Note(
+        "good",
+        "A threshold with a promise",
+        f"{found.promise()} It accepts calibrated chances from "
+        f"{threshold_text(found.threshold)} on: {percent(found.coverage)} of {found.n:,} answers "
+        f"that the map was not fitted on, of which {percent(found.error)} are wrong.",
+        "The promise is for questions like these, from the same model and prompt.",
+    )
+
+
+def _kinds(study: AnswerStudy) -> Note | None:
+    parts = kinds(study)
+    adjusted = holm([part.p_value for part in parts])
+    off = [part for part, p in zip(parts, adjusted, strict=True) if p < SIGNIFICANT]
+    if not off:
+        return None
+    named = [
+        f"{part.name} ({percent(part.confidence)} claimed, {percent(part.accuracy)} right)"
+        for part in off[:SHOWN]
+    ]
+    more = f", and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    return Note(
+        "warn",
+        "Some kinds of questions are off after calibration",
+        ", ".join(named) + more + ".",
+        "Fit a map for each of these kinds; the promise holds for all kinds together.",
+    )
+
+
+def _signals(study: AnswerStudy) -> Note | None:
+    if study.signals is None:
+        if not has_signals(study.log.answers):
+            return None
+        evidence = f"{int(study.correct.sum()):,} of {len(study.rows):,} answers are right."
+        title = "Too few answers to compare signals"
+        return Note("info", title, evidence, "Grade more; the map is one of the confidence alone.")
+    fitted, alone = study.signals.calibrator, study.signals.alone
+    best, together = study.signals.best, study.signals.together
+    evidence = f"of {len(fitted.names_)} signals {best} is the best alone"
+    if best in alone:
+        loss, auroc = alone[best]["nll"].value, alone[best]["auroc"].value
+        evidence += f" (log loss {loss:.3f}, AUROC {percent(auroc)})"
+    title = "The map combines several signals"
+    if together is not None:
+        evidence += f"; together they have a log loss of {together['nll'].value:.3f}"
+        helps = best in alone and together["nll"].value < alone[best]["nll"].value
+        title = "Signals together do better than each" if helps else "One signal is enough"
+    advice = "New answers need the same signals, computed in the same way."
+    return Note("info", title, f"{evidence}.", advice)
+
+
+def _options(study: AnswerStudy) -> Note | None:
+    if study.options is None:
+        return None
+    before, after = study.options.before, study.options.after
+    gain = after["accuracy"].value - before["accuracy"].value
+    evidence = (
+        f"accuracy {percent(before['accuracy'].value)} before and "
+        f"{percent(after['accuracy'].value)} after ({points(gain)}), ECE "
+        f"{percent(before['ece'].value)} and {percent(after['ece'].value)}, Brier score "
+        f"{before['brier'].value:.3f} and {after['brier'].value:.3f}."
+    )
+    severity: Severity = "good" if after["nll"].value < before["nll"].value else "info"
+    advice = "calibrant fit options.npz --choices fits the calibrator of the options."
+    return Note(severity, "Options, calibrated and scored again", evidence, advice)
+
+
+def _constant(study: AnswerStudy) -> Note | None:
+    sure = float((study.confidence >= 1).mean())
+    if sure < 0.05:
+        return None
+    evidence = f"{percent(sure)} of the confidences are exactly 1."
+    advice = "They cannot be told apart: a signal with more values orders answers better."
+    return Note("info", "Many confidences are 1", evidence, advice)
+
+
+def _data(study: AnswerStudy) -> Note | None:
+    truncated = sum(bool(row.get("truncated")) for row in study.rows)
+    of_all = f"{truncated:,} of {len(study.rows):,} answers"
+    facts = {
+        f"{study.log.left_out:,} answers of the log were left out": study.log.left_out,
+        f"{study.repeated:,} answers are to questions that come more than once, while intervals "
+        "and promise take answers as independent": study.repeated,
+        f"{of_all} were cut off at their largest length": truncated,
+    }
+    said = [text for text, count in facts.items() if count]
+    advice = "Look at these answers before you rely on the figures."
+    return Note("info", "About the data", "; ".join(said) + ".", advice) if said else None
+
+
+CHECKS: Sequence[Callable[[AnswerStudy], Note | None]] = (
+    _direction,
+    _order,
+    _map,
+    _signals,
+    _promise,
+    _kinds,
+    _options,
+    _constant,
+    _data,
+)

@@ -1,0 +1,201 @@
+"""The report on the graded answers of a log: a page, a picture, the map and calibrated rows."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from calibrant._core.atomic_files import replacing
+from calibrant._core.showing import threshold_text
+from calibrant.artifacts import save
+from calibrant.decide.thresholds import Threshold
+from calibrant.llm.answers.calibrating import SignalFit
+from calibrant.llm.answers.graded import write_rows
+from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
+from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.show.html import document
+from calibrant.show.metrics import diagram, risk_chart
+from calibrant.show.palette import LIGHT
+from calibrant.show.report.checks import percent
+from calibrant.show.report.snippets import Snippet
+from calibrant.show.report.tables import parts_table
+from calibrant.show.report.view import WORDS
+from calibrant.show.tables import Table
+
+QUESTION = "Are these confidences chances to be right?"
+PAGE, MAP, ROWS, OPTIONS, PICTURE = (
+    "report.html",
+    "map",
+    "calibrated.jsonl",
+    "options.npz",
+    "reliability",
+)
+"""Names in the folder of a report."""
+
+
+def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> list[str]:
+    """Write the report on a log to a folder, and return the names in it.
+
+    ``report.html`` is the page; ``reliability.png`` (``.svg`` without matplotlib) the confidences
+    before and after; ``map`` the answer calibrator with its threshold, for ``llm answers apply``;
+    ``calibrated.jsonl`` the answers; and ``options.npz`` the log-probabilities of multiple choice,
+    for ``calibrant fit --choices``.
+
+    Parameters
+    ----------
+    study : AnswerStudy
+        From :func:`calibrant.llm.study_answers`.
+    folder : path
+        Made if it is not there.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    save(study.calibrator, target / MAP)
+    write_rows(target / ROWS, study.rows)
+    names = [PAGE, _save_picture(study, target), MAP, ROWS]
+    if option_logits(study.rows) is not None:
+        save_options(study.rows, target / OPTIONS)
+        names.append(OPTIONS)
+    with replacing(target / PAGE) as temporary:
+        # halves of characters, which UTF-8 does not have, are written as escapes
+        temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
+    return names
+
+
+def _save_picture(study: AnswerStudy, folder: Path) -> str:
+    """Draw reliability diagrams before and after; return the name of the file."""
+    if find_spec("matplotlib") is None:
+        name = f"{PICTURE}.svg"
+        style = f"><style>:root{{{LIGHT.css_variables()}}}</style>"
+        with replacing(folder / name) as temporary:
+            temporary.write_text(diagram(study.before, "before").replace(">", style, 1), "utf-8")
+        return name
+    from calibrant.show.figures import reliability_diagrams
+    from calibrant.show.figures.files import save_figure
+
+    name = f"{PICTURE}.png"
+    drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
+    save_figure(drawn, folder / name)
+    return name
+
+
+def answer_lines(study: AnswerStudy) -> list[str]:
+    """Return the findings in some ten lines, for a terminal."""
+    verdict = verdict_of(study)
+    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
+    said = [f"{QUESTION} {verdict.title}. {verdict.evidence}"]
+    return [about, *said, *(f"- {note}" for note in notes_of(study))]
+
+
+def answer_page(study: AnswerStudy) -> str:
+    """Return the report as a page: one file that fetches nothing."""
+    parts, found = kinds(study), study.threshold
+    links = {"verdict": "Verdict", "findings": "Findings", "how-far": "How far off"}
+    links |= {"threshold": "Threshold"}
+    links |= {"signals": "Signals"} if study.signals is not None else {}
+    links |= {"kinds": "Kinds"} if parts else {}
+    links |= {"options": "Options"} if study.options is not None else {}
+    links |= {"now": "What now", "data": "Data"}
+    value, low, high = study.before["ece"]
+    about = f"calibration error (ECE), {study.before.interval_heading}"
+    curve, options = study.after.risk_coverage, study.options
+    return document(
+        "answers.html",
+        f"Answers of {Path(study.log.path).name}",
+        f"{len(study.rows):,} graded answers",
+        links.items(),
+        study=study,
+        question=QUESTION,
+        verdict=verdict_of(study),
+        ece=percent(value),
+        measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
+        tiles=_tiles(study),
+        notes=[(note, WORDS[note.severity]) for note in notes_of(study)],
+        before=diagram(study.before),
+        after=diagram(study.after),
+        metrics=_side_by_side(study.before, study.after, "with the map"),
+        promise=found.promise() or "No answer is accepted: too little is known for such a promise.",
+        threshold=_threshold(found),
+        risk=None if curve is None else risk_chart(curve),
+        signals=None if study.signals is None else _signals(study.signals),
+        kinds=parts_table(parts, "kind", 0.9) if parts else None,
+        options=options and _side_by_side(options.before, options.after, "calibrated"),
+        snippets=SNIPPETS,
+        data=_data(study),
+    )
+
+
+def _tiles(study: AnswerStudy) -> list[tuple[str, str, str]]:
+    before, after = (dict(zip(e, e.table(), strict=True)) for e in (study.before, study.after))
+    shown = {
+        "ECE with the map": after["ece"],
+        "Right answers": before["accuracy"],
+        "Tells right from wrong (AUROC)": before["auroc"],
+        "Brier score with the map": after["brier"],
+    }
+    return [(title, value, interval) for title, (_, value, interval) in shown.items()]
+
+
+def _side_by_side(before: Evaluation, after: Evaluation, how: str) -> Table:
+    """Return the metrics as they are, and after calibration."""
+    rows = [(*one, *two[1:]) for one, two in zip(before.table(), after.table(), strict=True)]
+    interval = before.interval_heading
+    return Table(("metric", "as it is", interval, how, interval), rows)
+
+
+def _threshold(found: Threshold) -> Table:
+    """Return what the threshold does; without rows where it accepts nothing."""
+    rows = [
+        ("accept calibrated chances from", threshold_text(found.threshold)),
+        ("accepted", percent(found.coverage)),
+        ("wrong among them", percent(found.error)),
+        ("answers it was found on", f"{found.n:,}"),
+    ]
+    return Table(("threshold", "value"), rows if found.coverage else [])
+
+
+def _signals(fit: SignalFit) -> Table:
+    weights = {name: weight for name, _, weight in fit.calibrator.table()[1:]}
+    rows = []
+    for name, alone in fit.alone.items():
+        cells = dict(zip(alone, alone.table(), strict=True))
+        raw = percent(fit.raw[name]["ece"].value) if name in fit.raw else "-"
+        has = percent(fit.calibrator.coverage_[name], 0)
+        figures = (cells["nll"][1], cells["auroc"][1], cells["auroc"][2])
+        rows.append((name, has, raw, *figures, weights[name]))
+    headings = ("signal", "answers", "ECE as it is", "NLL with a map", "AUROC", "interval")
+    return Table((*headings, "weight"), rows)
+
+
+SNIPPETS = (
+    Snippet(
+        "Calibrate new answers of the same model and prompt",
+        "bash",
+        "calibrant llm answers apply map new_answers.jsonl -o calibrated.jsonl",
+    ),
+    Snippet(
+        "The same in Python",
+        "python",
+        "import calibrant as cal\n\n"
+        'calibrator = cal.load("map")\n'
+        "chance = calibrator.predict(answers)  # in the form of the fit\n"
+        "calibrator.abstains(chance)",
+    ),
+)
+
+
+def _data(study: AnswerStudy) -> dict[str, str]:
+    source, log = study.calibrator.source_, study.log
+    return {
+        "log": log.path,
+        "format": log.format,
+        "answers": f"{len(study.rows):,} used, {log.left_out:,} left out",
+        "confidence": study.source or "not stated",
+        "model": source.model or "not stated",
+        "prompt": source.prompt or "not stated",
+        "map": study.calibrator.describe(),
+        "fitted on": f"{int((~study.held_out).sum()):,} answers, drawn at random",
+        "threshold from": f"the other {int(study.held_out.sum()):,}",
+    }

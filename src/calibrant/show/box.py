@@ -1,0 +1,82 @@
+"""What a result shows of itself, on a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from calibrant._core.messages import printable
+from calibrant.show.html import Html, notebook, rendered
+from calibrant.show.tables import Table
+
+Kind = Literal["", "good", "warn", "bad"]
+
+
+class Verdict(NamedTuple):
+    """A sentence that stands out; nothing is shown of an empty one."""
+
+    text: str
+    kind: Kind = ""
+
+
+Part: TypeAlias = "Table | Html | Beside | Box"
+"""A table, a chart, several of them side by side, or a box inside."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Parts in a row, below each other where the page is narrow; empty ones are left out."""
+
+    parts: Sequence[Part]
+
+    def __html__(self) -> Html:
+        return rendered("beside.html", parts=self.parts)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A title with lines about the examples, verdicts, tables and charts, and remarks.
+
+    >>> scores = Box("Scores", ["2 examples"], parts=[Table(("", "ECE"), [("all", "1 %")])])
+    >>> print(scores.text())
+    2 examples
+         ECE
+    all  1 %
+    """
+
+    title: str = ""
+    about: Sequence[str] = ()
+    verdicts: Sequence[Verdict] = ()
+    parts: Sequence[Part] = ()
+    remarks: Sequence[str] = ()
+
+    def __html__(self) -> Html:
+        return rendered("box.html", box=self)
+
+    def notebook(self) -> str:
+        """Return the box as the output of a notebook cell."""
+        return notebook(self)
+
+    def text(self) -> str:
+        """Return everything but title and charts for a terminal, where the last line is read."""
+        tables = [table.text() for table in self.tables()]
+        said = [verdict.text for verdict in self.verdicts]
+        lines = [*self.about, *tables, *self.remarks, *said]
+        return printable("\n".join(filter(None, lines)))
+
+    def latex(self) -> str:
+        """Return the tables for LaTeX, with the package booktabs."""
+        return "\n\n".join(table.latex() for table in self.tables())
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the tables in order, those of boxes inside too."""
+        for part in self._flat(self.parts):
+            if isinstance(part, Table):
+                yield part
+            elif isinstance(part, Box):
+                yield from part.tables()
+
+    def _flat(self, parts: Sequence[Part]) -> Iterator[Part]:
+        for part in parts:
+            yield from self._flat(part.parts) if isinstance(part, Beside) else (part,)

@@ -1,0 +1,136 @@
+"""Figures of a monitor: accuracy and confidence by window, and the evidence of a drift."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrant.metrics.reliability import Estimate
+from calibrant.show.figures.estimates import interval_points
+from calibrant.show.figures.look import (
+    current,
+    figure_of,
+    in_look,
+    legend,
+    new_axes,
+    panels,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from calibrant.monitor.report import MonitorReport
+
+TICKS = 8
+"""Windows that are named."""
+LEVEL = 0.9
+"""Coverage of the intervals."""
+
+
+@in_look
+def drift_plot(report: MonitorReport) -> Figure:
+    """Accuracy and mean confidence of each window, and below them the e-value with its limit.
+
+    ``report`` is that of :meth:`calibrant.Monitor.report`. The e-value measures the evidence
+    against calibration: an alarm is raised where it reaches its limit.
+    """
+    _check(report)
+    upper, lower = panels(2, height=0.36, columns=1)
+    _shares(upper, report)
+    upper.set_xlabel("")
+    upper.tick_params(labelbottom=False)
+    look, x = current(), np.arange(len(report.windows))
+    evidence = np.maximum([float(row["e_value"]) for row in report.windows], 1e-3)
+    line: dict[str, Any] = {"marker": "o", "ms": 1.6 * look.thick, "lw": look.thick}
+    lower.plot(x, evidence, color=look.colours.right, label="e-value", **line)
+    alarm = f"alarm at {report.limit:g}"
+    lower.axhline(report.limit, color=look.colours.bad, lw=1.3 * look.thin, ls="--", label=alarm)
+    lower.set(yscale="log", ylabel="e-value")
+    lower.set_ylim(min(evidence.min(), 1) / 2, max(evidence.max(), report.limit) * 4)
+    lower.yaxis.set_minor_locator(_no_ticks())
+    _windows(lower, report)
+    _alarm(lower, report)
+    legend(lower)
+    return figure_of(upper)
+
+
+@in_look
+def window_plot(report: MonitorReport, ax: Axes | None = None) -> Axes:
+    """Accuracy with its 90 % interval, and mean confidence, of each window of a monitor."""
+    _check(report)
+    axes = new_axes(ax, height=0.5)
+    _shares(axes, report)
+    return axes
+
+
+def _check(report: MonitorReport) -> None:
+    if not report.windows:
+        raise ValueError("the monitor has seen no labelled examples: there is nothing to draw")
+
+
+def _shares(axes: Axes, report: MonitorReport) -> None:
+    look, x = current(), np.arange(len(report.windows))
+    right, claimed = (
+        np.array([float(row[key]) for row in report.windows], dtype=np.float64)
+        for key in ("accuracy", "confidence")
+    )
+    line: dict[str, Any] = {"ms": 1.6 * look.thick, "lw": look.thick}
+    axes.plot(x, 100 * right, "o-", color=look.colours.right, label="accuracy", **line)
+    low, high = report.accuracy_intervals(LEVEL)
+    area: dict[str, Any] = {"color": look.colours.right, "alpha": 0.2, "lw": 0}
+    axes.fill_between(x, 100 * low, 100 * high, label=f"{100 * LEVEL:g} % interval", **area)
+    axes.plot(x, 100 * claimed, "s--", color=look.colours.wrong, label="mean confidence", **line)
+    _estimates(axes, report)
+    axes.set_ylabel("share (%)")
+    _windows(axes, report)
+    _alarm(axes, report)
+    legend(axes)
+
+
+def _estimates(axes: Axes, report: MonitorReport) -> None:
+    """Draw accuracies that were estimated without labels; crosses where nothing is promised."""
+    shares = {
+        i: Estimate(row["estimate"], row["estimate_low"], row["estimate_high"])
+        for i, row in enumerate(report.windows)
+        if "estimate" in row
+    }
+    promised = {i: share for i, share in shares.items() if not math.isnan(share.low)}
+    withdrawn = {i: share for i, share in shares.items() if math.isnan(share.low)}
+    colours = current().colours
+    if promised:
+        interval_points(axes, promised, "estimated", colours.good)
+    if not all(math.isnan(share.value) for share in withdrawn.values()):
+        interval_points(axes, withdrawn, "estimate withdrawn", colours.bad, "x")
+
+
+def _windows(axes: Axes, report: MonitorReport) -> None:
+    """Name some of the windows below the axis."""
+    step = math.ceil(len(report.windows) / TICKS)
+    shown = range(0, len(report.windows), step)
+    names = [text_of(report.windows[i]["window"], 12) for i in shown]
+    turned = any(len(name) > 5 for name in names)
+    layout: dict[str, Any] = {"rotation": 30, "ha": "right"} if turned else {}
+    axes.set_xticks(list(shown), names, **layout)
+    axes.set_xlim(-0.4, max(len(report.windows) - 0.6, 0.4))
+    axes.set_xlabel("window")
+
+
+def _alarm(axes: Axes, report: MonitorReport) -> None:
+    """Mark the window of the first alarm."""
+    if report.alarm is None:
+        return
+    look = current()
+    names = [row["window"] for row in report.windows]
+    if report.alarm.window in names:
+        at = names.index(report.alarm.window)
+        axes.axvline(at, color=look.colours.bad, lw=1.3 * look.thin, ls=":")
+
+
+def _no_ticks() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()

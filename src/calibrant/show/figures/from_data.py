@@ -1,0 +1,396 @@
+"""Draw figures of prediction files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import (
+    Values,
+    warn,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.messages import comma_separated, unknown_name
+from calibrant.calibrators.base import Calibrator, check_calibrator
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
+from calibrant.metrics import curves
+from calibrant.metrics.ranking import RiskCoverage, risk_coverage
+from calibrant.metrics.reductions import event_probability
+from calibrant.show import figures
+from calibrant.show.figures.examples import Examples, class_sums, collected
+from calibrant.show.figures.files import check_suffix
+from calibrant.show.figures.look import SizeName, figure_of, pyplot, set_title
+from calibrant.workflows.apply import check_fits
+from calibrant.workflows.compare import compare
+from calibrant.workflows.decide import decide
+from calibrant.workflows.effect import effect
+from calibrant.workflows.evaluate import evaluate
+from calibrant.workflows.inputs import whole_inputs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_SETS = 8
+"""Subgroups that are drawn."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that a figure is drawn from."""
+
+    data: Sequence[Data]
+    split: str | None
+    by: str | Values | None
+    calibrator: Calibrator | None
+    sample_weight: str | Values | None
+    estimand: EstimandChoice
+    bins: int
+    level: float | None
+    seed: int
+    methods: Sequence[str] | None
+    max_error: float | None
+
+    @property
+    def multilabel(self) -> bool:
+        """True if columns are tags."""
+        return self.estimand == "multilabel"
+
+    @property
+    def band(self) -> float:
+        """Level of a band, which curves always have."""
+        return self.level or 0.9
+
+    def evaluation_options(self) -> dict[str, Any]:
+        """Return the options that ``evaluate`` and ``effect`` share."""
+        names = ("split", "sample_weight", "estimand", "bins", "level", "seed")
+        return {"metrics": ["ece"], **{name: getattr(self, name) for name in names}}
+
+    def splits(self) -> dict[str, Split]:
+        """Return the split of each dataset, by its name in the figure."""
+        options: Any = {"by": self.by, "sample_weight": self.sample_weight}
+        sets = [as_dataset(one, multilabel=self.multilabel, **options) for one in self.data]
+        if self.calibrator is not None:
+            sets = [one.in_order(self.calibrator.class_names_) for one in sets]
+        splits = [one.split(self.split, TEST_SPLITS) for one in sets]
+        for split in splits:
+            split.warn_if_probs()
+        return dict(zip(names_of([split.path for split in splits]), splits, strict=True))
+
+    def probability(self, split: Split) -> str:
+        """Return the name of the probability that is measured."""
+        return event_probability(resolve_estimand(self.estimand, split.classes))
+
+    def examples(self, *, answers: bool = False) -> dict[str, Examples]:
+        """Return sets of examples by their titles: files, subgroups, or before and after.
+
+        ``answers`` takes the confidence in the predicted class, whatever the estimand.
+        """
+        estimand: EstimandChoice = "top_label" if answers else self.estimand
+        found: dict[str, Examples] = {}
+        for name, split in self.splits().items():
+            whole = collected(split, None, estimand)
+            if self.calibrator is not None:
+                after = collected(split, self.calibrator, estimand)
+                return {"before": whole, "after": after}
+            found |= {name: whole} if not whole.group.size else _by_group(whole)
+        return found
+
+
+@warnings_at_caller()
+def figure(
+    *data: Data,
+    kind: str = "reliability",
+    split: str | None = None,
+    by: str | Values | None = None,
+    calibrator: Calibrator | None = None,
+    sample_weight: str | Values | None = None,
+    estimand: EstimandChoice = "auto",
+    bins: int = 15,
+    level: float | None = 0.9,
+    seed: int = 0,
+    methods: Sequence[str] | None = None,
+    max_error: float | None = None,
+) -> Figure:
+    """Draw a figure of one or several prediction files.
+
+    Parameters
+    ----------
+    data : path, Dataset or mapping
+        Prediction files, folders or globs, or arrays by their keys in a file. Several are drawn
+        side by side, if the kind of figure allows it.
+    kind : str
+        A name from ``KINDS``.
+    split, by, sample_weight, estimand, bins, level, seed
+        As in :func:`calibrant.evaluate`; ``by`` draws each subgroup.
+    calibrator : Calibrator, optional
+        Fitted; the figure then shows predictions before and after it.
+    methods : sequence of str, optional
+        Methods of the kind "compare".
+    max_error : float, optional
+        Of the kind "threshold": marks the threshold that keeps the error at this level, found on
+        other examples as by :func:`calibrant.workflows.decide.decide`.
+
+    Examples
+    --------
+    >>> from calibrant.data import sample_path
+    >>> drawn = figure(sample_path(), kind="smooth")
+    >>> drawn.axes[0].get_xlabel()
+    'confidence'
+    """
+    name = str(kind).strip().lower()
+    if name not in KINDS:
+        raise unknown_name("kind of figure", kind, KINDS)
+    chosen = KINDS[name]
+    if not data:
+        raise TypeError("data are missing: pass at least one prediction file")
+    if calibrator is not None:
+        check_calibrator(calibrator)
+        estimand = calibrator.estimand_for(estimand)
+    request = Request(
+        data=data,
+        split=split,
+        by=by,
+        calibrator=calibrator,
+        sample_weight=sample_weight,
+        estimand=estimand,
+        bins=bins,
+        level=level or None,
+        seed=seed,
+        methods=methods,
+        max_error=max_error,
+    )
+    _check(request, name, chosen)
+    return chosen.draw(request)
+
+
+def names_of(paths: Sequence[str]) -> list[str]:
+    """Return short names of files that tell them apart.
+
+    >>> names_of(["runs/a.npz", "runs/b.npz"]), names_of(["a/test.npz", "b/test.npz"])
+    (['a', 'b'], ['a/test.npz', 'b/test.npz'])
+    """
+    stems = [Path(path).stem or path for path in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    if len(set(paths)) == len(paths):
+        return list(paths)
+    return [f"{path} ({i})" for i, path in enumerate(paths, 1)]
+
+
+def _by_group(examples: Examples) -> dict[str, Examples]:
+    """Return the largest subgroups, by name."""
+    names, counts = np.unique(examples.group, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")
+    if len(names) > MOST_SETS:
+        warn(f"there are {len(names):,} subgroups: the {MOST_SETS} largest are drawn")
+    return {str(names[i]): examples.of_group(names[i]) for i in sorted(largest[:MOST_SETS])}
+
+
+# ------------------------------------------------------------------------------------------- kinds
+
+
+def _reliability(request: Request) -> Figure:
+    if request.calibrator is not None:
+        options = request.evaluation_options()
+        return figure_of(effect(request.calibrator, request.data[0], **options).plot())
+    results = {
+        name: evaluate(one, by=request.by, **request.evaluation_options())
+        for name, one in zip(_titles(request), request.data, strict=True)
+    }
+    if len(results) > 1:
+        return figures.reliability_diagrams(results)
+    return figure_of(next(iter(results.values())).plot())
+
+
+def _titles(request: Request) -> list[str]:
+    files = [one for one in request.data if isinstance(one, (str, os.PathLike))]
+    if len(files) < len(request.data):
+        return names_of([as_dataset(one).path for one in request.data])
+    return names_of([os.fspath(one) for one in files])
+
+
+def _smooth(request: Request) -> Figure:
+    probability = request.probability(next(iter(request.splits().values())))
+    smooth = {
+        name: curves.smooth_reliability_of(e.pairs, level=request.band, probability=probability)
+        for name, e in request.examples().items()
+    }
+    if len(smooth) > 1:
+        return figures.smooth_diagrams(smooth)
+    return figure_of(next(iter(smooth.values())).plot())
+
+
+def _histogram(request: Request) -> Figure:
+    shares = {
+        name: curves.confidence_histogram(**_as_data(e))
+        for name, e in request.examples(answers=True).items()
+    }
+    if len(shares) > 1:
+        return figures.confidence_histograms(shares)
+    return figure_of(next(iter(shares.values())).plot())
+
+
+def _risk(request: Request) -> Figure:
+    found = _risks(request)
+    return figure_of(figures.risk_coverage_plot(found if len(found) > 1 else _only(found)))
+
+
+def _risks(request: Request) -> dict[str, RiskCoverage]:
+    examples = request.examples(answers=True)
+    return {n: risk_coverage(**_as_data(e), level=request.band) for n, e in examples.items()}
+
+
+def _threshold(request: Request) -> Figure:
+    curve, limit = list(_risks(request).values())[-1], None  # after calibration, if there is any
+    if request.max_error is not None:
+        fitted = decide(
+            request.data[0],
+            max_error=request.max_error,
+            calibrator=request.calibrator,
+            test_split=request.split,
+            seed=request.seed,
+        )
+        limit = fitted.rule.guarantee
+    return figures.threshold_plot(curve, limit=limit)  # type: ignore[arg-type]  # no sets
+
+
+def _margins(request: Request) -> Figure:
+    probability = request.probability(next(iter(request.splits().values())))
+    examples = list(request.examples().values())[-1]
+    options: Any = {"bins": request.bins, "level": request.level, "probability": probability}
+    return figures.margin_diagrams(curves.margin_groups(examples.pairs, examples.margin, **options))
+
+
+def _classes(request: Request) -> Figure:
+    split = _only(request.splits())
+    kind = "P(tag)" if request.multilabel else "P(class)"
+    options = (request.calibrator, request.estimand, request.bins)
+    sums = class_sums(split, *options)
+    found = curves.class_reliability(sums, level=request.level, probability=kind)
+    return figures.class_diagrams(found, names=split.dataset.class_names)
+
+
+def _compare(request: Request) -> Figure:
+    names = ("sample_weight", "estimand", "bins", "level", "seed")
+    options = {name: getattr(request, name) for name in names}
+    found = compare(request.data[0], methods=request.methods, test_split=request.split, **options)
+    return figure_of(found.plot())
+
+
+def _map(request: Request) -> Figure:
+    assert request.calibrator is not None
+    split = _only(request.splits())
+    check_fits(request.calibrator, split)
+    features = whole_inputs(request.calibrator, split)
+    return figure_of(request.calibrator.plot(split.logits, features=features))
+
+
+def _only(found: Mapping[str, Any]) -> Any:
+    return next(iter(found.values()))
+
+
+def _as_data(examples: Examples) -> dict[str, Any]:
+    confidence, outcome, weight = examples.pairs
+    return {"confidence": confidence, "outcome": outcome, "sample_weight": weight}
+
+
+class Kind(NamedTuple):
+    """A kind of figure, and what it can be drawn of."""
+
+    draw: Callable[[Request], Figure]
+    summary: str
+    several: bool = False  # files
+    by: bool = False
+    calibrator: bool = True
+    needs_calibrator: bool = False
+    tags: bool = False
+
+
+KINDS = {
+    "reliability": Kind(_reliability, "accuracy per bin", several=True, by=True, tags=True),
+    "smooth": Kind(_smooth, "the same without bins", several=True, by=True, tags=True),
+    "histogram": Kind(_histogram, "confidence of right and wrong", several=True, by=True),
+    "margins": Kind(_margins, "reliability by margin"),
+    "classes": Kind(_classes, "reliability of the worst classes", tags=True),
+    "risk": Kind(_risk, "error of the most confident answers", several=True, by=True),
+    "threshold": Kind(_threshold, "answers and error at every threshold"),
+    "compare": Kind(_compare, "methods with intervals", calibrator=False, tags=True),
+    "effect": Kind(_reliability, "before and after", needs_calibrator=True, tags=True),
+    "map": Kind(_map, "what a calibrator has learned", needs_calibrator=True, tags=True),
+}
+"""Kinds of figures by name."""
+
+
+def _check(request: Request, name: str, kind: Kind) -> None:
+    """Raise for what a kind of figure cannot show."""
+
+    def able(what: str) -> str:
+        return comma_separated(n for n, one in KINDS.items() if getattr(one, what))
+
+    several, one_set = len(request.data) > 1, request.calibrator is not None
+    if several and (not kind.several or one_set):
+        but = "with a calibrator" if kind.several else name
+        raise ValueError(
+            f"a figure {but} is of one file, got {len(request.data)}: draw one at a time, or "
+            f"several without a calibrator as {able('several')}"
+        )
+    if request.by is not None and (not kind.by or one_set or several):
+        raise ValueError(
+            f"subgroups of one file can be drawn as {able('by')}, without a calibrator: leave out "
+            "by, or calibrate first with calibrant apply"
+        )
+    if kind.needs_calibrator and request.calibrator is None:
+        raise ValueError(f"{name} needs a calibrator: pass one that calibrant fit has saved")
+    if request.calibrator is not None and not kind.calibrator:
+        raise ValueError(f"{name} fits calibrators of its own: leave the calibrator out")
+    if request.multilabel and not kind.tags:
+        raise ValueError(
+            f"{name} is about answers, and tags have none: draw {able('tags')} of multi-label data"
+        )
+    if request.max_error is not None and name != "threshold":
+        raise ValueError(f"max_error belongs to the kind threshold, got kind {name}")
+    if request.max_error is not None and request.sample_weight is not None:
+        raise ValueError(
+            "max_error marks a threshold whose guarantee counts examples and takes no "
+            "sample_weight: leave one of them out"
+        )
+    if request.methods is not None and name != "compare":
+        raise ValueError(f"methods belong to the kind compare, got kind {name}")
+
+
+def draw_file(
+    *data: Data,
+    out: str | os.PathLike[str],
+    size: SizeName = "page",
+    dark: bool = False,
+    title: str = "",
+    **options: Any,
+) -> None:
+    """Draw a figure as by :func:`figure`, with its options, and write it to a file.
+
+    Parameters
+    ----------
+    data : path, Dataset or mapping
+    out : path
+        A ``.pdf``, ``.png`` or ``.svg`` file, which is replaced as a whole.
+    size, dark
+        As in :func:`calibrant.show.figures.look`.
+    title : str
+        Written above the figure.
+    """
+    check_suffix(out)
+    plt = pyplot()
+    with plt.rc_context({"backend": "agg"}), figures.look(size, dark=dark):
+        drawn = figure(*data, **options)
+        try:
+            if title:
+                set_title(drawn, title)
+            figures.save_figure(drawn, out)
+        finally:
+            plt.close(drawn)

@@ -1,0 +1,90 @@
+"""Figures of what a calibrator has learned: temperatures, and changes of the confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from calibrant.show.figures.look import current, in_look, legend, new_axes, text_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from calibrant.calibrators.learned_map import LearnedMap
+    from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature
+
+MARGIN = "margin of the top two logits"
+
+
+@in_look
+def temperature_plot(
+    curve: MarginTemperature,
+    ax: Axes | None = None,
+    *,
+    label: str = "temperature",
+    band: str = "",
+) -> Axes:
+    """Temperature against margin (SMART, figure 16), with the middle nine tenths shaded.
+
+    Parameters
+    ----------
+    curve : MarginTemperature
+        From :func:`calibrant.calibrators.margin_curves.margin_temperature`.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    label, band : str
+        Names of the line and of what is shaded.
+    """
+    axes, look = new_axes(ax), current()
+    colour = look.colours.right
+    shaded = band or "nine tenths of the examples"
+    wide = bool((curve.high - curve.low > 1e-3 * curve.temperature).any())
+    area: dict[str, Any] = {"color": colour, "alpha": 0.25, "lw": 0}
+    axes.plot(curve.margin, curve.temperature, color=colour, lw=look.thick, label=text_of(label))
+    axes.fill_between(
+        curve.margin, curve.low, curve.high, label=shaded if wide else "_hidden", **area
+    )
+    axes.axhline(1, color=look.colours.ink, lw=look.thin, ls="--", label="unchanged")
+    axes.set(xlabel=MARGIN, ylabel="temperature")
+    legend(axes)
+    return axes
+
+
+@in_look
+def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None) -> Axes:
+    """Mean change of the confidence against the margin, one line for each method."""
+    axes, look = new_axes(ax), current()
+    axes.axhline(0, color=look.colours.ink, lw=look.thin)
+    lines = {name: (curve.margin, 100 * curve.change) for name, curve in changes.items()}
+    draw_lines(axes, lines)
+    axes.set(xlabel=MARGIN, ylabel="change of confidence (points)")
+    return axes
+
+
+@in_look
+def map_plot(curve: LearnedMap, ax: Axes | None = None, *, label: str = "calibrated") -> Axes:
+    """Confidence after calibration against that before, as a calibrator has learned it.
+
+    ``curve`` is from :func:`calibrant.calibrators.learned_map.learned_map`.
+    """
+    axes, look = new_axes(ax, height=1.0), current()
+    colour, name = look.colours.right, curve.probability or "confidence"
+    axes.plot(curve.before, curve.after, color=colour, lw=look.thick, label=text_of(label))
+    if bool((curve.high - curve.low > 1e-3).any()):
+        area: dict[str, Any] = {"color": colour, "alpha": 0.25, "lw": 0}
+        axes.fill_between(curve.before, curve.low, curve.high, label=curve.spread, **area)
+    axes.plot([0, 1], [0, 1], color=look.colours.ink, lw=look.thin, ls="--", label="unchanged")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set(xlabel=f"{name} before", ylabel=f"{name} after")
+    legend(axes, "upper left")
+    return axes
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
+    """Draw lines ``{title: (x, y)}`` that can be told apart without their colours."""
+    look = current()
+    for (title, (x, y)), (colour, dashes) in zip(
+        lines.items(), look.series(len(lines)), strict=True
+    ):
+        axes.plot(x, y, lw=look.thick, color=colour, ls=dashes, label=text_of(title))
+    legend(axes)

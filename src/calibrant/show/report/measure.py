@@ -1,0 +1,280 @@
+"""Measure a split for a report: one walk over its chunks, which keeps sums."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrant._core.binning import Bins, fill_at
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
+from calibrant._core.chunks import Estimand, EstimandChoice
+from calibrant.data.dataset import ARRAYS, Split
+from calibrant.data.shards import Chunk
+from calibrant.metrics.accumulator import Accumulator
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.ranking import risk_coverage
+from calibrant.metrics.reductions import WeightedPairs, labelled_examples, margins
+from calibrant.show.report.model import (
+    ClassFigures,
+    Coverage,
+    Part,
+    SourceFile,
+    Subject,
+    binomial_test,
+    empty_part,
+    parts_of,
+)
+from calibrant.slices import Slices
+from calibrant.slices.examples import Reading
+from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
+from calibrant.workflows.shards import describe_skipped
+
+SURE = 0.9
+"""Confidence above which answers are looked at on their own."""
+MARGIN_GROUPS = 5
+MOST_HASHED = 4 * 2**30
+"""Bytes of files beyond which they are listed without hashes."""
+
+
+@dataclass
+class _Walk:
+    """Everything that is kept of a split."""
+
+    total: Accumulator
+    predicted: list[IntArray] = field(default_factory=list)
+    margin: list[FloatArray] = field(default_factory=list)
+    ignored: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self.total.update(**chunk.columns)
+        self._add_answers(chunk)
+
+    def merge(self, other: _Walk) -> None:
+        self.total.merge(other.total)
+        self.predicted += other.predicted
+        self.margin += other.margin
+        self.ignored += other.ignored
+
+    def _add_answers(self, chunk: Chunk) -> None:
+        columns = {name: chunk.get(name) for name in ("logits", "labels", "probs", "sample_weight")}
+        examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
+        kept = examples.labels != IGNORED
+        self.ignored += int((~kept).sum())
+        if examples.event is not None:  # pairs of two classes and of tags tell the predicted one
+            return
+        stated = examples.logits if examples.probs is None else examples.probs
+        if examples.one_logit:
+            limit = 0.0 if examples.probs is None else 0.5
+            self.predicted.append((np.asarray(stated)[kept] > limit).astype(np.int64))
+            return
+        shape = (-1, examples.classes)
+        self.predicted.append(np.asarray(stated).reshape(shape)[kept].argmax(-1))
+        self.margin.append(margins(np.asarray(examples.logits).reshape(shape)[kept]))
+
+
+def _walked(empty: Accumulator, chunks: Iterator[Chunk]) -> _Walk:
+    """Everything that is kept of one shard."""
+    walk = _Walk(empty.like())
+    for chunk in chunks:
+        walk.add(chunk)
+    return walk
+
+
+def measure(
+    split: Split,
+    name: str,
+    *,
+    estimand: EstimandChoice,
+    bins: int,
+    level: float | None,
+    seed: int,
+) -> Subject:
+    """Return the figures of a split, those of :func:`calibrant.evaluate` among them."""
+    options: dict[str, Any] = {"bins": bins, "estimand": estimand, "level": level, "seed": seed}
+    # classes and margins are those of single pairs
+    total = Accumulator(pairs=True, most_pairs=math.inf, **options)
+    walk = _Walk(total)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        split.warn_if_probs()
+        split.warn_of_copies()
+        columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
+        task = partial(_walked, total.like())
+        for shard in split.walk(task, *columns, rows=rows):
+            walk.merge(shard)
+        evaluation = total.compute()
+    pairs = total.kept_pairs()
+    answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
+    (everything,) = parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
+    return Subject(
+        name=name,
+        path=split.path,
+        split=split.name,
+        files=_files(split),
+        class_names=split.dataset.class_names,
+        evaluation=evaluation,
+        answers=everything,
+        sure=_sure(answers, level),
+        certain=_share(answers, answers.confidence >= 1),
+        ranges=_ranges(evaluation, level),
+        classes=_classes(split, total, answers, predicted, level),
+        margins=_margins(answers, walk.margin, level),
+        coverage=[] if evaluation.estimand == "multilabel" else coverage_of(answers),
+        weighted=split.dataset.sample_weight is not None,
+        ignored=walk.ignored,
+        by=split.dataset.by,
+        warnings=list(dict.fromkeys(str(warning.message) for warning in caught)),
+        skipped=[line.strip() for line in describe_skipped(split.dataset)],
+    )
+
+
+def answers_of(
+    pairs: WeightedPairs, estimand: Estimand, predicted: Sequence[IntArray] = ()
+) -> tuple[WeightedPairs, IntArray]:
+    """Return confidences in the predicted class, and that class, from pairs of the estimand."""
+    if estimand == "top_label":
+        joined = np.concatenate([np.zeros(0, np.int64), *predicted]).astype(np.int64)
+        return pairs, joined
+    positive = pairs.confidence > 0.5
+    claimed = np.maximum(pairs.confidence, 1 - pairs.confidence)
+    right = (pairs.outcome == positive).astype(np.float64)
+    return WeightedPairs(claimed, right, pairs.weight), positive.astype(np.int64)
+
+
+def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
+    """Return thresholds that about 1, 2, ... 100 % of the examples reach; ties stay together."""
+    claimed, right, weight = answers
+    curve = risk_coverage(confidence=claimed, outcome=right, sample_weight=weight)
+    wanted = np.arange(1, points + 1) / points
+    index = np.unique(np.searchsorted(curve.coverage, wanted - 1e-12).clip(max=len(curve.risk) - 1))
+    columns = (curve.threshold, curve.coverage, curve.risk)
+    return [Coverage(*(float(x[i]) for x in columns)) for i in index]
+
+
+def _share(answers: WeightedPairs, where: BoolArray) -> float:
+    if answers.weight is None:
+        return float(where.mean())
+    return float(answers.weight[where].sum() / answers.weight.sum())
+
+
+def find_subgroups(
+    split: Split, level: float | None, seed: int, predictions: bool
+) -> Slices | None:
+    """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
+    metadata = metadata_keys(split)
+    if not has_one_label(split) or not (metadata or predictions):
+        return None
+    reading = Reading(metadata, split.classes, split.dataset.class_names, predictions=predictions)
+    settings = Settings(level=level or 0.9, seed=seed)
+    return search(split, reading, settings).result()
+
+
+def _sure(answers: WeightedPairs, level: float | None) -> Part:
+    sums = answers.filled(np.array([0.0, SURE, 1.0]))
+    name = f"confidence above {SURE:g}"
+    if not sums.count[1]:
+        return empty_part(name)
+    return parts_of(sums, ["", name], level)[-1]
+
+
+def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
+    edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in evaluation.bins.edges]
+    names = [f"{low} to {high} %" for low, high in pairwise(edges)]
+    return parts_of(evaluation.bins, names, level)
+
+
+def _margins(
+    answers: WeightedPairs, collected: Sequence[FloatArray], level: float | None
+) -> list[Part]:
+    if not collected:
+        return []
+    margin = np.concatenate(collected)
+    cuts = np.unique(np.quantile(margin, np.arange(1, MARGIN_GROUPS) / MARGIN_GROUPS))
+    ends = [float(margin.min()), *map(float, cuts), float(margin.max())]
+    index = np.searchsorted(cuts, margin, side="left")
+    sums = fill_at(index, *answers[:2], np.arange(cuts.size + 2.0), answers.weight)
+    names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(ends)]
+    return parts_of(sums, names, level)
+
+
+def _classes(
+    split: Split,
+    total: Accumulator,
+    answers: WeightedPairs,
+    predicted: IntArray,
+    level: float | None,
+) -> list[ClassFigures]:
+    size = total.classes
+    word = "tag" if total.estimand == "multilabel" else "class"
+    names = split.dataset.class_names or [f"{word} {k}" for k in range(size)]
+    edges = np.arange(size + 1.0)
+    if total.estimand == "multilabel":
+        sums = _tag_sums(total, edges)
+    else:
+        sums = fill_at(predicted, *answers[:2], edges, answers.weight)
+    frequency, claimed = _frequencies(total, size)
+    held = np.flatnonzero(sums.count).tolist()
+    parts = dict(zip(held, parts_of(sums, names, level), strict=True))
+    # labels of a tag may be missing; every example is of some class
+    whole = np.full(size, total.moments.effective)
+    worth = (sums.effective if total.estimand == "multilabel" else whole).tolist()
+    return [
+        ClassFigures(
+            parts.get(k) or empty_part(names[k]),
+            labelled=frequency[k],
+            claimed=claimed[k],
+            bias_p_value=_bias_test(frequency[k], claimed[k], worth[k]),
+        )
+        for k in range(size)
+    ]
+
+
+def _bias_test(frequency: float, claimed: float, n: float) -> float:
+    return 1.0 if math.isnan(claimed) else binomial_test(frequency * n, n, claimed)
+
+
+def _frequencies(total: Accumulator, size: int) -> tuple[list[float], list[float]]:
+    """Share of each label, and mean probability of each class; NaN for very many classes."""
+    sums = total.classwise
+    if sums is None:
+        return [math.nan] * size, [math.nan] * size
+    weight = sums.weight.sum(1).numpy()
+    shares = [x.sum(1).numpy() / np.maximum(weight, 1e-300) for x in (sums.observed, sums.claimed)]
+    return shares[0].tolist(), shares[1].tolist()
+
+
+def _tag_sums(total: Accumulator, edges: FloatArray) -> Bins:
+    sums = total.classwise
+    if sums is None:
+        return Bins.empty(edges)
+    weight, claimed, observed, squares = (
+        x.sum(1).numpy() for x in (sums.weight, sums.claimed, sums.observed, sums.squares)
+    )
+    count = np.rint(weight**2 / np.maximum(squares, 1e-300)).astype(np.int64)
+    return Bins(edges, count, weight, claimed, observed, np.zeros_like(weight), squares)
+
+
+def _files(split: Split) -> list[SourceFile]:
+    paths = dict.fromkeys(c.path for s in split.shards for c in s.columns.values())
+    there = [path for path in paths if path != ARRAYS and os.path.isfile(path)]
+    sizes = {path: os.path.getsize(path) for path in there}
+    hashed = sum(sizes.values()) <= MOST_HASHED
+    return [SourceFile(p, size, _sha256(p) if hashed else None) for p, size in sizes.items()]
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,204 @@
+"""Which data a report is about, and what it says of where they came from."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant import use
+from calibrant.data import save_predictions
+from calibrant.show.report.snippets import snippets
+from tests.show.report.conftest import drawn
+
+QUICK: dict[str, Any] = {"methods": [], "level": None}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").mkdir()
+    for k, name in enumerate(("monday", "tuesday", "b/monday")):
+        one = drawn(200, seed=k)
+        save_predictions(
+            f"{name}.npz", {**one, **{f"cold_{key}": v[:90] for key, v in one.items()}}
+        )
+    return tmp_path
+
+
+def names(*args, **options):
+    return [s.name for s in cal.report(*args, **{**QUICK, **options}).subjects]
+
+
+def test_sets_are_named_by_their_files(files):
+    assert names("monday.npz") == ["monday"]
+    assert names(["monday.npz", Path("tuesday.npz")]) == ["monday", "tuesday"]
+    assert names(["monday.npz", "b/monday.npz"]) == ["monday.npz", "b/monday.npz"]
+    assert names({"old": "monday.npz", "new": drawn(50)}) == ["old", "new"]
+
+
+def test_several_splits_are_several_sets(files):
+    result = cal.report(["monday.npz", "tuesday.npz"], split=["cold", ""], **QUICK)
+    found = [(s.name, s.split, s.evaluation.n) for s in result.subjects]
+    assert found == [
+        ("monday, cold", "cold", 90),
+        ("monday, plain arrays", "", 200),
+        ("tuesday, cold", "cold", 90),
+        ("tuesday, plain arrays", "", 200),
+    ]
+
+
+def test_a_file_whose_name_says_little_has_its_folder(tmp_path):
+    (tmp_path / "resnet").mkdir()
+    save_predictions(tmp_path / "resnet" / "predictions.npz", drawn(50))
+    assert names(str(tmp_path / "resnet" / "predictions.npz")) == ["resnet/predictions"]
+
+
+def test_logits_and_labels_are_one_set():
+    data = drawn(50)
+    assert names(data["logits"], data["labels"]) == ["predictions"]
+    mapped, plain = (
+        cal.report(*form, **QUICK).subjects[0].evaluation["ece"]
+        for form in ((data,), (data["logits"].tolist(), data["labels"]))
+    )
+    assert plain == mapped
+    with pytest.raises(TypeError, match="labels go with logits"):
+        cal.report(data, data["labels"])
+
+
+def test_a_mapping_of_arrays_is_one_set():
+    assert names(drawn(50)) == ["predictions"]
+    assert names({f"test_{key}": v for key, v in drawn(50).items()}) == ["predictions"]
+
+
+def test_a_data_frame_is_one_set():
+    pd = pytest.importorskip("pandas")
+    data = drawn(60, classes=2)
+    frame = pd.DataFrame(data["logits"], columns=["logit_no", "logit_yes"])
+    frame["label"] = np.array(["no", "yes"])[data["labels"]]
+    result = cal.report(frame, **QUICK)
+    assert [c.part.name for c in result.subjects[0].classes] == ["no", "yes"]
+
+
+@pytest.mark.parametrize("data", [[], [drawn(5)], ["a.npz", 3]])
+def test_other_sequences_are_refused(data):
+    with pytest.raises(TypeError, match="a sequence must have paths"):
+        cal.report(data)
+
+
+def test_a_file_named_twice_is_refused(files):
+    with pytest.raises(ValueError, match="named twice"):
+        cal.report(["monday.npz", "monday.npz"])
+
+
+def test_an_empty_list_of_splits_is_refused(files):
+    with pytest.raises(ValueError, match="at least one split"):
+        cal.report("monday.npz", split=[])
+
+
+def test_only_a_validation_split_is_measured_all_the_same():
+    result = cal.report({f"val_{key}": v for key, v in drawn(50).items()}, **QUICK)
+    assert result.subjects[0].split == "val"
+
+
+def test_methods_that_cannot_be_tried_do_not_cost_the_report():
+    result = cal.report(drawn(1), level=None)
+    assert "folds" in result.subjects[0].remedy_error
+    assert "Methods of calibration" in result.to_markdown()
+
+
+def test_the_command_makes_the_report_again(files, run):
+    odd: dict[str, Any] = {
+        "bins": 10,
+        "seed": 2,
+        "level": 0.8,
+        "methods": ["none", "ts"],
+        "split": "cold",
+        "keep_argmax": False,
+    }
+    first = cal.report("monday.npz", **odd)
+    words = shlex.split(first.provenance.command)
+    assert words[:3] == ["calibrant", "report", "monday.npz"]
+    assert words[-3:] == ["--choices", "-o", "report.html"]
+    assert run(*words[1:-1], "again.json")[0] == 0
+    first, again = json.loads(first.to_json()), json.loads(Path("again.json").read_text("utf-8"))
+    for result in (first, again):
+        result["provenance"].pop("created")
+        for row in result["subjects"][0]["remedy"]["comparison"]["rows"]:
+            row.pop("fit_seconds")
+    assert first["subjects"][0]["evaluation"] == again["subjects"][0]["evaluation"]
+    assert first["subjects"][0]["remedy"] == again["subjects"][0]["remedy"]
+    assert first["provenance"]["options"] == again["provenance"]["options"]
+
+
+def test_there_is_no_command_for_arrays(files):
+    none = cal.report("monday.npz", methods=["none"], level=None).provenance.command
+    assert none == "calibrant report monday.npz --methods none --level 0 -o report.html"
+    result = cal.report({"a": "monday.npz", "b": drawn(50)}, **QUICK)
+    assert result.provenance.command == ""
+    assert "calibrant report" not in result.to_html() + result.to_markdown()
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, factor):
+    parts = {name: drawn(400, factor=factor, seed=k) for k, name in enumerate(("fit", "my day"))}
+    save_predictions(
+        "p.npz", {f"{name}_{key}": v for name, part in parts.items() for key, v in part.items()}
+    )
+    result = cal.report("p.npz", split="my day", fit_split="fit", methods=["none", "ts"])
+    lines = [
+        line
+        for snippet in snippets(result.subjects[0])
+        if snippet.language == "bash"
+        for line in snippet.code.splitlines()
+    ]
+    verbs = ["fit", "apply", "evaluate"]
+    commands = [shlex.split(line)[1:] for line in lines]
+    commands = [words for words in commands if words[0] in verbs]
+    assert [words[0] for words in commands] == (verbs if factor > 1 else verbs[-1:])
+    # among them the limit, which the calibrated predictions keep and the others do not
+    assert [run(*words)[0] for words in commands] == [0] * len(commands)
+
+
+def test_progress_ends_at_its_total():
+    steps = []
+    with use(progress=lambda done, total: steps.append((done, total))):
+        cal.report(
+            {"a": drawn(60), "b": drawn(60, seed=1)},
+            methods=["none", "ts"],
+            level=None,
+        )
+    assert steps[-1] == (6, 6)
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+
+
+def test_what_was_not_checked_is_listed(over_confident, calibrated):
+    (subject,) = calibrated.subjects
+    said = " ".join(item.what for item in calibrated.unchecked(subject))
+    assert "Subgroups" in said
+    assert "Methods of calibration" in said
+    (subject,) = over_confident.subjects
+    said = " ".join(item.what for item in over_confident.unchecked(subject))
+    assert "Subgroups" not in said
+    assert "Drift" in said
+
+
+def test_predictions_may_change_where_that_is_asked_for():
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(1200, 4))
+    labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
+    biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
+    options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
+    kept, free = (cal.report(biased, keep_argmax=keep, **options) for keep in (None, False))
+    changed = []
+    for each in (kept, free):
+        remedy = each.subjects[0].remedy
+        assert remedy is not None
+        changed.append(remedy.comparison["auto"].argmax_changed or 0)
+    assert changed[0] == 0 < changed[1]
+    shown = [each.to_markdown() for each in (kept, free)]
+    assert ["--method auto --choices" in text for text in shown] == [False, True]
+    assert ['options={"keep_argmax": False}' in text for text in shown] == [False, True]

@@ -1,0 +1,155 @@
+"""Findings by known truth: data that were simulated with a fault show it, others do not."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrant.show.report import CHECKS, report
+from calibrant.show.report.findings import findings_of
+from calibrant.show.report.verdict import verdict_of
+from tests.show.report.conftest import drawn
+
+DOCS = Path(__file__).parents[3] / "docs" / "findings.md"
+
+
+def codes(data, **options):
+    return {f.code: f for f in report(data, **{"methods": [], **options}).findings}
+
+
+def test_over_confidence_is_found_where_it_is(over_confident):
+    found = {f.code: f for f in over_confident.findings}
+    assert {"CAL001", "CAL003", "CAL004", "CAL006", "CAL014"} <= set(found)
+    assert not {"CAL002", "CAL007", "CAL010", "CAL013", "CAL015"} & set(found)
+    assert found["CAL001"].severity == "bad"
+    assert found["CAL014"].severity == "good"
+    assert over_confident.verdict.answer == "No"
+    assert over_confident.findings[0].severity == "bad"
+
+
+def test_under_confidence_is_found():
+    found = codes(drawn(factor=0.4))
+    assert "CAL002" in found
+    assert not {"CAL001", "CAL003", "CAL015"} & set(found)
+
+
+def test_calibrated_data_are_trusted(calibrated):
+    assert {f.code for f in calibrated.findings} == {"CAL015"}
+    assert calibrated.verdict.answer == "Yes"
+
+
+def test_calibrated_data_rarely_have_findings():
+    """Six families of tests at 5 % each: most data sets have none, and serious ones are rare."""
+    alarms = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL009"}
+    results = [codes(drawn(1000, seed=s), level=None) for s in range(40)]
+    found = [[f for f in result.values() if f.code in alarms] for result in results]
+    assert sum(map(bool, found)) <= 12
+    assert not any(f.severity == "bad" for each in found for f in each)
+
+
+def test_few_examples_are_said_to_be_few():
+    result = report(drawn(60), methods=[])
+    assert "CAL007" in {f.code for f in result.findings}
+    assert result.verdict.answer == "Too few examples to tell"
+
+
+def test_a_class_that_is_off_is_named_among_others_that_are_not():
+    data = drawn(4000)
+    wrong = (data["logits"].argmax(-1) == 2) & (np.arange(4000) % 3 == 0)
+    data["labels"] = np.where(wrong, 4, data["labels"])
+    found = codes(data, level=None)
+    assert "class 2 (over by" in found["CAL005"].evidence
+    assert "1 of 5 classes" in found["CAL005"].evidence
+
+
+def test_a_subgroup_that_is_off_is_named():
+    honest, other = drawn(800), drawn(800, factor=4.0, seed=1)
+    data = {key: np.concatenate([honest[key], other[key]]) for key in honest}
+    found = codes({**data, "place": np.repeat(["north", "south"], 800)}, by="place")
+    assert "1 of 2 subgroups by place" in found["CAL006"].evidence
+    assert "south" in found["CAL006"].evidence
+    assert "north" not in found["CAL006"].evidence
+
+
+def test_confidence_that_does_not_rank_is_found():
+    rng = np.random.default_rng(0)
+    right = rng.random(2000) < 0.7
+    p = np.clip(0.7 + 0.02 * rng.normal(size=2000), 0.51, 0.9)
+    probs = np.stack([p, 1 - p], -1)
+    found = codes({"probs": probs, "labels": (~right).astype(int)})
+    assert found["CAL008"].severity == "warn"
+
+
+def test_a_preferred_class_is_found():
+    data = drawn(3000)
+    data["logits"] = data["logits"] + np.array([1.5, 0, 0, 0, 0])
+    found = codes(data, level=None)
+    assert re.match(r"\d of 5 classes: class 0 \(claimed", found["CAL009"].evidence)
+
+
+def test_shuffled_labels_and_training_sets_come_first():
+    data = drawn(2000, factor=3.0)
+    shuffled = {**data, "labels": np.random.default_rng(1).permutation(data["labels"])}
+    assert codes(shuffled, level=None)["CAL010"].severity == "bad"
+    assert report(shuffled, methods=[], level=None).verdict.answer == "Check the data first"
+    trained = {"logits": 30 * np.eye(5)[data["labels"]], "labels": data["labels"]}
+    assert "CAL010" in codes(trained, level=None)
+
+
+def test_probabilities_in_place_of_logits_are_found():
+    e = np.exp(drawn(500)["logits"])
+    data = {"logits": e / e.sum(-1, keepdims=True), "labels": drawn(500)["labels"]}
+    assert "look like probabilities" in codes(data, level=None)["CAL010"].evidence
+
+
+def test_probabilities_of_zero_and_one_are_found():
+    labels = np.arange(400) % 3
+    probs = np.eye(3)[np.where(np.arange(400) < 40, (labels + 1) % 3, labels)]
+    found = codes({"probs": probs, "labels": labels}, level=None)
+    assert "40 labels have a probability of 0" in found["CAL011"].evidence
+    assert "100.0 % of the answers" in found["CAL012"].evidence
+    assert "10.0 % are wrong" in found["CAL012"].evidence
+
+
+def test_halves_of_one_split_are_said_to_be_halves():
+    assert (
+        "seed 3" in codes(drawn(300), methods=["none", "ts"], seed=3, level=None)["CAL013"].evidence
+    )
+
+
+def test_a_later_set_is_compared_with_the_first():
+    sets = {"monday": drawn(2000), "tuesday": drawn(2000, factor=3.0, seed=1)}
+    found = {(f.subject, f.code): f for f in report(sets, methods=[]).findings}
+    assert "of monday" in found["tuesday", "CAL016"].evidence
+    assert ("monday", "CAL016") not in found
+
+
+def test_ranges_far_off_forbid_a_yes_though_the_average_is_fine():
+    rng = np.random.default_rng(0)
+    p = np.concatenate([np.full(30_000, 0.001), np.full(300, 0.9)])
+    labels = (rng.random(p.size) < np.where(p > 0.5, 0.6, p)).astype(int)
+    result = report({"probs": p, "labels": labels}, methods=[])
+    assert result.subjects[0].evaluation["ece"].value < 0.01
+    assert result.verdict.answer == "Not quite"
+    assert "86.7 to 93.3 %" in result.verdict.sentence
+
+
+@pytest.mark.parametrize("code", CHECKS)
+def test_every_code_is_documented(code):
+    check, text = CHECKS[code], " ".join(DOCS.read_text("utf-8").split())
+    assert f"({code.lower()})= ## {code}: {check.title}" in text
+    for sentence in (check.meaning, check.fix):
+        assert " ".join(sentence.split()) in text
+
+
+def test_the_verdict_follows_the_interval_where_the_test_sees_nothing(over_confident):
+    (subject,) = over_confident.subjects
+    evaluation = subject.evaluation
+    assert evaluation["ece"].low > 0.05
+    unsure = replace(evaluation, test=evaluation.test._replace(p_value=0.05))
+    doubted = replace(subject, evaluation=unsure)
+    found = findings_of(doubted)
+    assert "CAL015" not in {f.code for f in found}
+    assert verdict_of(doubted, found).answer == "No"

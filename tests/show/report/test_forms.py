@@ -1,0 +1,244 @@
+"""Page, Markdown and JSON say the same, whatever the data hold."""
+
+import html
+import json
+import re
+import warnings
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import calibrant as cal
+from calibrant.show.report.files import form_of
+from calibrant.show.report.snippets import snippets
+from calibrant.show.report.tables import decisions_table
+from tests.show.report.conftest import drawn
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "a|b `c` *d* [e](http://outside.invalid) @f\n# g",
+    "\x1b[31mred\u202e",
+    "</style><img src=x onerror=alert(1)>",
+    "\U0001f600 \u00e9\u0301 " + "very" * 100,
+]
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+class Tags(HTMLParser):
+    """Every tag must be closed by its like."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.names, self.ids = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.names.append(tag)
+        self.ids += [value for key, value in attributes if key == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.names.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def parsed(page):
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert len(set(tags.ids)) == len(tags.ids)
+    return tags
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    data = {**drawn(120), "class_names": np.array(HOSTILE)}
+    data["place"] = np.array(HOSTILE)[data["labels"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return cal.report(data, by="place", methods=["none"], level=None, title=HOSTILE[0])
+
+
+def test_markup_in_names_stays_text(hostile):
+    page = hostile.to_html()
+    tags = parsed(page)
+    assert tags.names.count("script") == 2  # the slider's numbers, and the script of the page
+    assert "img" not in tags.names
+    assert html.escape(HOSTILE[0]) in page
+    assert "\x1b" not in page + hostile.to_markdown()
+    assert "\u202e" not in page + hostile.to_markdown()
+
+
+def test_markdown_cannot_be_broken_out_of(hostile):
+    text = hostile.to_markdown()
+    assert "<script" not in text
+    assert "://outside" not in text
+    assert "@f" not in text
+    assert r"\[e\](http&#58;//outside.invalid) &#64;f \# g" in text
+    assert "\n# g" not in text
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    assert len(tables) >= 5
+    for table in tables:
+        rows = [re.split(r"(?<!\\)\|", line) for line in table.splitlines()]
+        assert {len(row) for row in rows} == {len(rows[0])}
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_json_has_no_undefined_numbers(hostile):
+    def refuse(name):
+        raise AssertionError(name)
+
+    text = hostile.to_json()
+    stored = json.loads(text, parse_constant=refuse)
+    assert stored["format"] == 1
+    assert [c["name"] for c in stored["subjects"][0]["classes"]] == HOSTILE
+
+
+def test_a_page_fetches_nothing_and_says_so_to_the_browser(over_confident):
+    page = over_confident.to_html()
+    assert not re.search(r"""(?:src|href|url|@import)\s*[=(]\s*["']?(?:https?:)?//""", page)
+    assert "default-src 'none'" in page
+    addresses = set(re.findall(r"https?://[\w./]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_shows_the_figures_of_evaluate_to_the_last_digit(over_confident):
+    (subject,) = over_confident.subjects
+    page, markdown = over_confident.to_html(), over_confident.to_markdown()
+    stored = json.loads(over_confident.to_json())["subjects"][0]["evaluation"]["metrics"]
+    for name, title in (("accuracy", "accuracy"), ("ece", "ECE"), ("auroc", "AUROC of confidence")):
+        value, low, high = (100 * stored[name][key] for key in ("value", "low", "high"))
+        cells = f"{value:.2f} %", f"[{low:.2f}, {high:.2f}]"
+        assert f"{title}</th>" + "".join(f'<td class="cal-n">{c}</td>' for c in cells) in page
+        assert f"| {title} | {value:.2f} % | \\[{low:.2f}, {high:.2f}\\] |" in markdown
+    assert f"{stored['nll']['value']:.4f}" in page
+    assert over_confident.verdict.figure == f"{100 * subject.evaluation['ece'].value:.2f} %"
+
+
+def test_headings_are_in_order(over_confident):
+    for page in (
+        over_confident.to_html(),
+        cal.report({"a": drawn(40), "b": drawn(40)}, methods=[], level=None).to_html(),
+    ):
+        levels = [int(tag[1]) for tag in parsed(page).names if re.fullmatch(r"h[1-6]", tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_few_examples_make_a_report(n):
+    result = cal.report(drawn(n), methods=[])
+    parsed(result.to_html())
+    assert result.to_markdown()
+    json.loads(result.to_json())
+
+
+def test_data_of_one_label_make_a_report():
+    data = drawn(60)
+    result = cal.report({**data, "labels": np.zeros(60, int)}, methods=["none", "ts"], level=None)
+    parsed(result.to_html())
+    assert "CAL009" in {finding.code for finding in result.findings}
+
+
+def test_a_single_column_is_explained():
+    with pytest.raises(ValueError, match="at least two classes"):
+        cal.report({"logits": np.zeros((5, 1)), "labels": np.zeros(5, int)})
+
+
+def test_many_classes_keep_the_page_small_and_say_what_is_left_out():
+    rng = np.random.default_rng(0)
+    data = {"logits": 5 * rng.normal(size=(2000, 5000)), "labels": rng.integers(0, 5000, 2000)}
+    result = cal.report(data, methods=[], level=None)
+    page = result.to_html()
+    assert len(page) < 1_000_000
+    assert "1,000 of 5,000: the JSON form has all" in page
+    assert page.count('<tr><th scope="row">class ') == 1000
+    assert len(json.loads(result.to_json())["subjects"][0]["classes"]) == 5000
+
+
+def test_tags_weights_and_two_classes_make_pages():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(80, 3))
+    tags = {"logits": logits, "labels": (rng.random((80, 3)) < 0.5).astype(int)}
+    assert (
+        "By tag"
+        in cal.report(tags, estimand="multilabel", methods=["none", "pooled"], level=None).to_html()
+    )
+    two = {"logits": logits[:, 0], "labels": tags["labels"][:, 0], "w": rng.random(80)}
+    page = cal.report(two, sample_weight="w", methods=["none", "ts"], level=None).to_html()
+    assert "frequency of y = 1" in page
+    assert "these count examples, and do not know weights" in page
+    assert "With a guarantee" not in page
+
+
+def test_thresholds_close_to_one_have_the_digits_that_matter():
+    data = drawn(800, factor=12.0)
+    probs = torch.as_tensor(data["logits"]).softmax(-1).amax(-1).numpy()
+    subject = cal.report(data, methods=[], level=None).subjects[0]
+    for share, threshold, _ in decisions_table(subject.decisions).rows:
+        assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
+    assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
+
+
+def test_the_guarantee_names_its_calibrator():
+    result = cal.report(drawn(800, factor=3.0), methods=["none", "ts"], level=None)
+    words = "with 95 % certainty, for ts as fitted here, on a random half of the plain arrays"
+    assert words in result.to_html()
+    assert words in result.to_markdown()
+
+
+def test_a_calibrated_model_is_left_as_it_is():
+    page = cal.report(drawn(600), methods=["none", "ts"], level=None).to_html()
+    assert "Leave it as it is" in page
+    assert "calibrant fit" not in page
+    assert "ECE after calibration" not in page
+
+
+def test_files_are_written_whole_by_their_suffix(tmp_path, calibrated):
+    for suffix, start in ((".html", "<!doctype"), (".md", "# "), (".json", "{")):
+        calibrated.save(tmp_path / f"report{suffix}")
+        assert (tmp_path / f"report{suffix}").read_text("utf-8").startswith(start)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
+    with pytest.raises(ValueError, match=r"\.html, \.md, \.json, got report\.pdf"):
+        calibrated.save(tmp_path / "report.pdf")
+    assert form_of("A.HTM") == ".html"
+
+
+def test_reports_show_themselves(calibrated):
+    assert repr(calibrated) == "Report(Calibration of predictions, Yes, 1 good)"
+    assert str(calibrated) == calibrated.to_markdown()
+    box = calibrated._repr_html_()
+    assert "CAL015" in box
+    assert "<script" not in box
+
+
+def commands(made):
+    """The copied commands of a report, by their title."""
+    return {each.title: each.code for each in snippets(made.subjects[0])}
+
+
+def test_commands_name_splits_that_are_not_the_usual_ones():
+    arrays = {f"noise_{name}": values for name, values in drawn(400, factor=3.0).items()}
+    shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
+    assert "--method ts --split noise -o" in shown["Fit a calibrator, and apply it"]
+    assert "\"ts\", split='noise')" in shown["The same in Python"]
+    assert "calibrated.npz --split noise --max-ece" in shown["Stop a release that is worse"]
+
+
+def test_commands_name_no_usual_split(over_confident):
+    assert not [code for code in commands(over_confident).values() if "split" in code]
+
+
+def test_tags_are_not_sent_to_the_monitor():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(300, 3))
+    labels = (logits + rng.logistic(size=logits.shape) > 0).astype(int)
+    tags = {"logits": 3 * logits, "labels": labels}
+    made = cal.report(tags, methods=["none", "pooled"], estimand="multilabel")
+    assert not [code for code in commands(made).values() if "monitor" in code]

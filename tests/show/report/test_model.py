@@ -1,0 +1,50 @@
+"""Parts of examples: tests of their gaps, adjusted for their number."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from calibrant._core.binning import Bins, fill
+from calibrant.show.report.model import binomial_test, holm, parts_of
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "p"), [(0, 7, 0.3), (7, 7, 0.9), (45, 100, 0.6), (3, 4, 0.5)]
+)
+def test_the_binomial_test_is_twice_the_smaller_tail(right, n, p):
+    tails = [binomtest(right, n, p, alternative=side).pvalue for side in ("less", "greater")]
+    assert binomial_test(right, n, p) == pytest.approx(min(1.0, 2 * min(tails)))
+
+
+def test_holm_by_its_definition():
+    p_values = [0.01, 0.04, 0.03, 0.005]
+    # sorted: 4 * 0.005, 3 * 0.01, 2 * 0.03, 1 * 0.04, each at least the one before
+    assert holm(p_values) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_calibrated_parts_of_differing_confidences_are_rarely_rejected():
+    rng = np.random.default_rng(0)
+    rejected = 0
+    for _ in range(400):
+        confidence = rng.beta(4, 1, 60)
+        bins = fill(confidence, (rng.random(60) < confidence).astype(float), np.array([0.0, 1.0]))
+        (part,) = parts_of(bins, ["all"], 0.9)
+        rejected += part.p_value < 0.05
+    assert rejected / 400 <= 0.05
+
+
+def test_parts_count_weights_and_leave_out_what_is_empty():
+    confidence, outcome = np.array([0.2, 0.9, 0.7]), np.array([0.0, 1.0, 0.0])
+    weight = np.array([1.0, 3.0, 1.0])
+    bins = fill(confidence, outcome, np.array([0.0, 0.1, 0.5, 1.0]), weight)
+    low, high = parts_of(bins, ["none", "low", "high"], 0.9)
+    assert (low.name, low.n, high.name, high.n) == ("low", 1, "high", 2)
+    assert high.share == pytest.approx(0.8)
+    assert high.confidence == pytest.approx((3 * 0.9 + 0.7) / 4)
+    assert high.accuracy == pytest.approx(0.75)
+    assert high.gap == pytest.approx(high.confidence - 0.75)
+    assert high.low < 0.75 < high.high
+
+
+def test_no_examples_have_no_parts():
+    assert parts_of(Bins.empty(np.arange(4.0)), ["a", "b", "c"], 0.9) == []

@@ -175,6 +175,7 @@ def test_bar_counts_methods(run, monkeypatch):
 
     def slow(pred, *, methods, **_):
         progress = current_work().progress
+        assert progress is not None
         for done in (0, 1, 2):
             now[0] += 2
             progress(done, 2)

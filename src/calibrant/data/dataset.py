@@ -520,7 +520,10 @@ class Dataset:
         named = [name for name in self.splits if name]
         if not self.splits:
             keys = dict.fromkeys(key for arrays in self.files for key in arrays)
-            problem = f" has no logits, probs or features, only {comma_separated(keys)}"
+            problem = (
+                f" has no logits, probs or features, only {comma_separated(keys)}: rename its "
+                "scores to logits or probs, or name them (--logits or --probs on the command line)"
+            )
         elif named and len(wanted) == 1 and wanted[0]:
             problem = f": {unknown_name('split', wanted[0], named)}"
         else:

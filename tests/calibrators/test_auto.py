@@ -241,9 +241,10 @@ def test_members_are_fitted_on_all_and_averaged(judged):
 def test_reasons_name_the_chosen_and_the_figures_of_all(judged):
     fitted = judged[0]
     first, *lines = fitted.reasons_.splitlines()
-    assert first.startswith("the average ")
-    for c in fitted.candidates_:
-        assert (f"{c.weight:.2f} {c.name}" in first) == (c.weight > 0)
+    *shares, by = first.split(", ")
+    assert by == "weighted by held-out likelihood"
+    expected = [f"{100 * c.weight:.0f} % {c.name}" for c in fitted.candidates_ if c.weight > 0]
+    assert sorted(shares) == sorted(expected)
     assert len(lines) == len(PLAIN)
     for line, c in zip(lines, fitted.candidates_, strict=True):
         assert line.split()[0] == c.name

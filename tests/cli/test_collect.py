@@ -36,7 +36,7 @@ ARGUMENTS = ("collect", "network_of_a_test:make", "images", "--inputs", "pixels"
 
 
 def test_from_inputs_to_an_evaluation(folder, run):
-    code, out, err = run(*ARGUMENTS, "--batch-size", "7", "-o", "logits")
+    code, out, err = run(*ARGUMENTS, "--batch", "7", "-o", "logits")
     assert (code, out) == (0, "")
     assert err == "wrote 3 shards in logits; to measure them: calibrant evaluate logits\n"
     assert run("evaluate", "logits", "--level", "0")[0] == 0

@@ -50,9 +50,10 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.npz", "--ignore-labels"],
         [f"{FILE}.npz", "--ignore-labels", "--json"],
         [f"{FILE}.npz", "--label-budget", "5", "-o", f"{FILE}.csv"],
-        [f"{FILE}.npz", "--labels", f"{FILE}.npz"],
+        [f"{FILE}.npz", "--labelled", f"{FILE}.npz"],
+        [f"{FILE}.npz", "--labels", NAME, "--logits", f"{NAME},{NAME}2"],
         ["split.npz", "--split", "none"],
-        [f"{FILE}.npz", "--reference", FILE, "--reference-split", NAME],
+        [f"{FILE}.npz", "--reference", FILE],
     ],
     "fit": [
         [f"{FILE}.npz", "--method", "ts", "-o", FILE],
@@ -98,7 +99,7 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.npz", "--rule", f"{FILE}3", "-o", f"{FILE}.{NAME}"],
     ],
     "plot": [
-        [f"{FILE}.npz", "--by", "region", "--level", "0", "--title", NAME, "-o", f"{FILE}.svg"],
+        [f"{FILE}.npz", "--by", "region", "--level", "0", "-o", f"{FILE}.svg"],
         [f"{FILE}.npz", "split.npz", "--kind", "risk", "-o", "x.png"],
         [f"{FILE}.npz", "--kind", NAME, "-o", "x.png"],
         [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
@@ -164,6 +165,8 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "ui": [["--host", NAME, "--no-browser"], [NAME]],
     "demo": [[NAME]],
+    "methods": [[NAME]],
+    "metrics": [[NAME]],
 }
 
 

@@ -220,12 +220,6 @@ def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, a
         assert err.startswith(f"{start} out.onnx; where tried, its probabilities differ")
 
 
-def test_a_missing_split_of_a_reference_lists_the_others(run, split_file):
-    code, _, err = run("monitor", split_file, "--reference", split_file, "--reference-split", "x")
-    assert code == 2
-    assert err.endswith("unknown split 'x': choose from test, val\n")
-
-
 def test_version(run):
     assert run("--version") == (0, f"calibrant, version {calibrant.__version__}\n", "")
 

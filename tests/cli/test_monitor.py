@@ -185,7 +185,7 @@ def test_calibrator_and_splits(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("fit", sample_path(), "--method", "ts", "-o", "ts")[0] == 0
     given = ("monitor", sample_path(), "--json")
-    code, out, _ = run(*given, "--calibrator", "ts", "--split", "val", "--split", "test")
+    code, out, _ = run(*given, "--calibrator", "ts", "--split", "val,test")
     assert code == 0
     calibrated = json.loads(out)
     assert [row["n"] for row in calibrated["windows"]] == [5000, 10000]
@@ -195,7 +195,7 @@ def test_calibrator_and_splits(run, tmp_path, monkeypatch):
     raw = json.loads(out)
     assert raw["drift"]["direction"] == "over"
     assert raw["windows"][0]["ece"] == pytest.approx(0.0424, abs=5e-5)
-    code, out, _ = run(*given, "--reference", sample_path(), "--reference-split", "val")
+    code, out, _ = run(*given, "--reference", sample_path())
     assert json.loads(out)["alarm"] is None
     run(*given, "--calibrator", "ts", "--state", "s.json")
     code, _, err = run(*given, "--state", "s.json")

@@ -18,7 +18,7 @@ def test_a_figure_is_written_as_the_suffix_says(run, path, suffix):
 
 
 def test_options_reach_the_figure(run, path):
-    common = ("--sample-weight", "importance", "--bins", "7", "--title", "my $title$")
+    common = ("--sample-weight", "importance", "--bins", "7")
     code, _, err = run("plot", path, "--by", "region", "--dark", *common, "-o", "a.svg")
     assert (code, err) == (0, "wrote a.svg\n")
     assert "#14181d" in Path("a.svg").read_text()  # the dark paper

@@ -1,5 +1,6 @@
 """Tables: the rules for columns, in CSV and parquet files and in frames."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,70 @@ def test_what_no_table_holds(tmp_path):
     with pytest.raises(ValueError, match="cannot hold id of one split only"):
         table_of(arrays, ".csv")
     assert not list(tmp_path.iterdir())
+
+
+def odd_table() -> dict[str, Any]:
+    """A table whose columns have names that no rule knows, or knows for something else."""
+    rng = np.random.default_rng(0)
+    score = rng.uniform(size=200).round(3)
+    happened = rng.uniform(size=200) < score
+    return {
+        "id": np.arange(200),
+        "truth": happened.astype(int),
+        "animal": np.where(happened, "dog", "cat"),
+        "score": score,
+        "cat_score": 1 - score,
+        "dog_score": score,
+        "labels": np.array(["unsure"] * 200),  # by the annotator, say
+    }
+
+
+def stored(kind: str, folder: Path) -> Any:
+    frame = pd.DataFrame(odd_table())
+    path = folder / f"odd{kind}"
+    if kind == "frame":
+        return frame
+    (frame.to_csv if kind == ".csv" else frame.to_parquet)(path, index=False)
+    return path
+
+
+KINDS = ("frame", ".csv", ".parquet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_named_columns(kind, tmp_path):
+    table = odd_table()
+    split = cal.open_dataset(stored(kind, tmp_path), labels="truth", probs="score").split()
+    assert split.domain == "probs"
+    np.testing.assert_array_equal(split.labels, table["truth"])
+    np.testing.assert_allclose(split.read("probs"), table["score"])
+    assert "labels" not in split.further
+    assert {"id", "animal", "cat_score"} <= {*split.further}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_named_columns_of_classes_have_their_names(kind, tmp_path):
+    order = ["dog_score", "cat_score"]
+    data = cal.open_dataset(stored(kind, tmp_path), labels="animal", probs=order)
+    assert data.class_names == ["dog", "cat"]
+    np.testing.assert_array_equal(data.split().labels, odd_table()["animal"] == "cat")
+    np.testing.assert_allclose(data.split().read("probs")[:, 0], odd_table()["score"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_named_columns_that_are_not_there(kind, tmp_path):
+    with pytest.raises(ValueError, match=r"unknown column 'trut': did you mean truth\? choose"):
+        cal.open_dataset(stored(kind, tmp_path), labels="trut", probs="score")
+
+
+def test_named_arrays(tmp_path):
+    table, path = odd_table(), tmp_path / "odd.npz"
+    scores = np.stack([table["cat_score"], table["dog_score"]], 1)
+    np.savez(path, val_scores=scores, val_truth=table["truth"], val_labels=table["id"], rate=0.1)
+    split = cal.open_dataset(path, labels="truth", probs="scores").split("val")
+    np.testing.assert_array_equal(split.labels, table["truth"])
+    np.testing.assert_array_equal(split.read("probs"), scores)
+    with pytest.raises(ValueError, match="unknown array 'y'"):
+        cal.open_dataset(path, labels="y")
+    with pytest.raises(ValueError, match="one array"):
+        cal.open_dataset(path, probs=["a", "b"])

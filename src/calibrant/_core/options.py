@@ -152,6 +152,11 @@ def unknown_option(owner: str, typed: str, options: Options) -> ValueError:
     return ValueError(f"{owner} has no option {typed!r}: {did_you_mean(typed, options)}{has}")
 
 
+def accepted_words(option: inspect.Parameter) -> str:
+    """Return what an option accepts, in words."""
+    return _words(option.annotation)
+
+
 def parsed_text(text: str) -> Any:
     """Return the value of a text without an annotation: JSON, or else the text itself.
 

@@ -365,7 +365,7 @@ class StructuredMatrixScaling(Structured):
 
     name = "sms"
     aliases = ("structured_matrix", "structured_matrix_scaling")
-    summary = "a temperature, then a matrix and an intercept, nearer to none the fewer the examples"
+    summary = "a matrix that shrinks toward one temperature with little data"
 
     @property
     def is_diagonal_(self) -> bool:

@@ -502,8 +502,8 @@ def _too_little(right: BoolArray) -> str:
 def _explain(weights: Mapping[str, float], candidates: Sequence[Candidate]) -> str:
     (first, most), *others = sorted(weights.items(), key=lambda item: -item[1])
     if others:
-        what = ", ".join(f"{w:.2f} {n}" for n, w in [(first, most), *others])
-        title = f"the average {what}: weights by the held-out likelihood"
+        what = ", ".join(f"{100 * w:.0f} % {n}" for n, w in [(first, most), *others])
+        title = f"{what}, weighted by held-out likelihood"
     elif first == "none" and len(candidates) > 1:
         title = "left as it is: no gain beyond noise"
     else:

@@ -162,7 +162,7 @@ class VennAbers(TopLabelMap):
 
     name = "venn_abers"
     aliases = ("ivap", "vennabers")
-    summary = "isotonic regressions with the new example in either class (Venn-Abers)"
+    summary = "isotonic fits with a new example in either class (Venn-Abers)"
     two_classes_only = True
     tempered = False
     parameter_count = VENN_ABERS_SIZE

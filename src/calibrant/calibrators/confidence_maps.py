@@ -57,7 +57,7 @@ class SigmoidScaling(TopLabelMap):
 
     name = "sigmoid"
     aliases = ("platt", "platt_scaling")
-    summary = "a straight line for the log-odds of the top class or, of two, class 1 (Platt)"
+    summary = "a line for the log-odds of the top class or class 1 (Platt)"
     parameter_count = 2
     tempered = False
     slope_: Tensor
@@ -102,7 +102,7 @@ class BetaCalibration(TopLabelMap):
 
     name = "beta"
     aliases = ("beta_calibration",)
-    summary = "a line in the logarithms of confidence and doubt"
+    summary = "beta calibration of the top class or class 1 (Kull 2017)"
     parameter_count = 3
     tempered = False
     line_: Tensor

@@ -128,7 +128,7 @@ class IsotonicCalibration(StepCalibrator):
 
     name = "isotonic"
     aliases = ("isotonic_regression",)
-    summary = "a temperature, then one rising step curve for the probabilities of all classes"
+    summary = "a temperature, then one rising step curve for all classes"
     keeps_argmax = monotone = kept_by_task
     learned_shapes = "odds_ points|classes points; prob_ points|classes points"
 

@@ -229,7 +229,7 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
 
     name = "pts"
     aliases = ("parametrized_temperature_scaling",)
-    summary = "the ten leading log-probabilities give each example its temperature"
+    summary = "the ten top log-probabilities give each its temperature"
     patience = 100
 
     def __init__(

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections import Counter
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +19,9 @@ import click
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text, printable
+from calibrant.cli.help import Verbs
 from calibrant.cli.shared import say
 
-# Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "collect": ["collect"],
     "compare": ["compare", "demo"],
@@ -28,6 +29,7 @@ VERBS = {
     "estimate": ["estimate"],
     "evaluate": ["evaluate"],
     "fit": ["apply", "export", "fit"],
+    "listing": ["methods", "metrics"],
     "llm": ["llm"],
     "monitor": ["monitor"],
     "plot": ["plot"],
@@ -35,23 +37,35 @@ VERBS = {
     "slices": ["slices"],
     "ui": ["ui"],
 }
+"""Modules of this package, and the verbs that each defines under their names."""
+LONGEST = 50
+"""Characters of a warning that is counted."""
+SECTIONS = {
+    "Measure": ["demo", "ui", "collect", "evaluate", "report", "plot", "slices", "metrics"],
+    "Fix": ["compare", "fit", "apply", "methods"],
+    "Ship": ["export", "decide"],
+    "Watch": ["monitor", "estimate"],
+    "Language models": ["llm"],
+}
 
 
 def main() -> None:
     """Run the command line and exit."""
-    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    said: Counter[str] = Counter()
+    warnings.showwarning = lambda message, *_, **__: _warn(str(message), said)
     _mend_streams()
     code: Any = 2
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="calibrant", standalone_mode=False)
     except click.ClickException as problem:
         # before click removes escape sequences where stderr is no terminal
         problem.message = printable(problem.message)  # type: ignore[misc]
         problem.show()
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
-    except SystemExit as stopped:  # no verb's: click exits with 1 where the reader of help has left
-        code = 0 if stopped.code == 1 else 2
+    except SystemExit as stopped:
+        # no verb's: click exits with 1 where the reader of help has left, with 0 for completions
+        code = 0 if stopped.code in (0, 1) else 2
     except Exception as problem:
         text = failure_text(problem)
         if text is not None:
@@ -59,7 +73,18 @@ def main() -> None:
         else:
             say(traceback.format_exc().rstrip("\n"))
             say("this is a bug in calibrant: please report it with the lines above")
+    for text, times in said.items():
+        if times > 1:
+            start = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+            say(f"the warning '{start}' came {times:,} times")
     sys.exit(code or 0)
+
+
+def _warn(text: str, said: Counter[str]) -> None:
+    """Write a warning, but not a second time."""
+    said[text] += 1
+    if said[text] == 1:
+        say(f"warning: {text}")
 
 
 def _mend_streams() -> None:
@@ -71,10 +96,17 @@ def _mend_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Verbs, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="calibrant")
 def cli() -> None:
-    """Make classifiers say how sure they are, and mean it."""
+    """Measure and fix the confidence of a classifier or language model.
+
+    \b
+    Start here:
+      calibrant demo
+      calibrant evaluate predictions.npz
+      calibrant fit predictions.npz
+    """  # noqa: D301
 
 
 for module, verbs in VERBS.items():

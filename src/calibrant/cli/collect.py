@@ -9,32 +9,45 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
+from calibrant.cli.help import FILE, option, verb
 from calibrant.cli.llm import DEVICE, DTYPE, TRUST
 
 
-@click.command(context_settings={"show_default": True})
-@click.argument("model")
-@click.argument("data")
-@click.option(
+@verb()
+@click.argument("model", type=FILE)
+@click.argument("data", type=FILE)
+@option(
     "--inputs",
     metavar="COLUMN,...",
     help="Columns that the model takes.  [default: inputs; text or pixel_values of Hugging Face]",
 )
-@click.option("--labels", metavar="COLUMN", help="Column of labels.  [default: labels or label]")
-@click.option("--last-layer", metavar="NAME", help="Also write inputs of this layer as features.")
-@click.option("--weights", metavar="FILE", help="Weights of package.module:factory, .safetensors.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, help="Examples of a batch.")
-@click.option(
+@option("--labels", metavar="COLUMN", help="Column of labels.  [default: labels or label]")
+@option("--last-layer", metavar="NAME", help="Also write inputs of this layer as features.")
+@option(
+    "--weights",
+    type=FILE,
+    metavar="FILE",
+    help="Weights of package.module:factory, .safetensors.",
+)
+@option(
+    "--batch",
+    "batch_size",
+    type=shared.AT_LEAST_1,
+    default=32,
+    metavar="N",
+    help="Examples of a batch.",
+)
+@option(
     "--length",
-    type=click.IntRange(1),
+    type=shared.AT_LEAST_1,
+    metavar="N",
     help="Truncate texts to this number of tokens.  [default: what the model takes]",
 )
 @DEVICE
 @DTYPE
 @TRUST
+@option("-o", "--out", type=FILE, required=True, metavar="DIR", help="Folder for a file per shard.")
 @engine.engine_options
-@engine.SKIP_BAD
-@click.option("-o", "--out", required=True, metavar="DIR", help="Folder for a file per shard.")
 def collect(
     model: str,
     data: str,
@@ -44,7 +57,7 @@ def collect(
     out: str,
     **options: Any,
 ) -> None:
-    """Run a classifier over shards of inputs, and write shards of logits.
+    """Run a classifier over files of inputs, and write its logits.
 
     MODEL is a Hugging Face classifier of texts or images, a folder or a name on the hub; or
     package.module:factory, where the factory returns a torch module; or a .pt2 file. DATA is a
@@ -56,16 +69,15 @@ def collect(
     \b
     Examples:
       calibrant collect distilbert-sst2/ 'reviews/*.parquet' -o logits
-      calibrant collect my_package.models:resnet images --weights resnet.safetensors -o logits
-      torchrun --nproc-per-node 8 -m calibrant collect model/ texts --device cuda -o logits
+      calibrant collect package.models:resnet images -o logits
+      torchrun --nproc-per-node 8 -m calibrant collect model/ texts -o logits
     """  # noqa: D301
     from calibrant.deploy import collect_shards
     from calibrant.workflows.shards import lines_on_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    columns = None if inputs is None else inputs.split(",")
     with engine.working(workers, dask):
-        shards = collect_shards(model, data, out, inputs=columns, **options)
+        shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in lines_on_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)
     shared.say(f"{shards.describe()} in {out}; to measure them: calibrant evaluate {out}")

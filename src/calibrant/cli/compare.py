@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.evaluate import print_evaluation
+from calibrant.cli.help import FILE, option, verb
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,91 +16,78 @@ if TYPE_CHECKING:
     from calibrant.metrics.evaluation import Evaluation
 
 
-@click.command()
-@click.argument("pred")
-@click.option("--methods", metavar="NAMES", help="With commas between, or all.  [default: a dozen]")
-@click.option(
+@verb()
+@click.argument("pred", type=FILE)
+@option(
+    "--methods",
+    metavar="NAME,...",
+    help="Those of 'calibrant methods', or all.  [default: a dozen]",
+)
+@shared.split_option("fit on", "val", "--fit-split")
+@shared.split_option("measure")
+@option(
     "--time-limit",
     default=60.0,
-    show_default=True,
     type=click.FloatRange(0),
     metavar="SECONDS",
     help="For the fit of each method; 0: none.",
 )
-@click.option("--fit-split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
-@click.option("--test-split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
-@shared.COLUMNS
-@shared.SAMPLE_WEIGHT
-@shared.GROUPS
+@shared.METADATA
 @shared.CHOICES
 @shared.BINS
 @shared.LEVEL
-@click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
+@shared.SEED
+@shared.SAMPLE_WEIGHT
+@shared.GROUPS
 @shared.MULTILABEL
 @shared.TOP_LABEL
 @shared.AS_JSON
 @shared.AS_LATEX
-@engine.engine_options
-@engine.SKIP_BAD
-@engine.CACHE
+@engine.reads_predictions(cache=True)
 def compare(
     pred: str,
     methods: str | None,
+    split: str | None,
     time_limit: float,
     columns: str | None,
     choices: bool,
-    level: float,
+    estimand: Any,
     form: str | None,
-    estimand: str | None,
-    workers: int | None,
-    dask: str | None,
-    skip_bad: bool,
-    cache: str | None,
+    source: engine.Source,
     **options: Any,
 ) -> int:
     """Fit a dozen methods, or others, and measure them side by side.
 
     Methods are fitted on the val split and measured on the test split. A file with only one set
     of examples is cut at random into two halves, each with its share of every class. The advice
-    at the end comes from cross-validation on the examples of the fit, as in "calibrant fit".
-    "calibrant evaluate --help" explains the figures; "changed" counts other predicted classes.
+    comes from cross-validation on the examples of the fit, as in "calibrant fit". "calibrant
+    metrics" explains the figures; "changed" counts other predicted classes.
 
     \b
     Examples:
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
       calibrant compare predictions.npz --methods all
+      calibrant compare scores.csv --labels truth --probs p_cat,p_dog
       calibrant compare mmlu.npz --choices
-      calibrant compare patients.csv --methods auto,multicalibration --columns age,site
       calibrant compare tags.npz --multilabel
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
-    with engine.working(workers, dask, "methods"):
-        data = engine.opened(pred, skip_bad, estimand, cache)
+    options |= {"test_split": split, "columns": shared.names_in(columns)}
+    options |= {"time_limit": time_limit or None, "keep_argmax": False if choices else None}
+    with source.working("methods"):
+        data = source.open(pred, estimand)
         comparison = workflow.compare(
-            data,
-            methods=shared.names_in(methods),
-            time_limit=time_limit or None,
-            keep_argmax=False if choices else None,
-            columns=shared.names_in(columns),
-            level=level,
-            estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
-            **options,
+            data, methods=shared.names_in(methods), estimand=estimand or "auto", **options
         )
-    with shared.until_closed():
-        if form == "json":
-            shared.write_json({**comparison.to_dict(), "skipped": dict(data.skipped)})
-        elif form == "latex":
-            click.echo(comparison.to_latex())
-        else:
-            shared.print_box(comparison, pred)
+    shared.show_result(form, comparison, pred, skipped=dict(data.skipped))
     return 0 if comparison.measured else 2
 
 
-@click.command()
+@verb()
 def demo() -> None:
-    """Measure and calibrate a real classifier that comes with the package.
+    """Measure and calibrate a classifier that comes with calibrant.
 
     The predictions are those of a ResNet-50 trained on CIFAR-10. It is measured on 10,000 test
     images; methods are fitted on 5,000 others and compared on the test images.
@@ -112,7 +99,7 @@ def demo() -> None:
     data = open_dataset(path)
     evaluation = evaluating.evaluate(data, split="test")
     with shared.until_closed():
-        print_evaluation(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
+        shared.print_box(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
         console.print()
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()

@@ -1,45 +1,149 @@
-"""Options for many shards: worker processes, a cluster, and shards that cannot be read."""
+"""Prediction files of the verbs: the options that say how to read them, and with which engine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from calibrant.cli import shared
+from calibrant.cli.help import COLUMNS, SHARDS, option
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WORKERS = click.option(
-    "--workers",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Processes that share the shards; 0: one for each core.",
+_COLUMNS = (
+    option("--labels", metavar="COLUMN", section=COLUMNS, help="Column of the labels."),
+    option(
+        "--probs",
+        metavar="COLUMN,...",
+        section=COLUMNS,
+        help="Columns of probabilities, one for each class; one alone is P(class 1).",
+    ),
+    option("--logits", metavar="COLUMN,...", section=COLUMNS, help="Columns of logits, likewise."),
 )
-_DASK = click.option(
-    "--dask", metavar="ADDRESS", help="Scheduler of a dask cluster that shares the shards."
+_ENGINE = (
+    option(
+        "--workers",
+        type=shared.AT_LEAST_0,
+        metavar="N",
+        section=SHARDS,
+        help="Processes that share the shards; 0: one for each core.",
+    ),
+    option("--dask", metavar="ADDRESS", section=SHARDS, help="Dask cluster that shares them."),
 )
-SKIP_BAD = click.option(
-    "--skip-bad", is_flag=True, help="Leave out shards that cannot be read, and list them."
+_SKIP_BAD = option(
+    "--skip-bad",
+    is_flag=True,
+    section=SHARDS,
+    help="Leave out shards that cannot be read, and list them.",
 )
-
-
-CACHE = click.option(
+_CACHE = option(
     "--cache",
     metavar="DIR",
-    help="Keep the tables that fits are made from in this folder, for later runs.",
+    section=SHARDS,
+    help="Keep the tables that fits are made from here, for later runs.",
 )
 
 
 def engine_options(command: F) -> F:
-    """Add the options that choose where shards are worked on."""
-    return _WORKERS(_DASK(command))
+    """Add the options that choose where shards are worked on, and what becomes of bad ones."""
+    return _added(command, *_ENGINE, _SKIP_BAD)
+
+
+def reads_predictions(
+    *, engine: bool = True, skip_bad: bool = True, cache: bool = False
+) -> Callable[[F], F]:
+    """Add the options of prediction files; the command gets them as one ``source``."""
+    options = [*_COLUMNS, *(_ENGINE if engine else ()), *((_SKIP_BAD,) if skip_bad else ())]
+    options += [_CACHE] if cache else []
+
+    def add(command: F) -> F:
+        @wraps(command)
+        def with_source(
+            *args: Any, labels: str | None, probs: str | None, logits: str | None, **rest: Any
+        ) -> Any:
+            columns = {"labels": labels, "probs": shared.names_in(probs)}
+            columns["logits"] = shared.names_in(logits)
+            how = {name: rest.pop(name) for name in Source.OPTIONS if name in rest}
+            return command(*args, source=Source(columns, **how), **rest)
+
+        return _added(with_source, *options)  # type: ignore[return-value]
+
+    return add
+
+
+def _added(command: F, *options: Callable[[F], F]) -> F:
+    for each in reversed(options):
+        command = each(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Source:
+    """How the prediction files of a verb are opened, and where they are worked on."""
+
+    OPTIONS = ("workers", "dask", "skip_bad", "cache")
+
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    dask: str | None = None
+    skip_bad: bool = False
+    cache: str | None = None
+
+    @property
+    def at_scale(self) -> bool:
+        """True if there is an option for many shards."""
+        return any((self.workers is not None, self.dask, self.skip_bad, self.cache))
+
+    def working(self, unit: str = "examples") -> AbstractContextManager[None]:
+        """Show progress, and use the engine."""
+        return working(self.workers, self.dask, unit)
+
+    def open(self, path: str, estimand: str | None = None) -> Dataset:
+        """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
+        from calibrant._core.engines import current_work, reporting
+        from calibrant.data.dataset import open_dataset
+        from calibrant.workflows.shards import describe_skipped, open_good_shards
+
+        if not self.skip_bad:
+            return open_dataset(path, cache=self.cache, **self.columns)
+        chosen: Any = estimand or "auto"  # click's flag values
+        progress = current_work().progress
+        assert isinstance(progress, Counted)
+        with reporting(progress.show):  # its pass is shown, but bad shards do not count
+            data = open_good_shards(path, cache=self.cache, estimand=chosen, **self.columns)
+        for line in describe_skipped(data):
+            shared.say(line)
+        return data
+
+    def open_each(self, paths: Sequence[str], skipped: dict[str, str]) -> Iterator[Dataset]:
+        """Open several prediction files; with ``skip_bad`` those without a good shard are named.
+
+        Messages on bad shards and files are added to ``skipped``, by path.
+        """
+        from calibrant.data.shards import NoGoodShard
+
+        bad = 0
+        for path in paths:
+            try:
+                data = self.open(path)
+            except NoGoodShard as problem:
+                bad += 1
+                if bad == len(paths):
+                    raise
+                skipped[path] = str(problem)
+                shared.say(f"skipped {path}: {problem}")
+                continue
+            skipped.update(data.skipped)
+            yield data
+        if bad:
+            shared.say(f"skipped {bad:,} of {len(paths):,} files")
 
 
 class Counted:
@@ -62,7 +166,7 @@ def working(
     from calibrant._core.engines import reporting, use
 
     if workers is not None and dask is not None:
-        raise click.UsageError("--workers and --dask are two engines: name one of them")
+        raise shared.UsageError("--workers and --dask are two engines: name one of them")
     start = time.perf_counter()
     with use(workers=workers, dask=dask) as work:
         if work.dashboard:
@@ -75,47 +179,3 @@ def working(
         seconds = time.perf_counter() - start
         rate = f"{progress.most / seconds:,.0f} {unit} per second"
         shared.say(f"{progress.most:,} {unit} in {seconds:.1f} s on {work.description}: {rate}")
-
-
-def opened(
-    path: str, skip_bad: bool, estimand: str | None = None, cache: str | None = None
-) -> Dataset:
-    """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
-    from calibrant._core.engines import current_work, reporting
-    from calibrant.data.dataset import open_dataset
-    from calibrant.workflows.shards import describe_skipped, open_good_shards
-
-    if not skip_bad:
-        return open_dataset(path, cache=cache)
-    chosen: Any = estimand or "auto"  # click's flag values
-    progress = current_work().progress
-    assert isinstance(progress, Counted)
-    with reporting(progress.show):  # its pass over all shards is shown, but bad ones do not count
-        data = open_good_shards(path, cache=cache, estimand=chosen)
-    for line in describe_skipped(data):
-        shared.say(line)
-    return data
-
-
-def opened_each(paths: Sequence[str], skip_bad: bool, skipped: dict[str, str]) -> Iterator[Dataset]:
-    """Open several prediction files; with ``skip_bad`` those without any good shard are named.
-
-    Messages on bad shards and files are added to ``skipped``, by path.
-    """
-    from calibrant.data.shards import NoGoodShard
-
-    bad = 0
-    for path in paths:
-        try:
-            data = opened(path, skip_bad)
-        except NoGoodShard as problem:
-            bad += 1
-            if bad == len(paths):
-                raise
-            skipped[path] = str(problem)
-            shared.say(f"skipped {path}: {problem}")
-            continue
-        skipped.update(data.skipped)
-        yield data
-    if bad:
-        shared.say(f"skipped {bad:,} of {len(paths):,} files")

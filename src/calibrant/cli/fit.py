@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
+from calibrant.cli.help import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
 
 METRICS = ("accuracy", "ece", "nll", "brier")
-METHOD = "Method to fit; calibrant compare tries all of them."
 
 
-@click.command()
-@click.argument("pred")
-@click.option("--method", default="auto", show_default=True, metavar="NAME", help=METHOD)
-@click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
+@verb()
+@click.argument("pred", type=FILE)
+@option("--method", default="auto", metavar="NAME", help="One of 'calibrant methods'.")
 @shared.SET
-@shared.COLUMNS
-@shared.CHOICES
-@click.option(
+@option("-o", "--out", type=FILE, default="calibrator", metavar="DIR", help="Folder to save in.")
+@shared.split_option("fit on", "val")
+@option(
     "--cross-fit",
     "folds",
     type=click.IntRange(2),
@@ -32,35 +31,31 @@ METHOD = "Method to fit; calibrant compare tries all of them."
     metavar="[K]",
     help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
 )
+@shared.METADATA
+@shared.CHOICES
+@option(
+    "--train",
+    type=FILE,
+    metavar="FILE",
+    help="Let maccal learn from the train split of a file, or of PRED.",
+)
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
-@click.option("--seed", default=0, show_default=True, help="Seed of the folds.")
-@click.option(
-    "--train", metavar="FILE", help="Let maccal learn from the train split of a file, or of PRED."
-)
 @shared.MULTILABEL
-@shared.TOP_LABEL
 @shared.AS_JSON
-@engine.engine_options
-@engine.SKIP_BAD
-@engine.CACHE
-@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
+@engine.reads_predictions(cache=True)
 def fit(
     pred: str,
     method: str,
     options: tuple[str, ...],
+    out: str,
+    folds: int | None,
     columns: str | None,
     choices: bool,
-    folds: int | None,
-    seed: int,
     train: str | None,
     estimand: str | None,
     form: str | None,
-    workers: int | None,
-    dask: str | None,
-    skip_bad: bool,
-    cache: str | None,
-    out: str,
+    source: engine.Source,
     **selection: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
@@ -72,75 +67,86 @@ def fit(
 
     \b
     Examples:
-      calibrant fit predictions.npz -o calibrator
-      calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
-      calibrant fit mmlu.npz --choices -o calibrator
-      calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
-      calibrant fit tags.npz --multilabel -o calibrator
-      calibrant fit patients.csv --method multicalibration --columns age,site -o calibrator
-      calibrant fit predictions.npz --method maccal --train train.npz -o classifier
+      calibrant fit predictions.npz
+      calibrant fit predictions.npz --method ts --set objective=brier
+      calibrant fit scores.csv --labels truth --probs p_cat,p_dog
+      calibrant fit one_set.npz --method ts --cross-fit 10
+      calibrant fit mmlu.npz --choices
+      calibrant fit patients.csv --method multicalibration --columns age,site
+      calibrant fit predictions.npz --method maccal --train train.npz
     """  # noqa: D301
-    from calibrant._core.options import options_of, parse_options
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import find_calibrator
-    from calibrant.workflows.fit import cross_fit, fit_and_measure
-    from calibrant.workflows.retrain import retrain_and_measure
 
-    selected: dict[str, Any] = {**selection, **({"folds": folds, "seed": seed} if folds else {})}
-    measured: Any = estimand or "auto"
-    name, kind = find_calibrator(method, measured)
-    if train and name != "maccal":
-        raise click.UsageError(f"--train is for the method maccal, got {method}")
+    name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
     if choices and (name != "auto" or estimand == "multilabel"):
         got = "--multilabel" if estimand == "multilabel" else method
         raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
     chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
-    chosen |= parse_options(name, options_of(kind), shared.named_texts(options))
+    chosen |= shared.method_options(name, kind, options)
     if columns:
         chosen["columns"] = shared.names_in(columns)
-    common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
-    skipped: dict[str, str] = {}
+    common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
     if train:
-        at_scale = workers is not None or dask is not None or skip_bad or cache
-        if any(selected.values()) or at_scale:
-            raise click.UsageError(
-                "with --train, maccal learns from the train split and is measured on val: leave "
-                "out --cross-fit, --split, --sample-weight and --groups, and options for shards"
-            )
-        with engine.working(unit="epochs"):
-            fitted = retrain_and_measure(pred, train=train, **common)
+        _check_train(name, folds, selection, source)
+        fitted, skipped = _retrained(pred, train, source, common), {}
     else:
-        workflow = cross_fit if folds else fit_and_measure
-        with engine.working(workers, dask):
-            data = engine.opened(pred, skip_bad, estimand, cache)
-            skipped.update(data.skipped)
-            fitted = workflow(data, method=name, **common, **selected)
+        selected = {**selection, **({"folds": folds} if folds else {})}
+        fitted, skipped = _fitted(pred, source, {**common, **selected, "method": name})
     written = shared.how_written(out, "saved in")
     save(fitted.calibrator, out)
-    with shared.until_closed():
-        if form == "json":
-            about = {"method": name, "options": chosen, "folds": folds, "saved": out}
-            shared.write_json({**about, **fitted.to_dict(), "skipped": skipped})
-        else:
-            _print_fit(fitted, f"{name} on {pred}", folds)
+    title = f"{name} on {pred}"
+    about = {"method": name, "options": chosen, "folds": folds, "saved": out, "skipped": skipped}
+    shared.show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
     shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
 
 
-@click.command()
-@click.argument("folder", metavar="DIR")
-@click.argument("pred")
-@engine.engine_options
-@engine.SKIP_BAD
-@click.option(
+def _check_train(
+    name: str, folds: int | None, selection: dict[str, str | None], source: engine.Source
+) -> None:
+    """Refuse options that do not go with --train."""
+    if name != "maccal":
+        raise click.UsageError(f"--train is for the method maccal, got {name}")
+    if folds or any(selection.values()) or source.at_scale:
+        raise click.UsageError(
+            "with --train, maccal learns from the train split and is measured on val: leave "
+            "out --cross-fit, --split, --sample-weight and --groups, and options for shards"
+        )
+
+
+def _retrained(pred: str, train: str, source: engine.Source, options: dict[str, Any]) -> Fit:
+    from calibrant.workflows.retrain import retrain_and_measure
+
+    with source.working("epochs"):
+        data, training = source.open(pred), source.open(train)
+        return retrain_and_measure(data, train=training, metrics=METRICS, **options)
+
+
+def _fitted(
+    pred: str, source: engine.Source, options: dict[str, Any]
+) -> tuple[Fit, dict[str, str]]:
+    """Fit a calibrator, and return the shards that were skipped as well."""
+    from calibrant.workflows.fit import cross_fit, fit_and_measure
+
+    workflow = cross_fit if "folds" in options else fit_and_measure
+    with source.working():
+        data = source.open(pred, options["estimand"])
+        return workflow(data, metrics=METRICS, **options), dict(data.skipped)
+
+
+@verb()
+@click.argument("folder", metavar="DIR", type=FILE)
+@click.argument("pred", type=FILE)
+@option(
     "-o",
     "--out",
+    type=FILE,
     required=True,
     metavar="OUT",
     help="File to write, as the suffix says; without a suffix, a folder with a file per shard.",
 )
-def apply(
-    folder: str, pred: str, workers: int | None, dask: str | None, skip_bad: bool, out: str
-) -> None:
+@engine.reads_predictions()
+def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
@@ -160,7 +166,7 @@ def apply(
     from calibrant.workflows.apply_shards import apply_shards
 
     into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
-    if not into_folder and (workers is not None or dask is not None):
+    if not into_folder and (source.workers is not None or source.dask is not None):
         raise click.UsageError(
             f"--workers and --dask write a file for each shard: {out} must be a folder, which has "
             "no suffix"
@@ -168,8 +174,8 @@ def apply(
     calibrator = load(folder)
     how = " --multilabel" if getattr(calibrator, "multilabel", False) else ""
     written = shared.how_written(out)
-    with engine.working(workers, dask):
-        data = engine.opened(pred, skip_bad, "multilabel" if how else None)
+    with source.working():
+        data = source.open(pred, "multilabel" if how else None)
         if into_folder:
             shards = apply_shards(calibrator, data, out)
             written = f"{shards.describe()} in {out}"
@@ -178,15 +184,21 @@ def apply(
     shared.say(f"{written}; to measure it: calibrant evaluate {out}{how}")
 
 
-@click.command()
-@click.argument("folder", metavar="DIR")
-@click.option(
-    "-o", "--out", required=True, metavar="FILE", help="File to write, .onnx or .pt2 (torch)."
+@verb()
+@click.argument("folder", metavar="DIR", type=FILE)
+@option(
+    "-o",
+    "--out",
+    type=FILE,
+    metavar="FILE",
+    help="File to write, .onnx or .pt2 (torch).  [default: DIR.onnx]",
 )
-@click.option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
-@click.option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
-@click.option("--opset", type=int, metavar="VERSION", help="Of the ONNX operators.  [default: 20]")
-def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int | None) -> None:
+@option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
+@option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
+@option("--opset", type=int, metavar="VERSION", help="Of the ONNX operators.  [default: 20]")
+def export(
+    folder: str, out: str | None, tokens: bool, probabilities: bool, opset: int | None
+) -> None:
     """Write a saved calibrator as a file that runs without calibrant.
 
     DIR is a folder that "calibrant fit" wrote. The input of the file is "logits" and its output
@@ -195,12 +207,13 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
 
     \b
     Examples:
-      calibrant export calibrator -o calibrator.onnx
+      calibrant export calibrator
       calibrant export calibrator -o calibrator.pt2 --tokens
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.deploy import EXPORTS
 
+    out = out or f"{Path(folder)}.onnx"
     suffix = Path(out).suffix
     if suffix not in EXPORTS:
         raise ValueError(f"cannot write {out}: the suffix must be one of {', '.join(EXPORTS)}")
@@ -219,15 +232,15 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
 def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
     console = shared.new_console()
     where = f", {fitted.split} split" if fitted.split else ""
-    console.print(title + where, style="bold", soft_wrap=True)
+    shared.write(console, title + where, "bold")
     for line in fitted.describe():
-        console.print(line, soft_wrap=True)
+        shared.write(console, line)
     console.print()
     before, after, argmax_changed, _ = fitted.effect
     if before.table() == after.table() and not argmax_changed:
         figures = ", ".join(f"{title} {value}" for title, value, _ in before.table())
         where = f"Out of {folds} folds n" if folds else "N"
-        console.print(f"{where}othing changes: {figures} before and after.", soft_wrap=True)
+        shared.write(console, f"{where}othing changes: {figures} before and after.")
         return
     of = f", {before.probability}" if before.probability else ""
     both = list(zip(before.table(), after.table(), strict=True))
@@ -239,6 +252,6 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
     else:
         headings = [f"on the data of the fit{of}", "before", "after"]
         rows = [[*one[:2], other[1]] for one, other in both]
-        remark = "The fit has seen these examples: expect slightly worse figures on others."
+        remark = "Measured on fitting data; expect slightly worse figures on other examples."
     console.print(shared.text_table(headings, rows, bold=[3 if folds else 2]))
-    console.print(remark)
+    shared.write(console, remark, "dim")

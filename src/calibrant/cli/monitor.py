@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,83 +12,76 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
+from calibrant.cli.help import FILE, option, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from calibrant._core.binning import Bins
     from calibrant.calibrators.base import Calibrator
+    from calibrant.data.dataset import Dataset
     from calibrant.monitor import Monitor
-    from calibrant.monitor.report import MonitorReport
 
 
-@click.command()
-@click.argument("files", nargs=-1)
-@click.option("--calibrator", "folder", metavar="DIR", help="Apply this saved calibrator first.")
-@click.option(
+@verb()
+@click.argument("files", nargs=-1, type=FILE)
+@shared.CALIBRATOR
+@option(
     "--split",
     "splits",
-    multiple=True,
-    metavar="NAME",
+    metavar="NAME,...",
     help="Split of each file; several are several windows.  [default: test, else the plain arrays]",
 )
-@click.option(
+@option(
     "--ids",
     metavar="COLUMN",
     help="Recognise examples that come again by this column.  [default: by their scores]",
 )
-@click.option(
+@option(
     "--state",
+    type=FILE,
     metavar="FILE",
     help="Go on from this file where it exists, and write it anew; another run waits.",
 )
-@click.option(
-    "--tolerance", type=float, metavar="FRACTION", help="Tolerated miscalibration.  [default: 0.02]"
-)
-@click.option(
+@option("--tolerance", **shared.FRACTION, help="Tolerated miscalibration.  [default: 0.02]")
+@option(
     "--false-alarms",
-    type=float,
-    metavar="FRACTION",
+    **shared.FRACTION,
     help="Probability of ever raising an alarm without drift.  [default: 0.05]",
 )
-@click.option("--bins", type=int, help="Number of bins.  [default: 15]")
-@click.option(
-    "--reference", metavar="PRED", help="Watch for a change against this file, calibrated alike."
+@option(
+    "--reference",
+    type=FILE,
+    metavar="PRED",
+    help="Watch for a change against this file, calibrated alike.",
 )
-@click.option("--reference-split", metavar="NAME", help="Its split.  [default: as for evaluate]")
-@click.option(
+@option(
     "--estimate",
     "labelled",
+    type=FILE,
     metavar="PRED",
     help="Estimate the accuracy of each file beside these labelled predictions; FILES may then "
     "have no labels.",
 )
-@click.option(
+@option(
     "--report",
     "page",
+    type=FILE,
     metavar="FILE",
     help="Write a page (.html), Markdown (.md) or JSON (.json) as well.",
 )
-@click.option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
+@option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
 @shared.AS_JSON
-@shared.AS_LATEX
-@engine.engine_options
-@engine.SKIP_BAD
+@engine.reads_predictions()
 def monitor(
     files: tuple[str, ...],
     folder: str | None,
-    splits: tuple[str, ...],
+    splits: str | None,
     ids: str | None,
     state: str | None,
     reference: str | None,
-    reference_split: str | None,
     labelled: str | None,
     page: str | None,
     fail: bool,
     form: str | None,
-    workers: int | None,
-    dask: str | None,
-    skip_bad: bool,
+    source: engine.Source,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.
@@ -106,10 +98,10 @@ def monitor(
     \b
     Examples:
       calibrant monitor 'days/*.npz' --calibrator calibrator
-      calibrant monitor today.npz --calibrator calibrator --state watch.json --fail
+      calibrant monitor today.npz --state watch.json --fail
       calibrant monitor --state watch.json --json
       calibrant monitor --state watch.json --report drift.html
-      calibrant monitor today.npz --calibrator calibrator --estimate predictions.npz
+      calibrant monitor today.npz --estimate predictions.npz
 
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
@@ -118,33 +110,44 @@ def monitor(
     from calibrant.artifacts import load, save
     from calibrant.estimate import PerformanceEstimator
     from calibrant.monitor import Monitor
+    from calibrant.monitor.reference import reference_bins
+    from calibrant.show.report.monitoring import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
     _check_targets(files, state, page)
     calibrator = load(folder) if folder else None
-    estimator = PerformanceEstimator(labelled, calibrator=calibrator) if labelled else None
     skipped: dict[str, str] = {}
     # From reading the state to writing it, so that no window of another run is lost.
     with (
         locked(Path(state).resolve()) if state is not None and files else nullcontext(),
-        engine.working(workers, dask),
+        source.working(),
     ):
-        known = partial(_known, reference, reference_split, calibrator, skip_bad, skipped)
+        known = None
+        if reference is not None:
+            (known,) = source.open_each([reference], skipped)
         if state is not None and os.path.exists(state):
             watch = _resumed(state, calibrator, settings, known)
         else:
-            watch = Monitor(calibrator, reference=known(settings.get("bins", 15)), **settings)
+            bins = None if known is None else reference_bins(known, calibrator)
+            watch = Monitor(calibrator, reference=bins, **settings)
         if files and calibrator is None and watch.fingerprint is not None:
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
             )
-        for data in engine.opened_each(_expanded(files), skip_bad, skipped):
-            for split in splits or (None,):
+        estimator = None
+        if labelled:
+            estimator = PerformanceEstimator(source.open(labelled), calibrator=calibrator)
+        for data in source.open_each(_expanded(files), skipped):
+            for split in shared.names_in(splits) or (None,):
                 watch.update_file(data, split=split, ids=ids, estimator=estimator)
         if state is not None and files:
             save(watch, state)
     report = watch.report()
-    _show(report, page, form, skipped)
+    if page is not None:
+        message = shared.how_written(page)
+        save_monitor_report(report, page)
+        shared.say(message)
+    shared.show_result(form, report, skipped=skipped)
     return int(fail and report.alarm is not None)
 
 
@@ -160,53 +163,18 @@ def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) 
         check_target(page)
 
 
-def _known(
-    reference: str | None,
-    split: str | None,
-    calibrator: Calibrator | None,
-    skip_bad: bool,
-    skipped: dict[str, str],
-    bins: int,
-) -> Bins | None:
-    """Return the reference in bins, or None without one."""
-    from calibrant.monitor.reference import reference_bins
-
-    if reference is None:
-        return None
-    data = engine.opened(reference, skip_bad)
-    skipped.update(data.skipped)
-    return reference_bins(data, calibrator, split=split, bins=bins)
-
-
-def _show(
-    report: MonitorReport, page: str | None, form: str | None, skipped: dict[str, str]
-) -> None:
-    from calibrant.show.report.monitoring import save_monitor_report
-
-    if page is not None:
-        message = shared.how_written(page)
-        save_monitor_report(report, page)
-        shared.say(message)
-    with shared.until_closed():
-        if form == "json":
-            shared.write_json({**report.to_dict(), "skipped": skipped})
-        elif form == "latex":
-            click.echo(report.to_latex())
-        else:
-            shared.print_box(report)
-
-
 def _resumed(
     state: str,
     calibrator: Calibrator | None,
     settings: dict[str, Any],
-    known: Callable[[int], Bins | None],
+    known: Dataset | None,
 ) -> Monitor:
     """Return the stream of a state; options that contradict it are refused."""
     import numpy as np
 
     from calibrant.artifacts import load
     from calibrant.monitor import Monitor
+    from calibrant.monitor.reference import reference_bins
 
     watch = load(state, Monitor)
     if calibrator is not None:
@@ -217,8 +185,8 @@ def _resumed(
         if value != begun[name]:
             option = f"--{name.replace('_', '-')}"
             other = f"{option} {begun[name]:g}, not {value:g}: leave the option out"
-    if (reference := known(watch.bins)) is not None:
-        same = Monitor(reference=reference, **begun)
+    if known is not None:
+        same = Monitor(reference=reference_bins(known, calibrator, bins=watch.bins), **begun)
         if not np.allclose(same.tolerated.gaps, watch.tolerated.gaps):
             other = "another reference, or none: leave --reference out"
     if other:

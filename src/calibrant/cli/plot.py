@@ -7,55 +7,60 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
+from calibrant.cli.help import FILE, option, verb
 
 
-@click.command()
-@click.argument("pred", nargs=-1, required=True)
-@click.option("-o", "--out", required=True, metavar="OUT", help="A .pdf, .png or .svg file.")
-@click.option(
-    "--kind", default="reliability", show_default=True, metavar="NAME", help="As listed above."
+@verb()
+@click.argument("pred", nargs=-1, required=True, type=FILE)
+@option("--kind", default="reliability", metavar="NAME", help="As listed above.")
+@option(
+    "-o",
+    "--out",
+    type=FILE,
+    metavar="FILE",
+    help="A .pdf, .png or .svg file.  [default: KIND.png]",
 )
-@click.option("--split", metavar="NAME", help=shared.SPLIT.format("draw", "test"))
-@click.option("--by", metavar="COLUMN", help="Draw each value of this column.")
-@click.option(
-    "--calibrator", "folder", metavar="DIR", help="Draw before and after this saved calibrator."
+@shared.split_option("draw")
+@option("--by", metavar="COLUMN", help="Draw each value of this column.")
+@option(
+    "--calibrator",
+    "folder",
+    type=FILE,
+    metavar="DIR",
+    help="Draw before and after this saved calibrator.",
 )
-@click.option("--methods", metavar="NAMES", help="Of the kind compare, with commas between.")
-@click.option(
+@option("--methods", metavar="NAME,...", help="Of the kind compare.")
+@option(
     "--max-error",
-    type=float,
-    metavar="FRACTION",
+    **shared.FRACTION,
     help="Of the kind threshold: mark the one that keeps the error at this level.",
 )
-@click.option(
+@option(
     "--size",
     type=click.Choice(["column", "page", "talk"]),
     default="page",
-    show_default=True,
     help="For a column of a paper (3.3 inches), a page, or slides.",
 )
-@click.option("--dark", is_flag=True, help="Light text on dark paper.")
-@click.option("--title", default="", metavar="TEXT", help="Title above the figure.")
+@option("--dark", is_flag=True, help="Light text on dark paper.")
+@shared.BINS
+@shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.TOP_LABEL
-@shared.BINS
-@shared.LEVEL
-@click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
+@engine.reads_predictions(engine=False, skip_bad=False)
 def plot(
     pred: tuple[str, ...],
-    out: str,
+    kind: str,
+    out: str | None,
     folder: str | None,
     methods: str | None,
-    size: Any,
-    dark: bool,
-    title: str,
     estimand: Any,
+    source: engine.Source,
     **options: Any,
 ) -> None:
     """Draw a figure of a prediction file, or of several side by side.
 
-    PRED is a file as for "calibrant evaluate". The suffix of OUT chooses the format.
+    PRED is a file as for "calibrant evaluate". The suffix of --out chooses the format.
 
     \b
     Kinds of figures:
@@ -69,33 +74,27 @@ def plot(
       compare      methods with their intervals, as by calibrant compare
       effect       reliability before and after a calibrator
       map          what a calibrator has learned
+
     Several files and subgroups are drawn as reliability, smooth, histogram or risk. With
     --calibrator, margins, classes and threshold are of the calibrated predictions.
 
     \b
     Examples:
       calibrant plot predictions.npz -o reliability.pdf
-      calibrant plot predictions.npz --calibrator calibrator --size column -o effect.pdf
+      calibrant plot predictions.npz --calibrator calibrator -o effect.pdf
       calibrant plot model_a.npz model_b.npz --kind risk -o risk.svg
-      calibrant plot predictions.npz --kind threshold --max-error 0.02 -o threshold.png
+      calibrant plot predictions.npz --kind threshold --max-error 0.02
     """  # noqa: D301
     from calibrant.show.figures.files import check_suffix
 
+    out = out or f"{kind}.png"
     check_suffix(out)
     from calibrant.artifacts import load
     from calibrant.show.figures.from_data import draw_file
 
+    options |= {"calibrator": load(folder) if folder else None, "kind": kind}
+    options |= {"methods": shared.names_in(methods), "estimand": estimand or "auto"}
     written = shared.how_written(out)
-    with engine.working():
-        draw_file(
-            *pred,
-            out=out,
-            size=size,
-            dark=dark,
-            title=title,
-            calibrator=load(folder) if folder else None,
-            methods=shared.names_in(methods),
-            estimand=estimand or "auto",
-            **options,
-        )
+    with source.working():
+        draw_file(*map(source.open, pred), out=out, **options)
     shared.say(written)

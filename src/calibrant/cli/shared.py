@@ -13,6 +13,7 @@ import click
 
 from calibrant._core.json_form import json_text
 from calibrant._core.messages import printable, printable_name
+from calibrant.cli.help import FILE, is_quiet, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,69 +27,73 @@ if TYPE_CHECKING:
 
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
 SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
-AS_JSON = click.option(
-    "--json", "form", flag_value="json", help="Write JSON; errors are fractions."
-)
-AS_LATEX = click.option(
+COLOURS = {"": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
+"""Styles of verdicts."""
+UsageError = click.UsageError
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
+FRACTION: Any = {"type": float, "metavar": "FRACTION"}
+AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")
+AS_LATEX = option(
     "--latex", "form", flag_value="latex", help="Write a table for LaTeX, with booktabs."
 )
-BINS = click.option("--bins", default=15, show_default=True, help="Number of bins.")
-LEVEL = click.option(
+BINS = option("--bins", default=15, metavar="N", help="Number of bins.")
+LEVEL = option(
     "--level",
     default=0.9,
-    show_default=True,
     type=click.FloatRange(0, 0.99),
     metavar="FRACTION",
     help="Coverage of the intervals; 0: none.",
 )
-CERTAIN_LEVEL = click.option(
+CERTAIN_LEVEL = option(
     "--level",
     default=0.9,
-    show_default=True,
     type=click.FloatRange(0, 0.99, min_open=True),
     metavar="FRACTION",
     help="Coverage of the intervals.",
 )
-SET = click.option(
+SET = option(
     "--set",
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of the method, such as keep_argmax=no.",
+    help="An option of the method; 'calibrant methods NAME' lists them.",
 )
-COLUMNS = click.option(
-    "--columns",
-    metavar="NAMES",
-    help="Metadata columns for multicalibration, with commas between.",
+METADATA = option("--columns", metavar="COLUMN,...", help="Metadata columns, for multicalibration.")
+SAMPLE_WEIGHT = option("--sample-weight", metavar="COLUMN", help="Example weights; 0 excludes.")
+CALIBRATOR = option(
+    "--calibrator", "folder", type=FILE, metavar="DIR", help="Apply this saved calibrator first."
 )
-SAMPLE_WEIGHT = click.option(
-    "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
+SEED = option("--seed", default=0, metavar="N", help="Random seed for halves and intervals.")
+MULTILABEL = option(
+    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
-BINARY = click.option(
+BINARY = option(
     "--binary",
     "estimand",
     flag_value="binary",
     help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
 )
-TOP_LABEL = click.option(
+TOP_LABEL = option(
     "--top-label",
     "estimand",
     flag_value="top_label",
-    help="Measure the predicted class of two classes, not P(y = 1).",
+    help="With two classes, measure the predicted one instead of P(y = 1).",
 )
-CHOICES = click.option(
+CHOICES = option(
     "--choices",
     is_flag=True,
     help="Classes are options of questions (A to D): predictions may change, to correct a "
     "preference for some letters.",
 )
-MULTILABEL = click.option(
-    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
-)
-SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
-GROUPS = click.option(
+GROUPS = option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )
+
+
+def split_option(verb: str, default: str = "test", name: str = "--split") -> Any:
+    """Return the option that names the split which a verb uses."""
+    about = f"Split to {verb}.  [default: {default}, else the plain arrays]"
+    return option(name, metavar="NAME", help=about)
 
 
 def was_passed(name: str) -> bool:
@@ -98,10 +103,10 @@ def was_passed(name: str) -> bool:
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas, or else with blanks; None for an empty one."""
+    """Return the names in a list with commas; None for an empty one."""
     if not text:
         return None
-    return [name.strip() for name in text.split("," if "," in text else None) if name.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def named_texts(settings: Iterable[str]) -> dict[str, str]:
@@ -113,6 +118,18 @@ def named_texts(settings: Iterable[str]) -> dict[str, str]:
             raise click.UsageError(f"--set wants KEY=VALUE, got {setting}")
         texts[name] = text
     return texts
+
+
+def method_options(name: str, kind: Any, settings: Iterable[str]) -> dict[str, Any]:
+    """Return the options of a method from the texts of ``--set KEY=VALUE``."""
+    from calibrant._core.options import options_of, parse_options
+
+    options = options_of(kind)
+    try:
+        return parse_options(name, options, named_texts(settings))
+    except click.UsageError as problem:
+        has = f"the options {', '.join(options)}" if options else "no options"
+        raise click.UsageError(f"{problem.message}; {name} has {has}") from None
 
 
 @contextmanager
@@ -138,6 +155,9 @@ def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed:,.0f}/s" if task.speed else "")
 
+    if is_quiet():
+        yield lambda done, total: None
+        return
     columns = (BarColumn(), MofNCompleteColumn(), unit, RateColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     last, task = time.monotonic(), bar.add_task("", total=None)
@@ -191,6 +211,12 @@ def new_console() -> Console:
     return console
 
 
+def write(console: Console, text: str, style: str = "") -> None:
+    """Print sentences: a terminal gets lines of whole words, a file or pipe one line."""
+    if text:
+        console.print(text, style=style, soft_wrap=not console.is_terminal)
+
+
 def text_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -212,22 +238,41 @@ def text_table(
     return table
 
 
+def show_result(
+    form: str | None,
+    result: Any,
+    title: str = "",
+    *,
+    show: Callable[[], None] | None = None,
+    **more: Any,
+) -> None:
+    """Write a result to stdout: as JSON with ``more`` keys, as LaTeX, or as its box or ``show``."""
+    with until_closed():
+        if form == "json":
+            write_json({**result.to_dict(), **more})
+        elif form == "latex":
+            click.echo(result.to_latex())
+        elif show is not None:
+            show()
+        else:
+            print_box(result, title)
+
+
 def print_box(result: object, title: str = "") -> None:
-    """Print what a result shows: tables below a title, then remarks, and what follows from them."""
+    """Print what a result shows: what was found first, then tables and remarks."""
     from calibrant import show
 
     console, box = new_console(), show.box(result)
-    if title:
-        console.print(title, style="bold", soft_wrap=True)
-    for line in filter(None, box.about):
-        console.print(line, style="dim", soft_wrap=True)
+    write(console, title, "bold")
+    for verdict in box.verdicts:
+        write(console, verdict.text, COLOURS[verdict.kind])
+    for line in box.about:
+        write(console, line, "dim")
     for table in box.tables():
         marked = [table.rows[k][0] for k in table.highlighted]
         console.print(text_table(table.headings, table.rows, marked="".join(marked)))
     for line in box.remarks:
-        console.print(line, soft_wrap=True)
-    for verdict in filter(None, (verdict.text for verdict in box.verdicts)):
-        console.print(verdict, style="bold", soft_wrap=True)
+        write(console, line)
 
 
 def print_evaluations(title: str, results: Evaluations) -> None:
@@ -264,8 +309,13 @@ def how_written(out: str, anew: str = "wrote") -> str:
     return f"{'replaced' if there else anew} {out}"
 
 
-def say(text: str) -> None:
-    """Write a line to stderr; where nobody can read it, the exit code has to do."""
+def say(text: str, *, always: bool = False) -> None:
+    """Write a line to stderr; where nobody can read it, the exit code has to do.
+
+    A verb that was told to be quiet writes nothing but what it must say ``always``.
+    """
+    if is_quiet() and not always:
+        return
     try:
         click.echo(printable(text), err=True)
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from calibrant.cli import shared
+from calibrant.cli.help import option, verb
 
 EXPOSED = (
     "warning: other machines can reach the page at {}: whoever has the address with its token can "
@@ -13,22 +14,16 @@ EXPOSED = (
 )
 
 
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
+@verb()
+@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+@option(
     "--port",
     type=click.IntRange(0, 65535),
+    metavar="N",
     help="Port to listen on; 0: any.  [default: 8321, or any if it is in use]",
 )
-@click.option("--no-browser", is_flag=True, help="Do not open the browser.")
-@click.option(
-    "--max-upload",
-    default=500,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="MB",
-    help="Largest file.",
-)
+@option("--no-browser", is_flag=True, help="Do not open the browser.")
+@option("--max-upload", default=500, type=shared.AT_LEAST_1, metavar="MB", help="Largest file.")
 def ui(host: str, port: int | None, no_browser: bool, max_upload: int) -> None:
     """Open a page to drop a prediction file on.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
+from calibrant._core.messages import unknown_name
 from calibrant.data.formats import Array, NoArrayError, Reader, changed, damaged
 from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
 from calibrant.data.readers import READERS
@@ -212,6 +213,22 @@ def columns_by_split(arrays: Columns) -> dict[str, Columns]:
         if split in splits:  # further plain arrays belong to no split
             splits[split][name] = column
     return splits
+
+
+def under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
+    """Put arrays of other names under the keys that they stand for, in every split.
+
+    Arrays that have such a key already are left out.
+    """
+    renamed: Columns = {}
+    for name, key in keys.items():
+        stored = [each for each in arrays if each == name or each.endswith(f"_{name}")]
+        if not stored:
+            path = next(iter(arrays.values())).path
+            raise ValueError(f"{path}: {unknown_name('array', name, arrays)}")
+        renamed |= {each.removesuffix(name) + key: arrays[each] for each in stored}
+    used = [*renamed.values()]
+    return {key: column for key, column in arrays.items() if column not in used} | renamed
 
 
 def under_split(arrays: Columns, name: str) -> Columns:

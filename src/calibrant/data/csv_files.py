@@ -17,7 +17,15 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
-from calibrant.data.tables import RULES, Layout, TableReader, layout_of, table_of
+from calibrant.data.tables import (
+    BY_RULES,
+    RULES,
+    ColumnNames,
+    Layout,
+    TableReader,
+    layout_of,
+    table_of,
+)
 
 DELIMITERS = (",", ";", "\t")
 LONGEST_LINE = 1 << 24
@@ -143,9 +151,13 @@ class CsvTable(CsvFile):
 
     layout: Layout
 
+    def __init__(self, path: str, named: ColumnNames = BY_RULES) -> None:
+        self._named = named
+        super().__init__(path)
+
     def _number_columns(self, names: Sequence[str]) -> set[str]:
         """Return the names of the columns of scores, labels of tags and features."""
-        self.layout = layout_of(names, self.path)
+        self.layout = layout_of(names, self.path, self._named)
         if not self.layout.scores:
             shown = comma_separated(f"{name:.40}" for name in names[:50])
             raise ValueError(
@@ -180,9 +192,9 @@ def _is_unicode(line: str) -> bool:
     return True
 
 
-def csv_reader(path: str) -> TableReader:
+def csv_reader(path: str, named: ColumnNames = BY_RULES) -> TableReader:
     """Open a ``.csv`` file; a pass over it counts its rows."""
-    table = CsvTable(path)
+    table = CsvTable(path, named)
     return TableReader(table, table.layout)
 
 

@@ -34,12 +34,14 @@ from calibrant.data.columns import (
     columns_by_split,
     head_columns,
     read_all,
+    under_keys,
     under_split,
 )
 from calibrant.data.files import ShardFiles, find_shards
 from calibrant.data.formats import Array
 from calibrant.data.frames import frame_arrays, with_class_names
 from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key
+from calibrant.data.readers import readers_with
 from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
@@ -53,6 +55,7 @@ from calibrant.data.shards import (
     run_shard,
     sampled_labels,
 )
+from calibrant.data.tables import ColumnNames
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeIs
@@ -517,7 +520,10 @@ class Dataset:
         named = [name for name in self.splits if name]
         if not self.splits:
             keys = dict.fromkeys(key for arrays in self.files for key in arrays)
-            problem = f" has no logits, probs or features, only {comma_separated(keys)}"
+            problem = (
+                f" has no logits, probs or features, only {comma_separated(keys)}: rename its "
+                "scores to logits or probs, or name them (--logits or --probs on the command line)"
+            )
         elif named and len(wanted) == 1 and wanted[0]:
             problem = f": {unknown_name('split', wanted[0], named)}"
         else:
@@ -530,8 +536,11 @@ class Dataset:
 
 
 def open_dataset(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Frame,
     *,
+    labels: str | None = None,
+    logits: str | Sequence[str] | None = None,
+    probs: str | Sequence[str] | None = None,
     skip_bad: bool = False,
     cache: str | os.PathLike[str] | None = None,
 ) -> Dataset:
@@ -545,7 +554,10 @@ def open_dataset(
         number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
         files named train, val or test are those splits. A ``.csv`` file is read once, to count its
         rows. An address such as ``s3://bucket/run/*.parquet`` is read through fsspec (``pip install
-        'calibrant[cloud]'``).
+        'calibrant[cloud]'``). A data frame is taken as well.
+    labels, logits, probs : str or list of str, optional
+        Columns of a table of any names: that of the labels, and one of scores for each class, or
+        one alone for P(class 1). Of other files they are arrays, without the split in front.
     skip_bad : bool
         Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
         :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
@@ -560,11 +572,19 @@ def open_dataset(
     >>> data.splits, data.split("val").read("logits").shape, data.has_head
     (['val', 'test'], (5000, 10), True)
     """
+    named = ColumnNames(labels, _names(logits), _names(probs))
+    if is_frame(path):
+        arrays = frame_arrays(path, {}, named)
+        return Dataset(ARRAYS, [{k: array_column(k, v, ARRAYS) for k, v in arrays.items()}])
     place = os.fspath(path)
-    opened = partial(_opened, OpenFiles())
+    opened = partial(_opened, OpenFiles(readers_with(named)), named)
     shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
     kept = None if cache is None else os.fspath(cache)
     return Dataset(place, shards, cache=kept, skipped=skipped)
+
+
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def opened_shards(
@@ -589,7 +609,7 @@ def opened_shards(
     return arrays, skipped
 
 
-def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:
+def _opened(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
     """Return the arrays of a shard by key."""
     arrays: Columns = {}
     for key, file in shard.items():
@@ -597,7 +617,12 @@ def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:
         if not columns:
             raise ValueError(f"{file} holds no arrays; write it again, or remove it")
         is_npy, stem = file.endswith(".npy"), PurePath(file).stem
-        arrays |= {key: columns[stem]} if is_npy else under_split(columns, key)
+        if is_npy:
+            arrays[key] = columns[stem]
+            continue
+        if not files.reader(file).table_names:
+            columns = under_keys(columns, named.keys(file))
+        arrays |= under_split(columns, key)
     return arrays
 
 

@@ -12,7 +12,7 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header
 from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, split_names
 from calibrant.data.metadata import storable
-from calibrant.data.tables import RULES, TableArrays, layout_of
+from calibrant.data.tables import BY_RULES, RULES, ColumnNames, TableArrays, layout_of
 
 FRAME = "the data frame"  # in place of a path
 
@@ -41,10 +41,12 @@ class FrameTable:
         """Return nothing: there are arrays only."""
 
 
-def frame_arrays(frame: Any, beside: Mapping[str, object]) -> dict[str, Array]:
+def frame_arrays(
+    frame: Any, beside: Mapping[str, object], named: ColumnNames = BY_RULES
+) -> dict[str, Array]:
     """Return the arrays that a data frame holds, and those ``beside`` it, by their keys."""
     table = FrameTable(frame, beside)
-    layout = layout_of(list(table.columns), FRAME)
+    layout = layout_of(list(table.columns), FRAME, named)
     if not layout.scores:
         found = comma_separated(list(table.columns)[:50])
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,36 +16,37 @@ from calibrant.data.formats import Reader
 from calibrant.data.keys import CLASS_NAMES, full_key, split_names
 from calibrant.data.safetensors_stream import SafetensorsStream
 from calibrant.data.storage import is_remote
-from calibrant.data.tables import TableReader, layout_of, table_of
+from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, layout_of, table_of
 from calibrant.data.torch_files import TorchReader
 
 
-def arrow_reader(path: str) -> Reader:
+def arrow_reader(path: str, named: ColumnNames = BY_RULES) -> Reader:
     """Open a ``.arrow`` or ``.feather`` file, as a ``.parquet`` file."""
-    return _with_layout(ArrowReader(path))
+    return _with_layout(ArrowReader(path), named)
 
 
-def parquet_reader(path: str) -> Reader:
+def parquet_reader(path: str, named: ColumnNames = BY_RULES) -> Reader:
     """Open a ``.parquet`` file, with a column per class if the rules of tables find any."""
-    return _with_layout(formats.ParquetReader(path))
+    return _with_layout(formats.ParquetReader(path), named)
 
 
-def _with_layout(reader: formats.ParquetReader) -> Reader:
+def _with_layout(reader: formats.ParquetReader, named: ColumnNames) -> Reader:
     path = reader.path
     headers = reader.headers
     single = [name for name, header in headers.items() if len(header.shape) == 1]
     lists = [name for name in headers if name not in single]
     pairs = [name for name in split_names(single) if full_key(name, "labels") in headers]
-    if split_names(lists) or any(pairs):
+    if split_names(lists) or any(pairs) or {*lists} & {*named.logits, *named.probs}:
         return reader  # arrays under the keys of other formats
-    layout = layout_of(single, path)
+    layout = layout_of(single, path, named)
     if not layout.scores:
         return reader
     for column in chain.from_iterable(layout.stacked.values()):
         if headers[column].dtype.kind not in "biuf":
             raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
     reader.optional &= {*layout.others}
-    others, columns = [*layout.others, *lists], list(headers)
+    others = [*layout.others, *lists]
+    columns = [name for name in headers if name in lists or name in layout.columns]
     return TableReader(reader, replace(layout, others=others, columns=columns))
 
 
@@ -80,6 +82,15 @@ OTHER_FORMATS: dict[str, Callable[[str], Reader]] = {
 }
 """Formats of many other things: in a folder they count if there are no others."""
 READERS = ARRAY_FORMATS | OTHER_FORMATS
+
+
+def readers_with(named: ColumnNames) -> dict[str, Callable[[str], Reader]]:
+    """Return the readers, those of tables with the columns that a user names."""
+    tables = {".csv": csv_reader, ".parquet": parquet_reader}
+    tables |= dict.fromkeys((".arrow", ".feather"), arrow_reader)
+    return READERS | {suffix: partial(read, named=named) for suffix, read in tables.items()}
+
+
 WRITERS: dict[str, Callable[[Path, Mapping[str, Any]], None]] = {
     ".npz": formats.write_npz,
     ".safetensors": formats.write_safetensors,

@@ -11,24 +11,63 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import ClassNumbers, LabelError, score_column
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.formats import Array, Batch, Header, Reader, joined, rechunked
 from calibrant.data.keys import CLASS_NAMES, LABEL_NAMES, SCORES, full_key, owner, split_names
 
 FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""
 SPLIT = "split"
+ARRAYS = (*SCORES, "labels", "features")
 MOST_SPLITS = 100
 RULES = (
     "name the columns of logits logit_CLASS or those of probabilities prob_CLASS (logit or prob "
-    "alone is that of class 1 of two), and the column of labels label"
+    "alone is that of class 1 of two), and the column of labels label; or say which they are: "
+    "--labels truth --probs p_a,p_b or open_dataset(path, labels='truth', probs=['p_a', 'p_b'])"
 )
+
+
+class ColumnNames(NamedTuple):
+    """The columns that a user names, where the rules would not find them."""
+
+    labels: str | None = None
+    logits: tuple[str, ...] = ()
+    probs: tuple[str, ...] = ()
+
+    @property
+    def scores(self) -> dict[str, tuple[str, ...]]:
+        """The columns of logits and of probabilities, where they are named."""
+        return {domain: names for domain in SCORES if (names := getattr(self, domain))}
+
+    def keys(self, file: str) -> dict[str, str]:
+        """Return the keys of arrays, of a file that is no table, by the names given for them."""
+        for domain, names in self.scores.items():
+            if len(names) > 1:
+                raise ValueError(
+                    f"{file}: its {domain} are one array (examples, classes), and several are "
+                    f"named, {comma_separated(names)}: name that one"
+                )
+        named = {names[0]: domain for domain, names in self.scores.items()}
+        return named | ({} if self.labels is None else {self.labels: "labels"})
+
+    def check(self, columns: Sequence[str], where: str) -> None:
+        """Raise for a name that no column has."""
+        wanted = [*self.logits, *self.probs, *([] if self.labels is None else [self.labels])]
+        for name in wanted:
+            if name not in columns:
+                raise ValueError(f"{where}: {unknown_name('column', name, list(columns)[:50])}")
+            if wanted.count(name) > 1:
+                raise ValueError(f"{where}: {name} is named twice: name a column a class")
+
+
+BY_RULES = ColumnNames()
+"""No column is named: the rules find them."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +106,19 @@ class Layout:
         return {written.get(column, column): column for column in self.columns}
 
 
-def layout_of(columns: Sequence[str], where: str) -> Layout:
+def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES) -> Layout:
     """Return the layout of a table, without scores if no rule applies; ``where`` is for errors.
 
     >>> layout = layout_of(["id", "y_true", "prob_cat", "prob_dog"], "the frame")
     >>> layout.scores, layout.names, layout.labels, layout.others
     ({'probs': ['prob_cat', 'prob_dog']}, ['cat', 'dog'], 'y_true', ['id'])
+    >>> layout = layout_of(["truth", "score"], "the frame", ColumnNames("truth", probs=("score",)))
+    >>> layout.scores, layout.labels
+    ({'probs': ['score']}, 'truth')
     """
-    found: dict[str, dict[str, str]] = {}  # column by class, of logits and of probs
-    prefixes: dict[str, set[str]] = {}
-    for column in columns:
-        score = score_column(column)
-        if score is None:
-            continue
-        by_class, name = found.setdefault(score.domain, {}), score.class_name
-        prefixes.setdefault(score.domain, set()).add(score.prefix)
-        if name in by_class or len(prefixes[score.domain]) > 1:
-            raise _ambiguous(where, by_class.get(name) or next(iter(by_class.values())), column)
-        by_class[name] = column
+    named.check(columns, where)
+    found = {domain: _by_class(names) for domain, names in named.scores.items()}
+    found = found or _scores_by_class(columns, where)
     names: list[str] = []
     for domain in filter(found.get, SCORES):
         ordered = _ordered(found[domain], where)
@@ -101,12 +135,16 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
     }
     used = [column for by_class in scores.values() for column in by_class]
     labels = [c for c in columns if c.lower() in LABEL_NAMES]
+    if named.labels is not None:
+        labels = [named.labels]
     splits = [c for c in columns if c.lower() == SPLIT]
     for alike in (labels, splits):
         if len(alike) > 1:
             raise _ambiguous(where, *alike[:2])
     further = _further(columns, names, where, tags=not labels)
     known = {*used, *labels, *splits, *chain.from_iterable(further.values())}
+    if named != BY_RULES:  # other columns of these names would be taken for the named ones
+        columns = [column for column in columns if column in known or column not in ARRAYS]
     others = [column for column in columns if column not in known]
     if scores and (confusing := [c for c in others if split_names([c])]):
         raise ValueError(
@@ -115,6 +153,38 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
         )
     label, split = (next(iter(columns), None) for columns in (labels, splits))
     return Layout(scores, further, names, label, split, others, list(columns))
+
+
+def _by_class(columns: Sequence[str]) -> dict[str, str]:
+    """Return named columns by their classes: what is left without the words that all have.
+
+    >>> _by_class(["cat_score", "dog_score"]), _by_class(["p_a", "p_b"]), _by_class(["score"])
+    ({'cat': 'cat_score', 'dog': 'dog_score'}, {'a': 'p_a', 'b': 'p_b'}, {'': 'score'})
+    """
+    if len(columns) == 1:
+        return {"": columns[0]}
+    words = [name.split("_") for name in columns]
+    for end in (0, -1):
+        while min(map(len, words)) > 1 and len({each[end] for each in words}) == 1:
+            for each in words:
+                each.pop(end)
+    return {"_".join(each): name for each, name in zip(words, columns, strict=True)}
+
+
+def _scores_by_class(columns: Sequence[str], where: str) -> dict[str, dict[str, str]]:
+    """Return the columns whose names say that they are logits or probabilities, by class."""
+    found: dict[str, dict[str, str]] = {}
+    prefixes: dict[str, set[str]] = {}
+    for column in columns:
+        score = score_column(column)
+        if score is None:
+            continue
+        by_class, name = found.setdefault(score.domain, {}), score.class_name
+        prefixes.setdefault(score.domain, set()).add(score.prefix)
+        if name in by_class or len(prefixes[score.domain]) > 1:
+            raise _ambiguous(where, by_class.get(name) or next(iter(by_class.values())), column)
+        by_class[name] = column
+    return found
 
 
 def _further(
@@ -359,7 +429,7 @@ def _table_columns(
 ) -> dict[str, Any]:
     if not isinstance(values, np.ndarray):
         return {column: values}
-    if column in (*SCORES, "labels", "features") and values.ndim == 2:
+    if column in ARRAYS and values.ndim == 2:
         numbers = range(values.shape[1])
         classes = numbers if names is None or column == "features" else names
         return {f"{column}_{name}": values[:, i] for i, name in enumerate(classes)}

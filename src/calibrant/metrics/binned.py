@@ -176,7 +176,7 @@ def mce(
     min_count: int | None = None,
     **data: Unpack[EventData],
 ) -> float:
-    r"""Maximum calibration error over the bins that hold enough examples.
+    r"""Maximum calibration error over bins with enough examples.
 
     .. math:: \mathrm{MCE} = \max_{b:\, n_b \ge m} | \bar{y_b} - \bar{p_b} |
 
@@ -194,7 +194,7 @@ def mce(
 def over_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
-    r"""Over-confident part of ECE: the bins where confidence exceeds accuracy.
+    r"""Over-confident part of ECE: bins of too much confidence.
 
     .. math:: \sum_b \frac{n_b}{n} \max(\bar{p_b} - \bar{y_b}, 0)
 
@@ -210,7 +210,7 @@ def over_ece(
 def under_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
-    r"""Under-confident part of ECE: the bins where accuracy exceeds confidence.
+    r"""Under-confident part of ECE: bins of too little confidence.
 
     .. math:: \sum_b \frac{n_b}{n} \max(\bar{y_b} - \bar{p_b}, 0)
 

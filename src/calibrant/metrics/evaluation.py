@@ -105,13 +105,11 @@ class Evaluation(Mapping[str, Estimate]):
             return ""
         p = self.test.p_value
         chance = f"p {'<=' if p <= 0.001 else '='} {p:.2g}"
-        what, of = (
-            (f"{self.probability} is ", f" of {self.probability}") if self.heading else ("", "")
-        )
         if p < 0.05:
-            rarely = "a calibrated model would rarely look this far off"
-            return f"{what}miscalibrated: {rarely} ({chance})"
-        return f"no evidence of miscalibration{of} in {self.n:,} examples ({chance})"
+            what = f"{self.probability} is miscalibrated" if self.heading else "Miscalibrated"
+            return f"{what} ({chance})"
+        of = f" of {self.probability}" if self.heading else ""
+        return f"No evidence of miscalibration{of} in {self.n:,} examples ({chance})"
 
     def hint(self) -> str:
         """A mistake in the data that the figures look like, with its remedy; empty without one."""

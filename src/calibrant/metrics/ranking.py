@@ -47,7 +47,7 @@ def auroc(
     estimand: EstimandChoice = "top_label",
     **data: Unpack[Data],
 ) -> float:
-    r"""Probability that an event that happened got more confidence than one that did not.
+    r"""Probability that a right answer scores above a wrong one.
 
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 
@@ -63,7 +63,7 @@ def auroc(
 
 @keywords(Data)
 def roc_auc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
-    r"""Area under the ROC curve of two classes: how well P(y = 1) separates them.
+    r"""Area under the ROC curve of P(y = 1), for two classes.
 
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @reductions.keywords(Data)
 def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
-    """Share of the examples whose largest logit is at the label (the first of equals).
+    """Share of examples whose top class, the first of equals, is right.
 
     Of pairs: the share of the outcomes that happened. Input as for :func:`calibrant.ece`.
 

@@ -39,7 +39,7 @@ def comparison_box(comparison: Comparison) -> Box:
         [comparison.describe()],
         [said],
         [methods_table(comparison), charts],
-        ["Bold type or a star: within the noise of the best.", *comparison.remarks()],
+        ["Bold type or a star: not significantly worse than the best.", *comparison.remarks()],
     )
 
 

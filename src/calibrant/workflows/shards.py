@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
 from calibrant.data.columns import Columns, columns_by_split
@@ -22,6 +23,7 @@ def open_good_shards(
     *,
     cache: str | os.PathLike[str] | None = None,
     estimand: EstimandChoice = "auto",
+    **columns: Any,
 ) -> Dataset:
     """Open a dataset without its bad shards, which are read once to find them.
 
@@ -37,6 +39,8 @@ def open_good_shards(
         As in :func:`calibrant.open_dataset`.
     estimand
         As in :func:`calibrant.evaluate`.
+    columns
+        Names of columns, ``labels``, ``logits`` and ``probs`` of :func:`calibrant.open_dataset`.
 
     Examples
     --------
@@ -51,7 +55,7 @@ def open_good_shards(
     >>> data.split().rows, [os.path.basename(path) for path in data.skipped]
     (2, ['1.npz'])
     """
-    dataset = _uniform(open_dataset(path, skip_bad=True, cache=cache))
+    dataset = _uniform(open_dataset(path, skip_bad=True, cache=cache, **columns))
     if estimand == "multilabel":
         dataset = replace(dataset, multilabel=True)
     skipped: dict[str, str] = {}

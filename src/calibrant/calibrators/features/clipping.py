@@ -77,7 +77,7 @@ class FeatureClipping(Calibrator):
 
     name = "fc"
     aliases = ("feature_clipping",)
-    summary = "clips the features before the last layer, then one temperature"
+    summary = "clips features before the last layer, then one temperature"
     needs_features = True
     needs_head = True
     learned_shapes = "weight_ classes width"

@@ -1,0 +1,98 @@
+"""Commands and options: help in groups, and --quiet for every verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.core import HelpExtra
+
+FILE = click.Path()
+"""Type of files and folders, whose names shells complete."""
+QUIET = "quiet"
+COLUMNS = "Columns of other names"
+SHARDS = "Many shards"
+
+
+class Option(click.Option):
+    """An option in a section of the help; the range of a number is left to its error."""
+
+    def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+    def get_help_extra(self, ctx: click.Context) -> HelpExtra:
+        """Return what stands in brackets."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+class Verb(click.Command):
+    """A command that shows its options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+option = partial(click.option, cls=Option)
+verb: Callable[..., Any] = partial(click.command, cls=Verb, context_settings={"show_default": True})
+
+
+class Verbs(click.Group):
+    """The verbs, in the help under the titles of ``sections``, each with a whole sentence."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.sections = sections
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a verb, which may be told to be quiet."""
+        super().add_command(cmd, name)
+        _add_quiet(cmd)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs of each section."""
+        width = max(map(len, self.commands))
+        for title, names in self.sections.items():
+            lines = {f"{n:{width}}": self.commands[n].get_short_help_str(200) for n in names}
+            with formatter.section(title):
+                formatter.write_dl([*lines.items()])
+
+
+def _add_quiet(command: click.Command) -> None:
+    """Add --quiet to a command, or to each of a group."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            _add_quiet(each)
+        return
+    quiet = Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_quiet,
+        help="Write results and errors only.",
+    )
+    command.params.append(quiet)
+
+
+def _set_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[QUIET] = value
+
+
+def is_quiet() -> bool:
+    """Return True while a verb runs that was told to be quiet."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(QUIET, False)

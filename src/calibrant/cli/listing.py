@@ -1,0 +1,90 @@
+"""The verbs methods and metrics: what there is to choose from."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrant.cli import shared
+from calibrant.cli.help import verb
+
+if TYPE_CHECKING:
+    from calibrant.calibrators.base import Calibrator
+
+
+@verb()
+@click.argument("name", required=False)
+@shared.MULTILABEL
+def methods(name: str | None, estimand: Any) -> None:
+    """List the methods of calibration; with a name, its options.
+
+    \b
+    Examples:
+      calibrant methods
+      calibrant methods smart
+      calibrant fit predictions.npz --method smart --set hidden=32,16
+    """  # noqa: D301
+    from calibrant.calibrators.registry import calibrators_for, find_calibrator
+
+    with shared.until_closed():
+        if name is not None:
+            _print_method(*find_calibrator(name, estimand or "auto"))
+            return
+        registry = calibrators_for(estimand or "auto")
+        _print_list("method", {key: kind.summary for key, kind in registry.items()})
+        click.echo("\nThe options of one: calibrant methods NAME")
+
+
+@verb()
+def metrics() -> None:
+    """List the metrics, and what they mean.
+
+    The names stand in JSON and in the options --metrics, --max and --min. The best value is 0, but
+    of accuracy, auroc and roc_auc, where higher is better.
+    """
+    from calibrant.metrics.registry import METRICS
+
+    with shared.until_closed():
+        _print_list("metric", {name: metric.summary for name, metric in METRICS.items()})
+
+
+def _print_method(name: str, kind: type[Calibrator]) -> None:
+    """Print what a method is, and its options with their defaults."""
+    from calibrant._core.options import accepted_words, options_of
+
+    console = shared.new_console()
+    shared.write(console, name, "bold")
+    shared.write(console, plain(kind.summary))
+    options = options_of(kind)
+    if not options:
+        shared.write(console, "It has no options.")
+        return
+    empty = inspect.Parameter.empty
+    rows = [
+        (key, "needed" if each.default is empty else str(each.default), accepted_words(each))
+        for key, each in options.items()
+    ]
+    console.print(shared.text_table(("--set", "default", "values"), rows, names=3))
+
+
+def _print_list(kind: str, summaries: Mapping[str, str]) -> None:
+    console = shared.new_console()
+    rows = [(name, plain(summary)) for name, summary in summaries.items()]
+    console.print(shared.text_table((kind, ""), rows, names=2))
+
+
+def plain(text: str) -> str:
+    """Return a sentence of the documentation without its markup and equations.
+
+    >>> plain("[averages](#auto) the best, :math:`p_i^2`, as `nll` does; see {doc}`smart`.")
+    'averages the best, as nll does'
+    """
+    text = re.sub(r", :math:`[^`]*`", "", text)
+    text = re.sub(r"; see \{doc\}`[^`]*`", "", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"(?::\w+:)?`([^`]*)`", r"\1", text)
+    return text.removesuffix(".")

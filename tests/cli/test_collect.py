@@ -38,7 +38,7 @@ ARGUMENTS = ("collect", "network_of_a_test:make", "images", "--inputs", "pixels"
 def test_from_inputs_to_an_evaluation(folder, run):
     code, out, err = run(*ARGUMENTS, "--batch", "7", "-o", "logits")
     assert (code, out) == (0, "")
-    assert err == "wrote 3 shards in logits; to measure them: calibrant evaluate logits\n"
+    assert err == "wrote 3 shards in logits; to measure them:\n  calibrant evaluate logits\n"
     assert run("evaluate", "logits", "--level", "0")[0] == 0
     assert run("fit", "logits", "--method", "ts", "-o", "ts")[0] == 0
     assert run("apply", "ts", "logits", "-o", "calibrated")[0] == 0

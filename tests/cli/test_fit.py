@@ -49,7 +49,7 @@ def test_fit_saves_what_it_learned(run):
     assert float(shown[1]) == round(100 * before["ece"].value, 2)
     assert float(shown[2]) == round(100 * after["ece"].value, 2)
     assert "Measured on fitting data" in lines[-1]
-    assert err == "saved in saved; to use it: calibrant apply saved p.npz -o OUT\n"
+    assert err == "saved in saved; to use it:\n  calibrant apply saved p.npz -o OUT\n"
     assert max(map(len, lines)) <= 80
 
 
@@ -203,7 +203,7 @@ def test_a_calibrator_that_is_replaced_is_told(run):
     os.mkdir("saved")  # an empty folder is none
     for start in ("saved in saved", "replaced saved", "replaced saved"):
         _, _, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
-        assert err == f"{start}; to use it: calibrant apply saved p.npz -o OUT\n"
+        assert err == f"{start}; to use it:\n  calibrant apply saved p.npz -o OUT\n"
 
 
 def boasts(**names):
@@ -397,7 +397,7 @@ def test_apply_writes_the_calibrated_file(run):
     run("fit", "p.npz", "--method", "ts", "-o", "saved")
     code, out, err = run("apply", "saved", "p.npz", "-o", "out.npz")
     assert (code, out) == (0, "")
-    assert err == "wrote out.npz; to measure it: calibrant evaluate out.npz\n"
+    assert err == "wrote out.npz; to measure it:\n  calibrant evaluate out.npz\n"
     apply(artifacts.load("saved"), "p.npz", "expected.npz")
     found, expected = arrays_in("out.npz"), arrays_in("expected.npz")
     assert list(found) == list(expected)
@@ -405,7 +405,7 @@ def test_apply_writes_the_calibrated_file(run):
         np.testing.assert_array_equal(found[key], expected[key])
     assert run("evaluate", "out.npz", "--metrics", "ece", "--level", "0")[0] == 0
     _, _, err = run("apply", "saved", "test.npz", "-o", "out.npz")
-    assert err == "replaced out.npz; to measure it: calibrant evaluate out.npz\n"
+    assert err == "replaced out.npz; to measure it:\n  calibrant evaluate out.npz\n"
     assert list(arrays_in("out.npz")) == list(arrays_in("test.npz"))
 
 
@@ -519,7 +519,7 @@ def test_tags_from_the_file_to_the_calibrated_one(run):
     assert out.startswith("tags on tags.npz\n1,200 labels; TagScaling for 2 tags: 4 parameters")
     code, _, err = run("apply", "saved", "tags.npz", "-o", "calibrated.npz")
     assert code == 0
-    assert err.endswith("to measure it: calibrant evaluate calibrated.npz --multilabel\n")
+    assert err.endswith("to measure it:\n  calibrant evaluate calibrated.npz --multilabel\n")
     expected = TagScaling().fit(logits, labels).transform(logits)
     np.testing.assert_allclose(np.load("calibrated.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
     code, out, _ = run("fit", "tags.npz", "--multilabel", "--cross-fit", "3", "--json", "-o", "x")

@@ -78,7 +78,15 @@ def test_every_verb_takes_them(run, table):
 
 def test_apply_keeps_the_names(run, table):
     run("fit", table, *NAMES, "--method", "ts", "-q")
-    assert run("apply", "calibrator", table, *NAMES, "-o", "out.csv", "-q")[0] == 0
+    for out in ("out.csv", "out.npz"):
+        code, _, err = run("apply", "calibrator", table, *NAMES, "-o", out)
+        assert code == 0
+        command = err.splitlines()[-1].split()
+        assert (command[:3], command[3:]) == (
+            ["calibrant", "evaluate", out],
+            [*NAMES] if out == "out.csv" else [],
+        )
+        assert run(*command[1:])[0] == 0
     written = pd.read_csv("out.csv")
     assert {"p_cat", "p_dog", "p_cow", "truth", "site"} <= {*written.columns}
     _, out, _ = run("evaluate", "out.csv", *NAMES, "--json")

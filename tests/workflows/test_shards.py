@@ -280,7 +280,7 @@ def test_worker_processes_on_the_command_line(tmp_path, run):
         assert re.search(r"90 examples in [\d.]+ s on 1 worker: [\d,]+ examples per", results[1][2])
     code, _, err = run("apply", tmp_path / "ts", shards, "--workers", "1", "-o", out)
     assert code == 0
-    assert f"wrote 3 shards in {out}; to measure it: calibrant evaluate {out}\n" in err
+    assert f"wrote 3 shards in {out}; to measure it:\n  calibrant evaluate {out}\n" in err
     code, _, err = run("apply", tmp_path / "ts", shards, "--workers", "1", "-o", "one.npz")
     assert code == 2
     assert "one.npz must be a folder, which has no suffix" in err

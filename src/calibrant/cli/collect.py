@@ -80,4 +80,4 @@ def collect(
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in lines_on_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)
-    shared.say(f"{shards.describe()} in {out}; to measure them: calibrant evaluate {out}")
+    shared.say_next(f"{shards.describe()} in {out}; to measure them", "evaluate", out)

@@ -97,6 +97,14 @@ class Source:
     cache: str | None = None
 
     @property
+    def words(self) -> list[str]:
+        """The options that name columns, for a command to copy."""
+        from calibrant.data.tables import ColumnNames
+
+        scores = (tuple(self.columns.get(key) or ()) for key in ("logits", "probs"))
+        return ColumnNames(self.columns.get("labels"), *scores).words
+
+    @property
     def at_scale(self) -> bool:
         """True if there is an option for many shards."""
         return any((self.workers is not None, self.dask, self.skip_bad, self.cache))

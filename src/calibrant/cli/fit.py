@@ -98,7 +98,7 @@ def fit(
     title = f"{name} on {pred}"
     about = {"method": name, "options": chosen, "folds": folds, "saved": out, "skipped": skipped}
     shared.show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
-    shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
+    shared.say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
 
 
 def _check_train(
@@ -161,6 +161,7 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
       calibrant apply calibrator shards --workers 8 -o calibrated
     """  # noqa: D301
     from calibrant.artifacts import load
+    from calibrant.data.readers import TABLES
     from calibrant.data.storage import is_remote
     from calibrant.workflows import apply as workflow
     from calibrant.workflows.apply_shards import apply_shards
@@ -172,7 +173,7 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
             "no suffix"
         )
     calibrator = load(folder)
-    how = " --multilabel" if getattr(calibrator, "multilabel", False) else ""
+    how = ["--multilabel"] if getattr(calibrator, "multilabel", False) else []
     written = shared.how_written(out)
     with source.working():
         data = source.open(pred, "multilabel" if how else None)
@@ -181,7 +182,9 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
             written = f"{shards.describe()} in {out}"
         else:
             workflow.apply(calibrator, data, out)
-    shared.say(f"{written}; to measure it: calibrant evaluate {out}{how}")
+    keeps_names = data.table_names and Path(out).suffix in ("", *TABLES)
+    how += source.words if keeps_names else []
+    shared.say_next(f"{written}; to measure it", "evaluate", out, *how)
 
 
 @verb()

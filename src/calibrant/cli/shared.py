@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -316,10 +319,23 @@ def say(text: str, *, always: bool = False) -> None:
     """
     if is_quiet() and not always:
         return
+    text = printable(text)
+    if sys.stderr.isatty():  # lines of whole words, but for commands to copy
+        width = shutil.get_terminal_size().columns
+        lines = (
+            line if line.startswith("  ") else textwrap.fill(line, width, break_on_hyphens=False)
+            for line in text.split("\n")
+        )
+        text = "\n".join(lines)
     try:
-        click.echo(printable(text), err=True)
+        click.echo(text, err=True)
     except OSError:
         _discard(sys.stderr)
+
+
+def say_next(text: str, *words: str) -> None:
+    """Write a line to stderr, and below it a command to copy."""
+    say(f"{text}:\n  calibrant {shlex.join(words)}")
 
 
 def write_json(content: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ from calibrant.data.shards import (
     run_shard,
     sampled_labels,
 )
-from calibrant.data.tables import ColumnNames
+from calibrant.data.tables import BY_RULES, ColumnNames
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeIs
@@ -367,6 +367,7 @@ class Dataset:
     multilabel: bool = False
     cache: str | None = None  # folder for the log-partition tables of shards
     skipped: Mapping[str, str] = field(default_factory=dict)  # messages by the paths of bad shards
+    named: ColumnNames = BY_RULES  # columns that the user has named
 
     def __repr__(self) -> str:
         splits = ", ".join(map(repr, self.splits)) or "none"
@@ -580,7 +581,7 @@ def open_dataset(
     opened = partial(_opened, OpenFiles(readers_with(named)), named)
     shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
     kept = None if cache is None else os.fspath(cache)
-    return Dataset(place, shards, cache=kept, skipped=skipped)
+    return Dataset(place, shards, cache=kept, skipped=skipped, named=named)
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -45,6 +45,13 @@ class ColumnNames(NamedTuple):
         """The columns of logits and of probabilities, where they are named."""
         return {domain: names for domain in SCORES if (names := getattr(self, domain))}
 
+    @property
+    def words(self) -> list[str]:
+        """The options that name these columns on the command line."""
+        labels = {} if self.labels is None else {"labels": (self.labels,)}
+        named = {**labels, **self.scores}
+        return [word for key, names in named.items() for word in (f"--{key}", ",".join(names))]
+
     def keys(self, file: str) -> dict[str, str]:
         """Return the keys of arrays, of a file that is no table, by the names given for them."""
         for domain, names in self.scores.items():

@@ -39,7 +39,7 @@ ASSUMPTION = (
 )
 REMEDIES: dict[Status, str] = {
     "unchecked": "Pass labelled predictions of the same model as reference (--reference), or "
-    f"labels of {FEWEST_LABELS} examples of this batch (--labels).",
+    f"labels of {FEWEST_LABELS} examples of this batch (--labelled).",
     "withdrawn": f"Label {FEWEST_LABELS} examples of this batch or more: choose_labels "
     "(--label-budget) names those that tell most.",
     "contradicted": "Fit a calibrator on recent labels, and take a recent reference.",

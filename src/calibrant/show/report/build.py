@@ -268,7 +268,8 @@ def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
         return ""
     splits = dict.fromkeys(split for _, split in sets.values() if split)
     words = ["calibrant", "report", *paths]
-    words += [word for split in splits for word in ("--split", split)]
+    words += ["--split", ",".join(splits)] if splits else []
+    words += next(iter(sets.values()))[0].named.words
     names = {"fit_split": None, "by": None, "sample_weight": None, "methods": None}
     usual = {**names, "bins": 15, "level": 0.9, "seed": 0}
     for name, default in usual.items():

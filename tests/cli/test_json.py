@@ -29,7 +29,7 @@ COMMANDS = {
     "llm judge estimate": ["judged.jsonl", "--width", "0.1"],
     "llm judge fit": ["judged.jsonl", "-o", "map"],
     "llm gate fit": [GRADED, "--max-error", "0.2", "-o", "gate"],
-    "llm gate watch": ["gate", "--state", "watch.json"],
+    "llm gate watch": ["gate", "--state", "watch.json", "--new"],
 }
 """Arguments of each command that has --json."""
 

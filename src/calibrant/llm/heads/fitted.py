@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 15
 """Tokens that are read at a time."""
+LARGEST_WEIGHT = 1e6
+"""Products of larger ones, which no fit learns, may overflow to infinity and end as NaN."""
 Figures = dict[str, dict[str, float]]
 
 
@@ -150,6 +152,9 @@ class FittedHead:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
+        largest = max((float(v.abs().max()) for v in state.values() if v.numel()), default=0.0)
+        if largest > LARGEST_WEIGHT:
+            raise ValueError(f"its weights must be at most {LARGEST_WEIGHT:g}, got {largest:g}")
         self.head.load_state_dict(state)
         width = getattr(self.head, "width", modules.SHAPE_FEATURES)
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Make classifiers and language models say how sure they are, and mean it.
+"""Measure and fix the confidence of classifiers and language models.
 
 >>> import calibrant as cal
 >>> cal.ece([[2.0, 0.0], [1.0, 0.0]], [0, 1])

@@ -106,7 +106,7 @@ def decide(
         from calibrant.artifacts import save
 
         save(result.rule, target)
-    about = {"saved": target or saved, "decisions": out}
+    about: dict[str, Any] = {"saved": target or saved, "decisions": out}
     shared.show_result(form, result, show=lambda: _print_result(result, pred), **about)
     for line in written:
         shared.say(line)

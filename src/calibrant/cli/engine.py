@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from calibrant.cli import shared
-from calibrant.cli.help import COLUMNS, SHARDS, option
+from calibrant.cli.help import COLUMNS, SHARDS, F, option
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _COLUMNS = (
     option("--labels", metavar="COLUMN", section=COLUMNS, help="Column of the labels."),

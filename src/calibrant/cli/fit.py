@@ -87,16 +87,23 @@ def fit(
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
+    skipped: dict[str, str] = {}
     if train:
         _check_train(name, folds, selection, source)
-        fitted, skipped = _retrained(pred, train, source, common), {}
+        fitted = _retrained(pred, train, source, common)
     else:
         selected = {**selection, **({"folds": folds} if folds else {})}
         fitted, skipped = _fitted(pred, source, {**common, **selected, "method": name})
     written = shared.how_written(out, "saved in")
     save(fitted.calibrator, out)
     title = f"{name} on {pred}"
-    about = {"method": name, "options": chosen, "folds": folds, "saved": out, "skipped": skipped}
+    about: dict[str, Any] = {
+        "method": name,
+        "options": chosen,
+        "folds": folds,
+        "saved": out,
+        "skipped": skipped,
+    }
     shared.show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
     shared.say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from click.core import HelpExtra
-
+F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path()
 """Type of files and folders, whose names shells complete."""
 QUIET = "quiet"
@@ -25,7 +22,7 @@ class Option(click.Option):
         super().__init__(*names, **settings)
         self.section = section
 
-    def get_help_extra(self, ctx: click.Context) -> HelpExtra:
+    def get_help_extra(self, ctx: click.Context) -> Any:
         """Return what stands in brackets."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
@@ -47,8 +44,14 @@ class Verb(click.Command):
                 formatter.write_dl(records)
 
 
-option = partial(click.option, cls=Option)
-verb: Callable[..., Any] = partial(click.command, cls=Verb, context_settings={"show_default": True})
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """Add an option to a verb."""
+    return click.option(*names, cls=Option, **settings)
+
+
+def verb() -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function a verb, whose help shows all defaults."""
+    return click.command(cls=Verb, context_settings={"show_default": True})
 
 
 class Verbs(click.Group):

@@ -16,7 +16,7 @@ import click
 
 from calibrant._core.json_form import json_text
 from calibrant._core.messages import printable, printable_name
-from calibrant.cli.help import FILE, is_quiet, option
+from calibrant.cli.help import FILE, F, is_quiet, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +93,7 @@ GROUPS = option(
 )
 
 
-def split_option(verb: str, default: str = "test", name: str = "--split") -> Any:
+def split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
     """Return the option that names the split which a verb uses."""
     about = f"Split to {verb}.  [default: {default}, else the plain arrays]"
     return option(name, metavar="NAME", help=about)

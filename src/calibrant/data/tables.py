@@ -27,8 +27,8 @@ SPLIT = "split"
 ARRAYS = (*SCORES, "labels", "features")
 MOST_SPLITS = 100
 RULES = (
-    "name the columns of logits logit_CLASS or those of probabilities prob_CLASS (logit or prob "
-    "alone is that of class 1 of two), and the column of labels label; or say which they are: "
+    "name the columns of logits logit_CLASS or those of probabilities prob_CLASS (one column prob "
+    "means P(class 1)), and the column of labels label; or say which they are: "
     "--labels truth --probs p_a,p_b or open_dataset(path, labels='truth', probs=['p_a', 'p_b'])"
 )
 

@@ -78,7 +78,7 @@ class PerformanceEstimator:
         Probability that labels contradict the reference, or without one the confidences, although
         the accuracy is within two points of what these claim.
     seed : int
-        Of the draws behind intervals.
+        Random seed for intervals.
 
     Examples
     --------

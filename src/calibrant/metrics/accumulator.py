@@ -49,7 +49,7 @@ class Accumulator:
     level : float, optional
         Coverage of the intervals; None or 0 computes none.
     seed : int
-        Of the draws behind intervals and test.
+        Random seed for intervals and test.
     most_pairs : float, optional
         Another number than 2^18 of labels up to which single pairs are kept; ``math.inf`` for any.
 

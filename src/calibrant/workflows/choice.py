@@ -90,7 +90,8 @@ def choose(
     elif chosen == lowest:
         advice = f"Use {chosen} ({HOW}: the highest held-out likelihood)."
     else:
-        advice = f"Use {chosen} ({HOW}: the simplest within noise of the best, {lowest})."
+        close = f"the simplest that is not significantly worse than the best, {lowest}"
+        advice = f"Use {chosen} ({HOW}: {close})."
     return Choice(chosen, advice, judge.other_predictions(known, chosen) if safe else ())
 
 

@@ -58,7 +58,7 @@ def evaluate(
     probs : (..., classes), or (n,) probabilities of class 1
         Instead of logits. A label of probability 0 counts as 100 nats at most, with a warning.
     sample_weight : (...), or the name of a column
-        Weights of the examples; 0 leaves out.
+        Example weights; 0 excludes.
     by : (...) values of any kind, or the name of a column, or "auto"
         The same metrics are computed for each subgroup, worst first. With "auto" subgroups are
         found by :func:`calibrant.find_slices` in a random half of the examples, and measured in

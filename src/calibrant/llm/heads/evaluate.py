@@ -126,7 +126,7 @@ def evaluate_tokens(
     level : float, optional
         Coverage of the intervals; None for none.
     replicates, seed : int
-        Of the draws behind the interval of ECE.
+        Random seed for the interval of ECE.
 
     Examples
     --------

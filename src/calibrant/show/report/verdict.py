@@ -88,8 +88,8 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     part, ece = subject.answers, subject.evaluation["ece"]
     if severity == "info":
         return (
-            f"{subject.evaluation.n:,} {subject.counted} leave everything open: the error may be "
-            f"{percent(ece.low)} or {percent(ece.high)}."
+            f"With {subject.evaluation.n:,} {subject.counted} the error could be anywhere from "
+            f"{percent(ece.low)} to {percent(ece.high)}."
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
@@ -103,7 +103,7 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         )
     wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
     if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
-        return f"It makes {wrong:.1f} times as many mistakes as its confidences imply."
+        return f"It makes {wrong:.1f} times as many mistakes as its confidence implies."
     if part.gap_ends[0] > 0:
         return f"Its confidences are {points(part.gap)} too high."
     if part.gap_ends[1] < 0:

@@ -48,7 +48,7 @@ class SubjectView:
     name: str = ""
 
     question = "Can I trust this model's confidence?"
-    meters_of = ("Mistakes that its confidences imply", "Mistakes that it makes")
+    meters_of = ("Expected mistakes", "Mistakes made")
 
     @property
     def prefix(self) -> str:
@@ -88,7 +88,7 @@ class SubjectView:
 
     @property
     def meters(self) -> list[tuple[str, str, str, str]]:
-        """Bars of the mistakes that confidences imply, and of those made: text, width and kind."""
+        """Bars of the mistakes that are expected, and of those made: text, width and kind."""
         part = self.subject.answers
         shares = 1 - part.confidence, 1 - part.accuracy
         kinds = "claimed", "wrong" if shares[1] > shares[0] else "right"

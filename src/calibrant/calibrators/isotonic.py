@@ -21,12 +21,13 @@ from torch import Tensor
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
 from calibrant._core.chunks import Chunk, Examples, on_threads, thread_ranges
+from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.histogram import by_class
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.top_label import kept_by_task, log_rest, maps_class_one
+from calibrant.calibrators.top_label import kept_by_task, log_sum_without, maps_class_one
 
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
@@ -196,9 +197,9 @@ class IsotonicOneVsRest(StepCalibrator):
 def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
-    less = log_probs.clamp(max=-math.log(2))
+    less, top = log_probs.clamp(max=-math.log(2)), top_class(logits)
     odds = less - torch.log1p(-less.exp())
-    return odds.scatter(-1, logits.argmax(-1, keepdim=True), -log_rest(logits)).float()
+    return odds.scatter(-1, top, -log_sum_without(logits, top)).float()
 
 
 def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -470,7 +470,7 @@ def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
     # at sharpness 0 all rows have the same probabilities, and the two factors are exact
     classes, count, penalty = 3, 40, 0.1
     inputs, labels = torch.from_numpy(rng.normal(size=(count, classes))), torch.arange(count) % 3
-    share = torch.from_numpy(rng.uniform(0.5, 2, count))
+    share = torch.from_numpy(rng.dirichlet(np.ones(count)))
     size = classes * (classes + 1)
     sums = affine.curvature_sums([(inputs, labels, share)], 0.0, classes, size)
 

@@ -223,7 +223,7 @@ def test_held_out_loss_counts_the_weight_of_a_fold(rng):
     held = affine.gather(examples(logits, labels, weight), affine.centred, fold)
     penalty = affine.penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
     at: list[Any] = [None, None]
-    found = affine._held_out(held, penalty, 1, at, np.ones(20))
+    found = affine._held_out(held, penalty, 1, at, [np.ones(20)])
     scores = centred(logits[:30]) @ at[1][:16].reshape(4, 4).T + at[1][16:]
     expected = -log_softmax(scores)[np.arange(30), labels[:30]] @ weight[:30]
     assert found == pytest.approx(expected)

@@ -192,10 +192,10 @@ class _Pieces:
             self._renew(stale[run], first[stale[run]])
         self.first = first
         x = position - first - CENTRE
-        result = np.empty((2, len(x)))
+        result = Curve(np.empty(len(x)), np.empty(len(x)))
         for run in chunks.chunk_slices(len(x)):
-            result[:, run] = _polynomials(self.coefficients[:, run], x[run])
-        return Curve(*result)
+            _evaluate(self.coefficients[:, run], x[run], result.value[run], result.slope[run])
+        return result
 
     def _renew(self, rows: IntArray, first: IntArray) -> None:
         flat = self.table.reshape(len(self.table), 2 * self.table.shape[1])
@@ -208,16 +208,20 @@ def _first_node(position: Any, nodes: int) -> Any:
     return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
 
 
-def _polynomials(coefficients: FloatArray, x: FloatArray) -> Curve:
-    """Return the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
+def _evaluate(
+    coefficients: FloatArray, x: FloatArray, value: FloatArray, slope: FloatArray
+) -> None:
+    """Write the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
     # Horner's scheme, and its derivative
-    value, slope = coefficients[-1].copy(), np.zeros(len(x))
-    for c in coefficients[-2::-1]:
+    highest, *others = coefficients[::-1]
+    slope[:] = highest
+    np.multiply(highest, x, out=value)
+    value += others[0]
+    for c in others[1:]:
         slope *= x
         slope += value
         value *= x
         value += c
-    return Curve(value, slope)
 
 
 def _hermite() -> FloatArray:

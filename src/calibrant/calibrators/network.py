@@ -200,10 +200,11 @@ def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
 
 def _back(layers: Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
     """Gradient by the parameters, from the activations and that by the output ``(rows, 1)``."""
-    gradients = []
-    for (weight, _), below in zip(layers[::-1], values[-2::-1], strict=True):
+    gradients: list[FloatArray] = []
+    for (weight, _), below in zip(layers[:0:-1], values[-2:0:-1], strict=True):
         gradients += [back.sum(0), (below.T @ back).ravel()]
         back = (back @ weight.T) * (below > 0)
+    gradients += [back.sum(0), (values[0].T @ back).ravel()]
     return np.concatenate(gradients[::-1])
 
 

@@ -42,7 +42,10 @@ def nll(
     r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
     b, share = np.exp(u), records.share
     value, slope = curve or records.log_partition(b)
-    linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
+    gap = records.own_gap
+    if smoothing:
+        gap = (1 - smoothing) * gap + smoothing * records.mean_gap
+    linear = b * gap
     return Measured(float(share @ (linear + value)), share * (linear + slope))
 
 

@@ -180,13 +180,15 @@ class _Pieces:
     """Polynomials through the nodes around the last position of each example."""
 
     def __init__(self, table: NDArray[np.float32]) -> None:
-        self.table = table
+        flat = table.reshape(len(table), 2 * table.shape[1])
+        self.windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
+        self.nodes = table.shape[1]
         self.first = np.full(len(table), -1)  # node of the window
         self.coefficients = np.empty((2 * WINDOW, len(table)))  # of the powers
 
     def at(self, position: FloatArray) -> Curve:
         """Return R and its slope by the node number at positions ``(n,)`` among the nodes."""
-        first = _first_node(position, self.table.shape[1])
+        first = _first_node(position, self.nodes)
         stale = np.flatnonzero(first != self.first)
         for run in chunks.chunk_slices(len(stale)):
             self._renew(stale[run], first[stale[run]])
@@ -198,14 +200,13 @@ class _Pieces:
         return result
 
     def _renew(self, rows: IntArray, first: IntArray) -> None:
-        flat = self.table.reshape(len(self.table), 2 * self.table.shape[1])
-        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
-        self.coefficients[:, rows] = (windows[rows, 2 * first] @ _HERMITE).T
+        self.coefficients[:, rows] = (self.windows[rows, 2 * first] @ _HERMITE).T
 
 
 def _first_node(position: Any, nodes: int) -> Any:
     """Return the first node of the window around a position."""
-    return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
+    first = np.floor(position).astype(np.int64) - 1
+    return np.minimum(np.maximum(first, 0), nodes - WINDOW)  # np.clip takes longer for few
 
 
 def _evaluate(

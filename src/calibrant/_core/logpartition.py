@@ -57,8 +57,14 @@ class Curve(NamedTuple):
 
 def softplus(x: FloatArray) -> Curve:
     """Return ``log(1 + exp(x))`` and its derivative, the logistic function, each ``(n,)``."""
-    small = np.exp(-np.abs(x))  # np.logaddexp and expit take many times longer than np.exp
-    return Curve(np.maximum(x, 0) + np.log1p(small), np.where(x < 0, small, 1) / (1 + small))
+    # np.logaddexp and expit take many times longer than np.exp
+    small = np.abs(x)
+    np.exp(np.negative(small, out=small), out=small)
+    value, slope = np.log1p(small), np.where(x < 0, small, 1.0)
+    value += np.maximum(x, 0)
+    small += 1
+    slope /= small
+    return Curve(value, slope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +121,8 @@ class Records:
         """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
         value, share = softplus(rest)
-        return Curve(value, share * slope)
+        slope *= share
+        return Curve(value, slope)
 
     def log_rest(self, sharpness: float | FloatArray) -> Curve:
         """Return R and dR/dlog b: the negative log-odds of the top class.
@@ -130,9 +137,13 @@ class Records:
         if b.shape != (len(self),):
             b = np.broadcast_to(b, (len(self),))
         position = self._position(b)
+        among = position.min(initial=0) >= 0 and position.max(initial=0) <= self._last
         # np.clip takes several times longer for few examples
-        value, slope = self._pieces.at(np.minimum(np.maximum(position, 0), self._last))
+        held = position if among else np.minimum(np.maximum(position, 0), self._last)
+        value, slope = self._pieces.at(held)
         slope *= self.density / math.log(2)
+        if among:
+            return Curve(value, slope)
         for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
             if beyond.any():
                 value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])

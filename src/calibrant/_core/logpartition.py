@@ -137,13 +137,9 @@ class Records:
         if b.shape != (len(self),):
             b = np.broadcast_to(b, (len(self),))
         position = self._position(b)
-        among = position.min(initial=0) >= 0 and position.max(initial=0) <= self._last
         # np.clip takes several times longer for few examples
-        held = position if among else np.minimum(np.maximum(position, 0), self._last)
-        value, slope = self._pieces.at(held)
+        value, slope = self._pieces.at(np.minimum(np.maximum(position, 0), self._last))
         slope *= self.density / math.log(2)
-        if among:
-            return Curve(value, slope)
         for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
             if beyond.any():
                 value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])

@@ -110,13 +110,15 @@ class NetworkTemperature(TemperatureCalibrator):
 
     def _network(self, inputs: Tensor) -> Tensor:
         """Temperatures ``(..., 1)`` of inputs ``(..., width)``."""
-        values = [self.low_, self.high_, self.mean_, self.deviation_]
-        low, high, mean, deviation = (v.to(inputs.dtype) for v in values)
+        names, last = ["low_", "high_", "mean_", "deviation_"], len(self.hidden)
+        names += [name for i in range(last + 1) for name in (f"weight{i}_", f"bias{i}_")]
+        values: list[Tensor] = [getattr(self, name) for name in names]
+        if inputs.dtype != torch.float32:  # that of what is learned: conversions take their time
+            values = [v.to(inputs.dtype) for v in values]
+        low, high, mean, deviation, *layers = values
         x = (inputs.clamp(low, high) - mean) / deviation
-        last = len(self.hidden)
         for i in range(last + 1):
-            weight, bias = getattr(self, f"weight{i}_"), getattr(self, f"bias{i}_")
-            x = x @ weight.to(x.dtype) + bias.to(x.dtype)
+            x = x @ layers[2 * i] + layers[2 * i + 1]
             x = x.relu() if i < last else x
         return F.softplus(x) + MIN_TEMPERATURE
 

@@ -21,7 +21,7 @@ from calibrant._core.atomic_files import replacing
 AUTOCAST_DEVICES = [
     kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
 ]
-FEW = 1000  # numbers that take less time than the call of a function
+MAX_TOPK = 1000  # numbers up to which topk is the fastest
 
 
 def autocast_devices() -> list[str]:
@@ -61,7 +61,7 @@ def top_class(logits: Tensor) -> Tensor:
 
 def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two largest logits of each row, ``(..., 1)`` each."""
-    if plain_on_cpu(logits) and logits.numel() <= FEW:
+    if plain_on_cpu(logits) and logits.numel() <= MAX_TOPK:
         first, second = logits.topk(2, dim=-1).values.split(1, -1)
         return first, second
     # topk looks for any number, which takes several times as long for many rows

@@ -84,7 +84,7 @@ class StepCalibrator(Calibrator):
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=MIN_LEVEL).log(), -torch.inf)
         result = torch.logaddexp(level, log_probs + LOG_OLD_SHARE)
-        result = torch.where(torch.isneginf(logits), -torch.inf, result)
+        result = result.masked_fill(torch.isneginf(logits), -torch.inf)
         return result - result.amax(-1, keepdim=True)
 
 
@@ -207,13 +207,14 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     x, y = x.to(odds.dtype), y.to(odds.dtype)
     last = x.shape[-1] - 1
     after = place(odds, x).clamp(min(1, last), last)
-    before = (after - 1).clamp(min=0)
+    before = after - min(1, last)
     low, high = at_place(x, before), at_place(x, after)
     side = torch.where(low > 0, -1.0, 1.0)  # the tail in which differences keep their digits
     start = torch.sigmoid(side * low)
     width = torch.sigmoid(side * high) - start
-    share = (torch.sigmoid(side * odds) - start) / torch.where(width == 0, 1, width)
-    share = torch.where(width == 0, (odds > low).to(odds.dtype), share.clamp(0, 1))
+    flat = width == 0
+    share = (torch.sigmoid(side * odds) - start) / width.masked_fill(flat, 1)
+    share = torch.where(flat, (odds > low).to(odds.dtype), share.clamp(0, 1))
     bottom, ceiling = at_place(y, before), at_place(y, after)
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 

@@ -46,6 +46,9 @@ MAX_STEPS, TOLERANCE = 50, 1e-10  # of Newton's method for the sharpness, over p
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Ranges: TypeAlias = Sequence[tuple[int, int]]
+# Second derivatives of a mean loss at temperature scaling: of a diagonal and an intercept those by
+# each parameter, (size,); of a matrix two factors, (classes, classes) and (classes + 1,) * 2.
+Curvature: TypeAlias = Sequence[FloatArray]
 T = TypeVar("T")
 
 
@@ -183,6 +186,7 @@ def solve(
 
     L-BFGS runs on parameters that are scaled by the curvature at temperature scaling, since
     penalties may be a million times apart. There a gradient of 1e-6 is a loss of about 1e-12.
+    Those of a matrix are turned to the eigenvectors of its curvature too: a third of the steps.
     """
     centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
@@ -304,11 +308,6 @@ def nll_sums(
     return value, torch.cat([by_weight.reshape(-1), by_bias])
 
 
-# Second derivatives of a mean loss at temperature scaling: of a diagonal and an intercept those by
-# each parameter, (size,); of a matrix two factors, (classes, classes) and (classes + 1,) * 2.
-Curvature: TypeAlias = Sequence[FloatArray]
-
-
 def curvature_of(data: FitData, size: int) -> Curvature:
     """Return the curvature by ``size`` parameters."""
     rows = float64_chunks(data, data.ranges())
@@ -367,11 +366,11 @@ def scaling_of(curvature: Curvature, penalty: FloatArray) -> Scaling:
 
     def forward(u: FloatArray) -> FloatArray:
         matrix = left @ (factor * torch.from_numpy(u).view_as(factor)) @ right.T
-        return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]]).numpy()
+        return np.asarray(torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]]))
 
     def back(gradient: FloatArray) -> FloatArray:
         matrix = left.T @ _beside(torch.from_numpy(gradient), len(left)) @ right
-        return (factor * matrix).reshape(-1).numpy()
+        return np.asarray((factor * matrix).reshape(-1))
 
     return Scaling(forward, back)
 

@@ -223,7 +223,7 @@ def test_held_out_loss_counts_the_weight_of_a_fold(rng):
     held = affine.gather(examples(logits, labels, weight), affine.centred, fold)
     penalty = affine.penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
     at: list[Any] = [None, None]
-    found = affine._held_out(held, penalty, 1, at, np.ones(20))
+    found = affine._held_out(held, penalty, 1, at, [np.ones(20)])
     scores = centred(logits[:30]) @ at[1][:16].reshape(4, 4).T + at[1][16:]
     expected = -log_softmax(scores)[np.arange(30), labels[:30]] @ weight[:30]
     assert found == pytest.approx(expected)
@@ -459,11 +459,32 @@ def test_time_limit_reaches_the_folds(rng, monkeypatch):
     logits, labels, _ = confused(rng)
     given = affine.gather(examples(logits, labels), affine.centred, np.arange(600) % 5)
     vectors = [affine.penalty_vector(4, affine.Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
-    monkeypatch.setattr(affine, "diagonal_curvature", lambda held, size: np.ones(size))
+    monkeypatch.setattr(affine, "curvature_of", lambda held, size: [np.ones(size)])
     with time_limit(0), pytest.raises(TimeoutError):
         affine.cross_validated(given, vectors)
     with time_limit(0), pytest.raises(TimeoutError):
         classwise.search(given, 1)
+
+
+def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
+    # at sharpness 0 all rows have the same probabilities, and the two factors are exact
+    classes, count, penalty = 3, 40, 0.1
+    inputs, labels = torch.from_numpy(rng.normal(size=(count, classes))), torch.arange(count) % 3
+    share = torch.from_numpy(rng.dirichlet(np.ones(count)))
+    size = classes * (classes + 1)
+    sums = affine.curvature_sums([(inputs, labels, share)], 0.0, classes, size)
+
+    def loss(flat):
+        logits = inputs @ flat[:-classes].view(classes, classes).T + flat[-classes:]
+        each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return share @ each + penalty * flat.square().sum()
+
+    hessian = torch.autograd.functional.hessian(loss, torch.zeros(size, dtype=torch.float64))
+    scaling = affine.scaling_of(sums, np.full(size, penalty))
+    forward = np.stack([scaling.forward(unit) for unit in np.eye(size)], axis=1)
+    back = np.stack([scaling.back(unit) for unit in np.eye(size)], axis=1)
+    np.testing.assert_allclose(back, forward.T, atol=1e-12)
+    np.testing.assert_allclose(back @ hessian.numpy() @ forward, np.eye(size), atol=1e-9)
 
 
 def in_turn(tasks):

@@ -255,6 +255,22 @@ def test_tokens_are_rows(name, calibrator, data, classes):
     np.testing.assert_array_equal(probs.reshape(-1, classes), predicted(calibrator, data[0]))
 
 
+@pytest.mark.parametrize("keeper", ["ts", "smart", "isotonic", "blend"])
+def test_a_row_is_predicted_as_many_are(keeper, of_name, six):
+    logits = six[0].copy()
+    logits[7, [0, 3]] = -np.inf
+    logits[:50] = logits[:50].round()  # ties
+    many = predicted(of_name(keeper), logits)
+    for row, expected in zip(logits[:50], many, strict=False):
+        np.testing.assert_allclose(predicted(of_name(keeper), row[None])[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("keeper", ["ts", "smart", "isotonic", "sms"])
+def test_vmap_maps_it_over_rows(keeper, of_name, six):
+    rows = torch.from_numpy(six[0][:20])
+    torch.testing.assert_close(torch.vmap(of_name(keeper))(rows), of_name(keeper)(rows))
+
+
 def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks, classes):
     logits = data[0][:300].reshape(10, 30, classes)
     probs = predicted(calibrator, logits)

@@ -206,3 +206,8 @@ def test_sharpness_that_is_known_is_not_searched(rng, monkeypatch):
     data = affine_fit.gather(examples(logits, labels), affine_fit.centred, sharpness=1.0)
     assert data.sharpness == 1
     assert torch.equal(data.labels, torch.from_numpy(labels))
+
+
+def test_a_matrix_takes_few_steps(rng):
+    logits, labels = drawn(rng, 2000, 10)
+    assert StructuredMatrixScaling().fit(logits, labels).solution_.steps <= 25

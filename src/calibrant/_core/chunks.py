@@ -7,7 +7,7 @@ like any others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
 from calibrant._core.engines import Progress as Progress
-from calibrant._core.torch_models import records_graph
+from calibrant._core.torch_models import plain_on_cpu
 
 T = TypeVar("T")
 
@@ -196,7 +196,11 @@ def in_blocks(
     """
     on_cpu = logits.device.type == "cpu"
     step = max(1, (BLOCK if on_cpu else CHUNK_SIZE["cuda"]) // math.prod(logits.shape[1:]))
-    result = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if len(logits) <= step:
+        with torch.no_grad():
+            return call(logits, features).to(dtype)
+    result = torch.empty_like(logits, dtype=dtype)
     inference = torch.is_inference_mode_enabled()  # of this thread alone
 
     def task(start: int, stop: int) -> None:
@@ -211,14 +215,13 @@ def in_blocks(
     return result
 
 
-def worth_blocks(*inputs: Tensor | None) -> bool:
-    """Return True for large inputs on the CPU that need no gradient and are in no graph."""
-    some = [values for values in inputs if values is not None]
-    logits = some[0]
-    if records_graph() or type(logits) is not Tensor or logits.device.type != "cpu":
+def worth_blocks(
+    logits: Tensor, features: Tensor | None = None, parameters: Iterable[Tensor] = ()
+) -> bool:
+    """Return True for large logits on the CPU where nothing needs a gradient or is in a graph."""
+    if not plain_on_cpu(logits) or logits.numel() < 4 * BLOCK or not logits.is_contiguous():
         return False
-    if logits.numel() < 4 * BLOCK or not logits.is_contiguous():
-        return False
+    some = [logits, *parameters, *([] if features is None else [features])]
     return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
 
 
@@ -242,7 +245,7 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
             number = number[kept]
             values = values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
         chunk = _logits_of_classes(examples, values)
-        if _spread(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
+        if spread(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
             chunk = with_masks(chunk, gap)
         labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
         weight = column = None
@@ -334,14 +337,16 @@ def with_masks(logits: Tensor, gap: float) -> Tensor:
     >>> with_masks(torch.tensor([[2.0, -1e9, 0.0]]), MASKED_GAP)
     tensor([[2., -inf, 0.]])
     """
+    if plain_on_cpu(logits) and spread(logits) < gap:  # in less time than the masks take
+        return logits
     return torch.where(logits.amax(-1, keepdim=True) - logits >= gap, -torch.inf, logits)
 
 
-def _spread(chunk: Tensor) -> float:
-    """Return the largest difference of logits in a chunk."""
-    if chunk.numel() == 0:
+def spread(logits: Tensor) -> float:
+    """Return the largest difference of all logits; infinite or NaN where one of them is."""
+    if logits.numel() == 0:
         return 0.0
-    low, high = chunk.aminmax()
+    low, high = logits.detach().aminmax()
     return float(high - low)
 
 

@@ -57,8 +57,14 @@ class Curve(NamedTuple):
 
 def softplus(x: FloatArray) -> Curve:
     """Return ``log(1 + exp(x))`` and its derivative, the logistic function, each ``(n,)``."""
-    small = np.exp(-np.abs(x))  # np.logaddexp and expit take many times longer than np.exp
-    return Curve(np.maximum(x, 0) + np.log1p(small), np.where(x < 0, small, 1) / (1 + small))
+    # np.logaddexp and expit take many times longer than np.exp
+    small = np.abs(x)
+    np.exp(np.negative(small, out=small), out=small)
+    value, slope = np.log1p(small), np.where(x < 0, small, 1.0)
+    value += np.maximum(x, 0)
+    small += 1
+    slope /= small
+    return Curve(value, slope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +121,8 @@ class Records:
         """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
         value, share = softplus(rest)
-        return Curve(value, share * slope)
+        slope *= share
+        return Curve(value, slope)
 
     def log_rest(self, sharpness: float | FloatArray) -> Curve:
         """Return R and dR/dlog b: the negative log-odds of the top class.
@@ -180,44 +187,49 @@ class _Pieces:
     """Polynomials through the nodes around the last position of each example."""
 
     def __init__(self, table: NDArray[np.float32]) -> None:
-        self.table = table
+        flat = table.reshape(len(table), 2 * table.shape[1])
+        self.windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
+        self.nodes = table.shape[1]
         self.first = np.full(len(table), -1)  # node of the window
         self.coefficients = np.empty((2 * WINDOW, len(table)))  # of the powers
 
     def at(self, position: FloatArray) -> Curve:
         """Return R and its slope by the node number at positions ``(n,)`` among the nodes."""
-        first = _first_node(position, self.table.shape[1])
+        first = _first_node(position, self.nodes)
         stale = np.flatnonzero(first != self.first)
         for run in chunks.chunk_slices(len(stale)):
             self._renew(stale[run], first[stale[run]])
         self.first = first
         x = position - first - CENTRE
-        result = np.empty((2, len(x)))
+        result = Curve(np.empty(len(x)), np.empty(len(x)))
         for run in chunks.chunk_slices(len(x)):
-            result[:, run] = _polynomials(self.coefficients[:, run], x[run])
-        return Curve(*result)
+            _evaluate(self.coefficients[:, run], x[run], result.value[run], result.slope[run])
+        return result
 
     def _renew(self, rows: IntArray, first: IntArray) -> None:
-        flat = self.table.reshape(len(self.table), 2 * self.table.shape[1])
-        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
-        self.coefficients[:, rows] = (windows[rows, 2 * first] @ _HERMITE).T
+        self.coefficients[:, rows] = (self.windows[rows, 2 * first] @ _HERMITE).T
 
 
 def _first_node(position: Any, nodes: int) -> Any:
     """Return the first node of the window around a position."""
-    return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
+    first = np.floor(position).astype(np.int64) - 1
+    return np.minimum(np.maximum(first, 0), nodes - WINDOW)  # np.clip takes longer for few
 
 
-def _polynomials(coefficients: FloatArray, x: FloatArray) -> Curve:
-    """Return the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
+def _evaluate(
+    coefficients: FloatArray, x: FloatArray, value: FloatArray, slope: FloatArray
+) -> None:
+    """Write the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
     # Horner's scheme, and its derivative
-    value, slope = coefficients[-1].copy(), np.zeros(len(x))
-    for c in coefficients[-2::-1]:
+    highest, *others = coefficients[::-1]
+    slope[:] = highest
+    np.multiply(highest, x, out=value)
+    value += others[0]
+    for c in others[1:]:
         slope *= x
         slope += value
         value *= x
         value += c
-    return Curve(value, slope)
 
 
 def _hermite() -> FloatArray:

@@ -21,6 +21,7 @@ from calibrant._core.atomic_files import replacing
 AUTOCAST_DEVICES = [
     kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
 ]
+MAX_TOPK = 1000  # numbers up to which topk is the fastest
 
 
 def autocast_devices() -> list[str]:
@@ -53,14 +54,17 @@ def full_precision() -> Iterator[None]:
 
 def top_class(logits: Tensor) -> Tensor:
     """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
-    if _numpy_is_faster(logits):
+    if plain_on_cpu(logits):
         return torch.from_numpy(np.asarray(logits.detach().numpy().argmax(-1)))[..., None]
     return logits.argmax(-1, keepdim=True)
 
 
 def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two largest logits of each row, ``(..., 1)`` each."""
-    # topk looks for any number, which takes several times as long
+    if plain_on_cpu(logits) and logits.numel() <= MAX_TOPK:
+        first, second = logits.topk(2, dim=-1).values.split(1, -1)
+        return first, second
+    # topk looks for any number, which takes several times as long for many rows
     others = logits.scatter(-1, top_class(logits), -torch.inf)
     return logits.amax(-1, keepdim=True), others.amax(-1, keepdim=True)
 
@@ -68,15 +72,18 @@ def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits ``(..., count)`` of each row in descending order, and classes."""
     # torch keeps a heap while the rows are this much longer, and sorts pairs otherwise
-    if not _numpy_is_faster(logits) or logits.shape[-1] >= 64 * count:
+    if not plain_on_cpu(logits) or logits.shape[-1] >= 64 * count:
         return logits.topk(count, dim=-1)
     order = torch.from_numpy(logits.detach().numpy().argsort(-1)[..., -count:].copy()).flip(-1)
     return logits.gather(-1, order), order
 
 
-def _numpy_is_faster(logits: Tensor) -> bool:
-    """Return True for plain tensors on the CPU, but not while a graph is recorded."""
-    return type(logits) is Tensor and logits.device.type == "cpu" and not records_graph()
+def plain_on_cpu(logits: Tensor) -> bool:
+    """Return True for tensors that NumPy can read, but not while a graph is recorded."""
+    if type(logits) is not Tensor or logits.device.type != "cpu":
+        return False
+    # within torch.vmap a tensor stands for many and has no numbers
+    return not (records_graph() or torch._C._are_functorch_transforms_active())
 
 
 def records_graph() -> bool:

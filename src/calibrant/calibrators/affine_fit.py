@@ -46,6 +46,9 @@ MAX_STEPS, TOLERANCE = 50, 1e-10  # of Newton's method for the sharpness, over p
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Ranges: TypeAlias = Sequence[tuple[int, int]]
+# Second derivatives of a mean loss at temperature scaling: of a diagonal and an intercept those by
+# each parameter, (size,); of a matrix two factors, (classes, classes) and (classes + 1,) * 2.
+Curvature: TypeAlias = Sequence[FloatArray]
 T = TypeVar("T")
 
 
@@ -175,7 +178,7 @@ def solve(
     *,
     without: int | None = None,
     start: FloatArray | None = None,
-    curvature: FloatArray | None = None,
+    curvature: Curvature | None = None,
     steps: int = 500,
     tolerance: float = 1e-6,
 ) -> Solution:
@@ -183,10 +186,11 @@ def solve(
 
     L-BFGS runs on parameters that are scaled by the curvature at temperature scaling, since
     penalties may be a million times apart. There a gradient of 1e-6 is a loss of about 1e-12.
+    Those of a matrix are turned to the eigenvectors of its curvature too: a third of the steps.
     """
     centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
-    curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
+    curved = curvature_of(data, penalty.size) if curvature is None else curvature
     loss = mean_nll(data, data.ranges(without=without))
     limits: dict[str, Any] = {"steps": steps, "tolerance": tolerance}
     return minimise_penalised(loss, centre, penalty, curved, start, **limits)
@@ -196,23 +200,23 @@ def minimise_penalised(
     loss: Objective,
     centre: FloatArray,
     penalty: FloatArray,
-    curvature: FloatArray,
+    curvature: Curvature,
     start: FloatArray,
     *,
     steps: int = 500,
     tolerance: float = 1e-6,
 ) -> Solution:
     """Minimise a loss plus the penalties of what is away from the centre."""
-    scale = 1 / np.sqrt(curvature + 2 * penalty)
+    scaling = scaling_of(curvature, penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
-        x = start + scale * u
+        x = start + scaling.forward(u)
         value, gradient = loss(x)
         away = penalty * (x - centre)
-        return value + float(np.sum(away * (x - centre))), scale * (gradient + 2 * away)
+        return value + float(np.sum(away * (x - centre))), scaling.back(gradient + 2 * away)
 
     result = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
-    return result._replace(x=start + scale * result.x)
+    return result._replace(x=start + scaling.forward(result.x))
 
 
 def solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
@@ -229,7 +233,7 @@ def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
     count = len(data.cuts) - 1
     if len(penalties) == 1 or count == 1:
         return 0
-    curvature = diagonal_curvature(data, penalties[0].size)
+    curvature = curvature_of(data, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
     parts = np.array_split(np.arange(count), min(_cores(data, penalties[0].size), count))
@@ -249,7 +253,7 @@ def _held_out(
     penalty: FloatArray,
     fold: int,
     at: list[FloatArray | None],
-    curvature: FloatArray,
+    curvature: Curvature,
 ) -> float:
     """Sum of the loss over a fold that the search did not see; its end is stored in ``at``."""
     # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
@@ -304,11 +308,11 @@ def nll_sums(
     return value, torch.cat([by_weight.reshape(-1), by_bias])
 
 
-def diagonal_curvature(data: FitData, size: int) -> FloatArray:
-    """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
+def curvature_of(data: FitData, size: int) -> Curvature:
+    """Return the curvature by ``size`` parameters."""
     rows = float64_chunks(data, data.ranges())
     sums = curvature_sums(rows, data.sharpness, data.classes, size, data.inputs.device)
-    return np.asarray(sums.cpu().numpy() / float(data.weight.sum()))
+    return [each / float(data.weight.sum()) for each in sums]
 
 
 def curvature_sums(
@@ -317,16 +321,63 @@ def curvature_sums(
     classes: int,
     size: int,
     device: Any = None,
-) -> Tensor:
-    """Sum over rows of the second derivatives by each parameter, at temperature scaling."""
+) -> list[FloatArray]:
+    r"""Sum over rows of the second derivatives at temperature scaling.
+
+    For a matrix and an intercept they are
+    :math:`\sum_i s_i (\mathrm{diag}(p_i) - p_i p_i^T) \otimes z_i z_i^T`, where a last 1 in
+    :math:`z` stands for the intercept, and nearly the product of the means of both factors
+    (Martens and Grosse 2015), whose sums are returned.
+    """
     diagonal = size == 2 * classes
-    result = torch.zeros(size, dtype=torch.float64, device=device)
+    shapes = [(size,)] if diagonal else [(classes, classes), (classes + 1, classes + 1)]
+    sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
     for inputs, _, share in rows:
         probs = (sharpness * inputs).softmax(-1)
-        spread = probs * (1 - probs) * share[:, None]
-        by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
-        result += torch.cat([by_weight.reshape(-1), spread.sum(0)])
-    return result
+        weighed = probs * share[:, None]
+        if diagonal:
+            spread = weighed * (1 - probs)
+            sums[0] += torch.cat([summed(spread, inputs**2, 1), spread.sum(0)])
+        else:
+            wider = torch.cat([inputs, torch.ones_like(inputs[:, :1])], -1)
+            sums[0] += weighed.sum(0).diag() - weighed.T @ probs
+            sums[1] += wider.T @ (wider * share[:, None])
+    return [each.cpu().numpy() for each in sums]
+
+
+class Scaling(NamedTuple):
+    """A linear map of parameters, flat, and its transpose."""
+
+    forward: Callable[[FloatArray], FloatArray]
+    back: Callable[[FloatArray], FloatArray]
+
+
+def scaling_of(curvature: Curvature, penalty: FloatArray) -> Scaling:
+    """Return the map under which the second derivatives of the penalised loss are nearly 1."""
+    if len(curvature) == 1:
+        scale = 1 / np.sqrt(curvature[0] + 2 * penalty)
+        return Scaling(lambda u: scale * u, lambda gradient: scale * gradient)
+    # along the eigenvectors of both factors, of which a penalty is the mean over its entries
+    by_logits, by_inputs = (torch.linalg.eigh(torch.from_numpy(each)) for each in curvature)
+    left, right = by_logits.eigenvectors, by_inputs.eigenvectors
+    bends = torch.outer(by_logits.eigenvalues.clamp(min=0), by_inputs.eigenvalues.clamp(min=0))
+    held = (left**2).T @ _beside(torch.from_numpy(penalty), len(left)) @ right**2
+    factor = (bends + 2 * held).rsqrt()
+
+    def forward(u: FloatArray) -> FloatArray:
+        matrix = left @ (factor * torch.from_numpy(u).view_as(factor)) @ right.T
+        return np.asarray(torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]]))
+
+    def back(gradient: FloatArray) -> FloatArray:
+        matrix = left.T @ _beside(torch.from_numpy(gradient), len(left)) @ right
+        return np.asarray((factor * matrix).reshape(-1))
+
+    return Scaling(forward, back)
+
+
+def _beside(flat: Tensor, classes: int) -> Tensor:
+    """Return flat parameters as a matrix with the intercept in its last column."""
+    return torch.cat([flat[:-classes].view(classes, classes), flat[-classes:, None]], -1)
 
 
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
@@ -352,7 +403,7 @@ def refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArr
     weight = passes.sums(_total_weight)[0]
     sharpness = sharpness_of_all(passes, weight)
     task = partial(_curvature_task, inputs, sharpness, penalty.size)
-    curvature = passes.sums(task)[0] / weight
+    curvature = [each / weight for each in passes.sums(task)]
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = passes.sums(partial(_loss_task, inputs, x))
@@ -403,7 +454,7 @@ def _slope_task(sharpness: float, examples: Examples) -> Sums:
 
 def _curvature_task(inputs: Inputs, sharpness: float, size: int, examples: Examples) -> Sums:
     rows = _rows(inputs, examples)
-    return [curvature_sums(rows, sharpness, examples.classes, size).numpy()]
+    return [*curvature_sums(rows, sharpness, examples.classes, size)]
 
 
 def _loss_task(inputs: Inputs, x: FloatArray, examples: Examples) -> Sums:

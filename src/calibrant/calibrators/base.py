@@ -385,7 +385,7 @@ class Calibrator(nn.Module):
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
         if features is not None and features.device != logits.device:
             features = features.to(logits.device)
-        if worth_blocks(logits, features, *self.parameters()):
+        if worth_blocks(logits, features, self.parameters()):
             return in_blocks(self._whole, *self._flat(logits, features)).reshape(logits.shape)
         return self._whole(logits, features)
 

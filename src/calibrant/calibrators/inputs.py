@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import Features, Logits, Values, as_scores
-from calibrant._core.chunks import as_tensor, mask_gap, on_device, with_masks
+from calibrant._core.chunks import as_tensor, mask_gap, on_device, spread, with_masks
 from calibrant._core.torch_models import check_place
 from calibrant.calibrators import data_checks
 
@@ -61,7 +61,10 @@ def checked_logits(calibrator: Any, logits: Values) -> Tensor:
     given = as_scores(logits)
     scores: Tensor = calibrator._tensor(given)
     calibrator.check_logits(scores)
-    rows, one = scores.reshape(-1, calibrator._classes), calibrator._classes == 1
+    one, gap = calibrator._classes == 1, mask_gap(given)
+    if not one and spread(scores) < gap:  # which is finite
+        return scores
+    rows = scores.reshape(-1, calibrator._classes)
     low, top = rows.aminmax(dim=-1)
     if one:  # log-odds z stand for (0, z)
         low, top = low.clamp(max=0), top.clamp(min=0)
@@ -69,12 +72,12 @@ def checked_logits(calibrator: Any, logits: Values) -> Tensor:
     if bad.any():
         at = int(bad.nonzero()[0])
         raise checks.bad_row(rows[at], 0, at)
-    masked = top - low >= mask_gap(given)
+    masked = top - low >= gap
     if calibrator._floor or not masked.any():
         return scores
     if not calibrator.accepts_masked:
         raise data_checks.masked_row(int(masked.nonzero()[0]))
-    return scores if one else with_masks(rows, mask_gap(given)).reshape(scores.shape)
+    return scores if one else with_masks(rows, gap).reshape(scores.shape)
 
 
 def checked_features(

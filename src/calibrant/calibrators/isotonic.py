@@ -21,12 +21,13 @@ from torch import Tensor
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
 from calibrant._core.chunks import Chunk, Examples, on_threads, thread_ranges
+from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.histogram import by_class
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.top_label import kept_by_task, log_rest, maps_class_one
+from calibrant.calibrators.top_label import kept_by_task, log_sum_without, maps_class_one
 
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
@@ -83,7 +84,7 @@ class StepCalibrator(Calibrator):
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=MIN_LEVEL).log(), -torch.inf)
         result = torch.logaddexp(level, log_probs + LOG_OLD_SHARE)
-        result = torch.where(torch.isneginf(logits), -torch.inf, result)
+        result = result.masked_fill(torch.isneginf(logits), -torch.inf)
         return result - result.amax(-1, keepdim=True)
 
 
@@ -196,9 +197,9 @@ class IsotonicOneVsRest(StepCalibrator):
 def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
-    less = log_probs.clamp(max=-math.log(2))
+    less, top = log_probs.clamp(max=-math.log(2)), top_class(logits)
     odds = less - torch.log1p(-less.exp())
-    return odds.scatter(-1, logits.argmax(-1, keepdim=True), -log_rest(logits)).float()
+    return odds.scatter(-1, top, -log_sum_without(logits, top)).float()
 
 
 def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -206,13 +207,14 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     x, y = x.to(odds.dtype), y.to(odds.dtype)
     last = x.shape[-1] - 1
     after = place(odds, x).clamp(min(1, last), last)
-    before = (after - 1).clamp(min=0)
+    before = after - min(1, last)
     low, high = at_place(x, before), at_place(x, after)
     side = torch.where(low > 0, -1.0, 1.0)  # the tail in which differences keep their digits
     start = torch.sigmoid(side * low)
     width = torch.sigmoid(side * high) - start
-    share = (torch.sigmoid(side * odds) - start) / torch.where(width == 0, 1, width)
-    share = torch.where(width == 0, (odds > low).to(odds.dtype), share.clamp(0, 1))
+    flat = width == 0
+    share = (torch.sigmoid(side * odds) - start) / width.masked_fill(flat, 1)
+    share = torch.where(flat, (odds > low).to(odds.dtype), share.clamp(0, 1))
     bottom, ceiling = at_place(y, before), at_place(y, after)
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 

@@ -42,7 +42,10 @@ def nll(
     r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
     b, share = np.exp(u), records.share
     value, slope = curve or records.log_partition(b)
-    linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
+    gap = records.own_gap
+    if smoothing:
+        gap = (1 - smoothing) * gap + smoothing * records.mean_gap
+    linear = b * gap
     return Measured(float(share @ (linear + value)), share * (linear + slope))
 
 
@@ -132,7 +135,9 @@ def _by_confidence(
     curve = curve or records.log_partition(np.exp(u))
     confidence = np.exp(-curve.value)
     result, gradient = penalty(confidence, records.correct, records.share)
-    return Measured(result, gradient * -confidence * curve.slope)
+    gradient *= -confidence
+    gradient *= curve.slope
+    return Measured(result, gradient)
 
 
 def binned_gaps(
@@ -172,7 +177,12 @@ def gridded_gaps(
     # the slope of one line times the gap, and of both the values, in two looks at the grid
     rise = GRID * np.diff(by_total)
     fixed = GRID * np.diff(by_mass) + by_total[:-1]
-    return value, share * (fixed[cell] + (gap + along / GRID) * rise[cell])
+    along /= GRID
+    along += gap
+    along *= rise.take(cell)
+    along += fixed.take(cell)
+    along *= share
+    return value, along
 
 
 def _penalty(
@@ -189,7 +199,7 @@ def _on_grid(cell: IntArray, along: FloatArray, values: FloatArray) -> FloatArra
     """Sums of values ``(n,)``, each shared between both ends of its cell, ``(GRID + 1,)``."""
     upper = values * along
     result = np.zeros(GRID + 1)
-    result[:-1] += np.bincount(cell, values - upper, GRID)
+    result[:-1] = np.bincount(cell, values - upper, GRID)
     result[1:] += np.bincount(cell, upper, GRID)
     return result
 

@@ -1,9 +1,14 @@
-"""Step functions and broken lines; ``torch.searchsorted`` is missing in some export formats."""
+"""Step functions and broken lines.
+
+Graphs have loops for what ``torch.searchsorted`` does, which is missing in some export formats.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from calibrant._core.torch_models import plain_on_cpu
 
 BEYOND = 3e38
 """Stands for infinity in rows of edges that are filled up: learned values are kept finite."""
@@ -14,6 +19,8 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
 
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
     """
+    if edges.ndim == 1 and plain_on_cpu(values):
+        return torch.searchsorted(edges.to(values.dtype), values.contiguous())
     # while torch.jit.trace records, sizes are tensors
     left, flat = int(edges.shape[-1]), edges.to(values.dtype).reshape(-1)
     start = _row(edges) - 1  # the place of the last edge that is known to be below
@@ -27,6 +34,8 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
 
 def at_place(table: Tensor, index: Tensor) -> Tensor:
     """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``."""
+    if table.ndim == 1 and plain_on_cpu(table):
+        return table.take(index)
     return table.reshape(-1)[_row(table) + index]
 
 

@@ -210,4 +210,6 @@ def test_sharpness_that_is_known_is_not_searched(rng, monkeypatch):
 
 def test_a_matrix_takes_few_steps(rng):
     logits, labels = drawn(rng, 2000, 10)
-    assert StructuredMatrixScaling().fit(logits, labels).solution_.steps <= 25
+    found = StructuredMatrixScaling().fit(logits, labels).solution_
+    assert found is not None
+    assert found.steps <= 25

@@ -17,6 +17,10 @@ def test_a_figure_is_written_as_the_suffix_says(run, path, suffix):
     assert run("plot", path, "-o", f"a.{suffix}", "--level", "0")[2] == f"replaced a.{suffix}\n"
 
 
+def test_a_figure_is_called_like_its_kind(run, path):
+    assert run("plot", path, "--kind", "histogram")[2] == "wrote histogram.png\n"
+
+
 def test_options_reach_the_figure(run, path):
     common = ("--sample-weight", "importance", "--bins", "7")
     code, _, err = run("plot", path, "--by", "region", "--dark", *common, "-o", "a.svg")

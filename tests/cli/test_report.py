@@ -29,6 +29,19 @@ def test_figures_equal_those_of_evaluate(run, split_file, tmp_path):
     assert [row["method"] for row in subject["remedy"]["comparison"]["rows"]] == ["none", "ts"]
 
 
+def test_the_page_is_opened_if_asked(run, path, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("click.launch", opened.append)
+    none = ("--methods", "", "--level", 0)
+    assert run("report", path, *none)[0] == 0
+    assert opened == []
+    assert run("report", path, *none, "--open")[0] == 0
+    assert opened == ["report.html"]
+    code, _, err = run("report", path, *none, "--open", "-o", "-")
+    assert code == 2
+    assert "--open needs a page" in err
+
+
 def test_markdown_goes_to_stdout(run, path):
     code, out, err = run("report", path, "--methods", "", "--level", 0, "-o", "-")
     assert (code, err) == (0, "")

@@ -109,8 +109,6 @@ def monitor(
     from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
     from calibrant.estimate import PerformanceEstimator
-    from calibrant.monitor import Monitor
-    from calibrant.monitor.reference import reference_bins
     from calibrant.show.report.monitoring import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
@@ -125,11 +123,7 @@ def monitor(
         known = None
         if reference is not None:
             (known,) = source.open_each([reference], skipped)
-        if state is not None and os.path.exists(state):
-            watch = _resumed(state, calibrator, settings, known)
-        else:
-            bins = None if known is None else reference_bins(known, calibrator)
-            watch = Monitor(calibrator, reference=bins, **settings)
+        watch = _begun(state, calibrator, settings, known)
         if files and calibrator is None and watch.fingerprint is not None:
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
@@ -161,6 +155,22 @@ def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) 
         raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
     if page is not None:
         check_target(page)
+
+
+def _begun(
+    state: str | None,
+    calibrator: Calibrator | None,
+    settings: dict[str, Any],
+    known: Dataset | None,
+) -> Monitor:
+    """Return the stream of a state where there is one, else a new one."""
+    from calibrant.monitor import Monitor
+    from calibrant.monitor.reference import reference_bins
+
+    if state is not None and os.path.exists(state):
+        return _resumed(state, calibrator, settings, known)
+    bins = None if known is None else reference_bins(known, calibrator)
+    return Monitor(calibrator, reference=bins, **settings)
 
 
 def _resumed(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import click
 import numpy as np
@@ -155,3 +156,26 @@ def test_shells_complete_verbs_and_files():
     assert (done.returncode, done.stdout) == (0, "plain,evaluate\n")
     asked["COMP_WORDS"], asked["COMP_CWORD"] = "calibrant evaluate p", "2"
     assert in_shell(env=asked).stdout == "file,p\n"
+
+
+def documented():
+    """Command lines of the README and the documentation, by page."""
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        text = page.read_text("utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^(?:\$ )?calibrant ([a-z].*)$", text, re.M):
+            yield page.name, re.split(r" [#|>] ?", line)[0]
+
+
+def test_documented_command_lines_have_options_that_exist():
+    lines = list(documented())
+    assert len(lines) > 80
+    for page, line in lines:
+        command: click.Command = cli.cli
+        for word in line.split():
+            if isinstance(command, click.Group) and word in command.commands:
+                command = command.commands[word]
+        if isinstance(command, click.Group):
+            continue  # prose, or a group that has a verb by default
+        known = {name for option in command.params for name in option.opts} | {"--help"}
+        assert {*re.findall(r"(?<=\s)--[a-z-]+", line)} <= known, (page, line)

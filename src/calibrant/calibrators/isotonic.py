@@ -84,7 +84,7 @@ class StepCalibrator(Calibrator):
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=MIN_LEVEL).log(), -torch.inf)
         result = torch.logaddexp(level, log_probs + LOG_OLD_SHARE)
-        result = result.masked_fill(torch.isneginf(logits), -torch.inf)
+        result = torch.where(torch.isneginf(logits), -torch.inf, result)
         return result - result.amax(-1, keepdim=True)
 
 
@@ -213,7 +213,7 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     start = torch.sigmoid(side * low)
     width = torch.sigmoid(side * high) - start
     flat = width == 0
-    share = (torch.sigmoid(side * odds) - start) / width.masked_fill(flat, 1)
+    share = (torch.sigmoid(side * odds) - start) / torch.where(flat, 1, width)
     share = torch.where(flat, (odds > low).to(odds.dtype), share.clamp(0, 1))
     bottom, ceiling = at_place(y, before), at_place(y, after)
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)

@@ -88,7 +88,7 @@ class Shard:
         stored = self.domain if name == "logits" else name
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
-            there = comma_separated(self.columns)
+            there = comma_separated(key for key in self.columns if key == key.strip())
             raise ValueError(f"{self.path} has no {wanted} in this split; found {there}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))

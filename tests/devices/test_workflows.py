@@ -74,8 +74,8 @@ WORK: dict[str, Any] = {
     "top_label": lambda d, c, _: cal.top_label(d["logits"], d["labels"]).confidence,
 }
 """By the names of what they try; the results do not depend on the device of the data."""
-ELSEWHERE = {"conformal", "threshold", "Accumulator", *cal.METRICS}
-"""Those of other tests in this folder."""
+ELSEWHERE = {"conformal", "threshold", "Accumulator", "open_dataset", *cal.METRICS}
+"""Those of other tests in this folder, and one whose ``logits`` are names of columns."""
 
 
 @pytest.mark.parametrize("name", WORK)

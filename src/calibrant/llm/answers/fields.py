@@ -11,15 +11,16 @@ Where a service shows the likeliest tokens (``top_logprobs``),
   ones. A token other than the one written leads to the allowed values that begin with it, and is
   taken to arrive at one of them.
 
-Each field is then a graded answer of its own, with the document as its ``question`` and
-``conversation``, so that maps, folds and gates keep documents together. Its ``signals`` hold the
-confidence a second time under the name of its ``kind``: a map of signals learns a line for each.
+Each field is then a graded answer of its own, with its document as ``question`` and
+``conversation``. Its ``signals`` repeat the confidence under the name of its ``kind``: from them a
+map learns a line for each kind.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,9 +43,6 @@ from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
 
 DIGITS = frozenset("0123456789.eE+-")
-"""Characters that go on with a number."""
-BETWEEN = " \t\r\n,:"
-"""Characters between the parts of JSON."""
 
 
 class Leaf(NamedTuple):
@@ -68,7 +66,7 @@ class Leaf(NamedTuple):
     @property
     def is_number(self) -> bool:
         """True for a number, whose end only the next character shows."""
-        return isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
+        return type(self.value) in (int, float)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -78,11 +76,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not in JSON")
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def json_leaves(text: str) -> list[Leaf]:
@@ -91,12 +85,12 @@ def json_leaves(text: str) -> list[Leaf]:
     >>> json_leaves('Here: {"who": "Li", "items": [{"price": 2.5}]}')[1]
     Leaf(path=('items', 0, 'price'), value=2.5, start=40, end=43)
     """
-    starts = [at for at in map(text.find, "{[") if at >= 0]
-    if not starts:
+    first = re.search(r"[{\[]", text)
+    if first is None:
         raise ValueError("there is no object")
     leaves: list[Leaf] = []
     try:
-        _walk(text, min(starts), (), leaves)
+        _walk(text, first.start(), (), leaves)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return leaves
@@ -110,15 +104,15 @@ def _walk(text: str, at: int, path: tuple[str | int, ...], leaves: list[Leaf]) -
         return end
     at += 1
     for key in value if isinstance(value, dict) else range(len(value)):
-        at = _after_blanks(text, at)
         if isinstance(key, str):
-            at = _after_blanks(text, DECODER.raw_decode(text, at)[1])
-        at = _walk(text, at, (*path, key), leaves)
+            at = DECODER.raw_decode(text, _begin(text, at))[1]
+        at = _walk(text, _begin(text, at), (*path, key), leaves)
     return end
 
 
-def _after_blanks(text: str, at: int) -> int:
-    while text[at] in BETWEEN:
+def _begin(text: str, at: int) -> int:
+    """Return where the next key or value begins."""
+    while text[at] in " \t\r\n,:":
         at += 1
     return at
 
@@ -174,11 +168,10 @@ def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
 
     def ending(number: int) -> float:
         rest = tokens.texts[number][: max(leaf.end - tokens.start(number), 0)]
-        size = len(rest)
         return sum(
             prob
             for text, prob in tokens.shown(number).items()
-            if text.startswith(rest) and not (leaf.is_number and text[size : size + 1] in DIGITS)
+            if text.startswith(rest) and not (leaf.is_number and text[len(rest) :][:1] in DIGITS)
         )
 
     *before, last = tokens.span(leaf)
@@ -221,11 +214,7 @@ def _leads(text: str, value: str) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return True for equal values of JSON: 12 equals 12.0, but true is not 1.
-
-    >>> same_value(12, 12.0), same_value(True, 1), same_value("a", "A")
-    (True, False, False)
-    """
+    """Return True for equal values of JSON: 12 equals 12.0, but true is not 1."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
@@ -236,7 +225,7 @@ def field_rows(
     aggregate: Aggregator = "product",
     place: str = "the answer",
 ) -> list[Row]:
-    r"""Return a row for each field of a structured answer, with its confidence.
+    """Return a row for each field of a structured answer, with its confidence.
 
     Parameters
     ----------
@@ -252,12 +241,7 @@ def field_rows(
     aggregate : str
         How the probabilities of the tokens of a field without allowed values make a confidence.
     place : str
-        Of the answer, for messages.
-
-    Raises
-    ------
-    BadDocument
-        If the answer is no JSON, or what is needed of its tokens is unknown.
+        Of the answer, for errors: that it is no JSON, or has not the probabilities that it needs.
 
     Examples
     --------
@@ -273,11 +257,11 @@ def field_rows(
         leaves = json_leaves("".join(tokens.texts))
     except ValueError as error:
         raise BadDocument(place, f"is not JSON: {error}") from error
-    document = str(answer.get("id") or answer.get("question") or place)
+    names = answer.get("id"), answer.get("question"), place
+    document = next(str(name) for name in names if name not in (None, ""))
     source = {key: answer[key] for key in SOURCE_KEYS.values() if answer.get(key)}
-    source["source"] = f"field {aggregate}"
-    known = kinds or {}
-    rows = []
+    source["source"] = f"field {aggregate}"  # not that of the answer
+    known, rows = kinds or {}, []
     for leaf in leaves:
         probs, allowed = leaf_probs(tokens, leaf), known.get(leaf.kind)
         confidence = float(answer_confidence([probs], aggregate)[0])
@@ -287,10 +271,10 @@ def field_rows(
             confidence = allowed_prob(tokens, leaf, allowed)
         row: Row = {"question": document, "conversation": document, "kind": leaf.kind}
         row |= {"field": leaf.pointer, "answer": json.dumps(leaf.value, ensure_ascii=False)}
-        row |= {"token_probs": probs, "confidence": confidence}
+        row |= {"token_probs": probs, "confidence": confidence, **source}
         # a kind that answers may have is a signal of every row: maps refuse unknown ones
         signals = {f"kind:{kind}": None for kind in known} | {f"kind:{leaf.kind}": confidence}
-        rows.append({**row, "signals": signals, **source})
+        rows.append({**row, "signals": signals})
     truth = unpacked_cell(answer.get("truth"))
     return rows if truth is None else _graded(rows, leaves, dict(_flat(truth)))
 
@@ -316,15 +300,9 @@ def _graded(rows: list[Row], leaves: list[Leaf], truth: Mapping[Any, Any]) -> li
 def fields_of(log: Log, *, skip_bad: bool = False, **how: Any) -> AnswerRows:
     """Return the rows of all fields of structured answers.
 
-    Parameters
-    ----------
-    log : Log
-        Of :func:`~calibrant.llm.read_log` with ``graded=False``.
-    skip_bad : bool
-        Leave out answers of which :func:`field_rows` makes none, with a warning that lists them. By
-        default they are an error.
-    how
-        ``kinds`` and ``aggregate``, as for :func:`field_rows`.
+    ``log`` is of :func:`~calibrant.llm.read_log` with ``graded=False``; ``kinds`` and
+    ``aggregate`` are as for :func:`field_rows`. With ``skip_bad``, answers of which it makes none
+    are left out, with a warning that lists them; by default they are an error.
     """
     fields, bad = AnswerRows([], []), list[BadDocument]()
     for place, answer in zip(*log.answers, strict=True):
@@ -335,11 +313,11 @@ def fields_of(log: Log, *, skip_bad: bool = False, **how: Any) -> AnswerRows:
             continue
         fields.rows.extend(rows)
         fields.places.extend(f"{row['field']} of {place}" for row in rows)
-    usable, file = len(log.answers.rows) - len(bad), Path(log.path)
-    if bad and not (skip_bad and usable):
-        raise ValueError(refusal(bad, usable, file, "answers"))
+    about: Any = bad, len(log.answers.rows) - len(bad), Path(log.path), "answers"
+    if bad and not (skip_bad and fields.rows):
+        raise ValueError(refusal(*about))
     if bad:
-        warn(f"left out {counted(bad, usable, file, 'answers')}")
+        warn(f"left out {counted(*about)}")
     return fields
 
 
@@ -347,11 +325,9 @@ def documents_of(fields: AnswerRows) -> AnswerRows:
     """Return a row for each document, whose confidence is the product of those of its fields.
 
     The chances ``calibrated`` are taken if fields have them, else their ``confidence``. A document
-    is right if all of its fields are, and none is missing. Its fields depend on each other, so that
-    the product is not yet the chance of this: a map of documents learns it.
+    is right if all of its fields are, and none is missing. Fields of a document depend on each
+    other, so that the product is not yet the chance of this: a map of documents learns it.
 
-    Examples
-    --------
     >>> fields = [{"question": "7", "calibrated": p, "correct": True} for p in (0.5, 0.8)]
     >>> (row,) = documents_of(AnswerRows.of(fields)).rows
     >>> row["confidence"], row["correct"]

@@ -1,12 +1,13 @@
 """Confidence of the fields of structured answers, before and after maps, with documents held out.
 
-    python benchmarks/studies/fields.py LOG... -o docs/data
+    python benchmarks/studies/fields.py LOG... --tables docs/data
 
-LOG is a file of fields_extracted.py. Documents are split into halves twenty times: maps are fitted
-to the fields of one half and measured on the other. fields.csv has a row for each model, kind of
-field and method, means over the splits: the confidence as it is (``raw``), one map of it for all
-fields (``one map``), a beta map for each kind by itself (``map each``), one map of the confidence
-that tells kinds apart (``kinds``), and that of all signals of the tokens, too (``all``).
+LOG is a file of fields_extracted.py; without one, only the tables are made. Documents are split
+into halves twenty times: maps are fitted to the fields of one half and measured on the other.
+fields.csv has a row for each model, kind of field and method, means over the splits: the confidence
+as it is (``raw``), one map of it for all fields (``one map``), a beta map for each kind by itself
+(``map each``), one map of the confidence that tells kinds apart (``kinds``), and that of all
+signals of the tokens, too (``all``).
 
 fields_gate.csv has gates with the map of all signals: the half that the map has not seen is halved
 again, for the thresholds and for the measure. A ``field`` gate promises a share of wrong fields, a
@@ -14,7 +15,7 @@ again, for the thresholds and for the measure. A ``field`` gate promises a share
 ``broken`` is the share of splits with more errors than promised, which may be 5 %, and a little
 more because the measure is an estimate itself.
 
-table_fields.csv and table_fields_gate.csv are what the documentation shows. The tables are printed.
+table_fields.csv and table_fields_gate.csv are what the documentation shows, and are printed.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import write_tables
+from rows import Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
 from calibrant.llm.answers.calibrating import apply_answers, fit_answers
@@ -40,35 +41,42 @@ METHODS = ("raw", "one map", "map each", "kinds", "all")
 FIGURES = ("ece", "nll", "auroc")
 LIMITS = {"field": (0.1, 0.2, 0.3), "document": (0.1, 0.2, 0.3)}
 SPLITS = 20
-Rows = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("logs", nargs="+", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("logs", nargs="*", type=Path)
+    parser.add_argument("--tables", type=Path, required=True)
     given = parser.parse_args()
-    warnings.simplefilter("ignore")  # left out answers are counted, gates without answers are 0 %
-    measured: Rows = []
-    gates: Rows = []
-    for log in given.logs:
+    if given.logs:
+        study(given.logs, given.tables)
+    made = {
+        "table_fields": table(read(given.tables / "fields.csv")),
+        "table_fields_gate": gate_table(read(given.tables / "fields_gate.csv")),
+    }
+    write_tables(given.tables, made)
+    for lines in made.values():
+        for line in lines:
+            print("  ".join(f"{cell:>12}" for cell in line))
+
+
+def study(logs: list[Path], folder: Path) -> None:
+    warnings.simplefilter("ignore")  # of answers that are left out, and of gates that accept none
+    measured: Results = []
+    gates: Results = []
+    for log in logs:
         whole = read_log(log, graded=False)
         fields = signals_of(fields_of(whole, kinds=KINDS, skip_bad=True))
         count = len({row["question"] for row in fields.rows})
         print(f"{log.stem}: {len(whole.answers.rows)} answers, {count} of them JSON", flush=True)
-        measured += list(figures(log.stem, fields))
-        gates += list(promises(log.stem, fields))
+        measured += figures(log.stem, fields)
+        gates += promises(log.stem, fields)
     for name, rows in (("fields", measured), ("fields_gate", gates)):
-        with (given.out / f"{name}.csv").open("w", newline="") as file:
+        with (folder / f"{name}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    tables = {"table_fields": table(measured), "table_fields_gate": gate_table(gates)}
-    write_tables(given.out, tables)
-    for lines in tables.values():
-        print()
-        for line in lines:
-            print("  ".join(f"{cell:>12}" for cell in line))
 
 
 # ---------------------------------------------------------------------------------- the measures
@@ -183,7 +191,7 @@ def table(rows: Rows) -> list[list[str]]:
 def gate_table(rows: Rows) -> list[list[str]]:
     heads = ["model", "accepted are", "limit", "accepted", "wrong among them", "broken"]
     return [heads] + [
-        [row["model"], f"{row['unit']}s", f"{100 * row['limit']:.0f} %"]
+        [row["model"], f"{row['unit']}s", f"{100 * float(row['limit']):.0f} %"]
         + [f"{100 * float(row[key]):.1f} %" for key in ("accepted", "error")]
         + [f"{100 * float(row['broken']):.0f} %"]
         for row in rows

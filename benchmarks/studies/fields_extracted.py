@@ -4,16 +4,18 @@
 
 MODEL is a folder of Hugging Face or a .gguf file. Each text is a note about a payment, made of a
 template and drawn values: who pays (and who is paid), when it is due (and when it was written), the
-total (and a part of it), and whether it is paid, open or cancelled, in other words. The model reads
-three solved examples and a text, and writes a line of JSON greedily. A row of LOG has the ``id`` of
-the document, the ``answer``, its ``tokens``, ``token_probs`` and ``top_logprobs`` (of 20 tokens, as
-services show), and ``truth``. Rows are appended, and the same command goes on after a stop.
+total (and a part of it), and whether it is paid, open or cancelled, in other words. With
+``--plain`` there is one name, one date and one sum. The model reads three solved examples and a
+text, and writes a line of JSON greedily. A row of LOG has the ``id`` of the document, the
+``answer``, its ``tokens``, ``token_probs`` and ``top_logprobs`` (of 20 tokens, as services show),
+and ``truth``. Rows are appended, and the same command goes on after a stop.
 """
 
 import argparse
 import copy
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,11 @@ FORMS = (
     "{due}. {state}",
     "{buyer} owes {seller} {total} by {due}; {part} of it is shipping. Dated {written}. {state}",
 )
+PLAIN = (
+    "{buyer} owes {total}, due on {due}. {state}",
+    "{state} The bill for {buyer} comes to {total}, payable until {due}.",
+    "Note: {buyer} has to pay {total} by {due}. {state}",
+)
 
 
 def main() -> None:
@@ -66,11 +73,13 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=400)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--plain", action="store_true", help="one name, date and sum to a text")
     given = parser.parse_args()
-    notes = [note(random.Random(number)) for number in range(given.documents)]
+    forms = PLAIN if given.plain else FORMS
+    notes = [note(random.Random(number), forms) for number in range(given.documents)]
     done = len(given.out.read_text().splitlines()) if given.out.exists() else 0
     network = llm.load_model(given.model, device=given.device)
-    prefix = prefix_of(*network)
+    prefix = prefix_of(*network, forms)
     for first in range(done, len(notes), given.batch):
         chosen = notes[first : first + given.batch]
         rows = extracted(*network, prefix, [text for text, _ in chosen])
@@ -81,7 +90,7 @@ def main() -> None:
         print(first + len(chosen), flush=True)
 
 
-def note(rng: random.Random) -> tuple[str, dict[str, Any]]:
+def note(rng: random.Random, forms: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """A text and its true values."""
     buyer, seller = (
         f"{one} {last}" for one, last in zip(rng.sample(FIRST, 2), rng.sample(LAST, 2), strict=True)
@@ -89,7 +98,7 @@ def note(rng: random.Random) -> tuple[str, dict[str, Any]]:
     written, due = sorted((2024, rng.randint(1, 12), rng.randint(1, 28)) for _ in range(2))
     total = round(rng.choice((40, 400, 4000)) * rng.uniform(0.5, 2), 2)
     part, state = round(total * rng.uniform(0.05, 0.4), 2), rng.choice(STATES)
-    text = rng.choice(FORMS).format(
+    text = rng.choice(forms).format(
         buyer=buyer,
         seller=seller,
         written=day(written, rng),
@@ -115,16 +124,16 @@ def day(date: tuple[int, int, int], rng: random.Random) -> str:
     )
 
 
-def shots() -> str:
+def shots(forms: Sequence[str]) -> str:
     """What is the same before all texts."""
-    notes = [note(random.Random(f"shot {number}")) for number in SHOTS]
+    notes = [note(random.Random(f"shot {number}"), forms) for number in SHOTS]
     solved = [f"Text: {one}\nJSON: {json.dumps(truth, ensure_ascii=False)}" for one, truth in notes]
     return "\n\n".join((TASK, *solved, "Text:"))
 
 
-def prefix_of(model: Any, tokenizer: Any) -> tuple[torch.Tensor, Any]:
+def prefix_of(model: Any, tokenizer: Any, forms: Sequence[str]) -> tuple[torch.Tensor, Any]:
     """The tokens of the shots, and the cache after them."""
-    ids = tokenizer(shots(), return_tensors="pt")["input_ids"].to(model.device)
+    ids = tokenizer(shots(forms), return_tensors="pt")["input_ids"].to(model.device)
     with torch.inference_mode():
         return ids, model(ids, use_cache=True, logits_to_keep=1).past_key_values
 

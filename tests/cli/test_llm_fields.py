@@ -61,8 +61,8 @@ def test_from_a_log_of_a_service_to_accepted_fields_and_documents(run, tmp_path)
     code, said, err = run("llm", "answers", "fit", files["first"], "--signals", "all", "-o", mapped)
     assert code == 0, err
     assert "kind:state" in said
-    given = ("--unit", "turn", "--map", mapped, "--max-error", "0.3", "-o", gate)
-    code, said, err = run("llm", "gate", "fit", files["second"], *given)
+    terms = ("--unit", "turn", "--map", mapped, "--max-error", "0.3", "-o", gate)
+    code, said, err = run("llm", "gate", "fit", files["second"], *terms)
     assert code == 0, err
     assert "at most 30 % of the accepted turns are wrong" in said
 

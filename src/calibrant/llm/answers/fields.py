@@ -156,8 +156,7 @@ class Tokens(NamedTuple):
 
     def shown(self, number: int) -> dict[str, float]:
         """Return the probabilities that are known at a position, by the texts of tokens."""
-        written = {self.texts[number]: float(self.probs[number])}
-        return {**self.top[number], **written} if self.top else written
+        return {**(self.top[number] if self.top else {}), self.texts[number]: self.probs[number]}
 
 
 def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
@@ -169,7 +168,7 @@ def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
     def ending(number: int) -> float:
         rest = tokens.texts[number][: max(leaf.end - tokens.start(number), 0)]
         return sum(
-            prob
+            float(prob)
             for text, prob in tokens.shown(number).items()
             if text.startswith(rest) and not (leaf.is_number and text[len(rest) :][:1] in DIGITS)
         )

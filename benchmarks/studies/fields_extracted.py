@@ -182,7 +182,7 @@ def row_of(tokenizer: Any, ids: list[int], logs: torch.Tensor) -> dict[str, Any]
             for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         )
     ]
-    answer = "".join(texts).split("\n")[0].strip()
+    answer = "".join(texts).split("\n")[0].removesuffix(tokenizer.eos_token).strip()
     return {
         "answer": answer,
         "tokens": texts,

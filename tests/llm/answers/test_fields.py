@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_leaves_are_those_of_the_parsed_value_at_their_places(indent, ascii_only
     ]
     for leaf in leaves:
         assert json.loads(text[leaf.start : leaf.end]) == leaf.value
-        at = NESTED
+        at: Any = NESTED
         for key in leaf.path:
             at = at[key]
         assert at == leaf.value
@@ -133,7 +134,7 @@ class CharModel:
 
     def following(self, prefix):
         total = sum(p for text, p in self.texts.items() if text.startswith(prefix))
-        found = {}
+        found: dict[str, float] = {}
         for text, p in self.texts.items():
             if text.startswith(prefix) and len(text) > len(prefix):
                 char = text[len(prefix)]
@@ -219,7 +220,7 @@ def test_allowed_values_of_whole_tokens():
         "token_probs": [0.9, 0.6, 0.9, 1.0, 0.5, 0.7],
         "top_logprobs": [{t: math.log(p) for t, p in one.items()} for one in shown],
     }
-    kinds = {"s": ["paid", "open", "part"], "n": [1, 12, 2]}
+    kinds: dict[str, Any] = {"s": ["paid", "open", "part"], "n": [1, 12, 2]}
     state, number = field_rows(row, kinds=kinds)
     # "p begins paid and part alike, and null is not allowed
     mine = 0.6 * 0.9 + 0.6 * 0.05

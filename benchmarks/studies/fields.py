@@ -20,6 +20,7 @@ table_fields.csv and table_fields_gate.csv are what the documentation shows, and
 
 import argparse
 import csv
+import math
 import statistics
 import warnings
 from collections import defaultdict
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import Rows, read, write_tables
+from rows import MISSING, Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
 from calibrant.llm.answers.calibrating import apply_answers, fit_answers
@@ -39,7 +40,7 @@ from calibrant.llm.answers.signals import graded_signals, signals_of
 KINDS = {"payer": None, "due": None, "total": None, "state": ["paid", "open", "cancelled"]}
 METHODS = ("raw", "one map", "map each", "kinds", "all")
 FIGURES = ("ece", "nll", "auroc")
-LIMITS = {"field": (0.1, 0.2, 0.3), "document": (0.1, 0.2, 0.3)}
+LIMITS = {"field": (0.1, 0.2, 0.3), "document": (0.3, 0.5)}
 SPLITS = 20
 Results = list[dict[str, Any]]
 
@@ -177,25 +178,29 @@ def outcome(gate: Any, test: AnswerRows) -> tuple[float, float]:
 
 
 def table(rows: Rows) -> list[list[str]]:
-    heads = ["model", "field", "right %", "", *METHODS]
+    heads = ["texts for", "field", "right %", "", *METHODS]
     lines = [heads]
     names = {"ece": ("ECE %", 100, 1), "nll": ("log loss", 1, 3), "auroc": ("AUROC %", 100, 1)}
     for model, kind in dict.fromkeys((row["model"], row["kind"]) for row in rows):
         some = [row for row in rows if (row["model"], row["kind"]) == (model, kind)]
         for figure, (name, scale, digits) in names.items():
-            cells = [f"{scale * float(row[figure]):.{digits}f}" for row in some]
+            cells = [number(scale * float(row[figure]), digits) for row in some]
             lines.append([model, kind, f"{100 * float(some[0]['right']):.1f}", name, *cells])
     return lines
 
 
 def gate_table(rows: Rows) -> list[list[str]]:
-    heads = ["model", "accepted are", "limit", "accepted", "wrong among them", "broken"]
+    heads = ["texts for", "accepted are", "limit", "accepted", "wrong among them", "broken"]
     return [heads] + [
         [row["model"], f"{row['unit']}s", f"{100 * float(row['limit']):.0f} %"]
-        + [f"{100 * float(row[key]):.1f} %" for key in ("accepted", "error")]
+        + [number(100 * float(row[key]), 1, " %") for key in ("accepted", "error")]
         + [f"{100 * float(row['broken']):.0f} %"]
         for row in rows
     ]
+
+
+def number(value: float, digits: int, unit: str = "") -> str:
+    return MISSING if math.isnan(value) else f"{value:.{digits}f}{unit}"
 
 
 if __name__ == "__main__":

@@ -52,10 +52,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.logs:
         study(given.logs, given.tables)
-    made = {
-        "table_fields": table(read(given.tables / "fields.csv")),
-        "table_fields_gate": gate_table(read(given.tables / "fields_gate.csv")),
-    }
+    made = tables(given.tables)
     write_tables(given.tables, made)
     for lines in made.values():
         for line in lines:
@@ -175,6 +172,13 @@ def outcome(gate: Any, test: AnswerRows) -> tuple[float, float]:
 
 
 # ---------------------------------------------------------------------------------- the tables
+
+
+def tables(folder: Path) -> dict[str, list[list[str]]]:
+    return {
+        "table_fields": table(read(folder / "fields.csv")),
+        "table_fields_gate": gate_table(read(folder / "fields_gate.csv")),
+    }
 
 
 def table(rows: Rows) -> list[list[str]]:

@@ -25,7 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
-        "default_head",
+        *("default_head", "fields"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -196,6 +196,25 @@ def test_claims_about_questions_to_language_models(model):
         before = figure("ece", source, "none", "texts")
         single = [row["head"] for row in rows if row["set"] == source and "map" not in row["head"]]
         assert min(figure("ece", source, head, "texts") for head in single) > 0.7 * before > 0.27
+
+
+def test_claims_about_fields(tables):
+    headings, *rows = tables["table_fields"]
+    cells = {
+        (row[0], row[1], row[3]): dict(zip(headings[4:], map(float, row[4:]), strict=True))
+        for row in rows
+        if row[4] != "\N{EN DASH}"
+    }
+    for texts in {key[0] for key in cells}:
+        ece, nll, auroc = (cells[texts, "all", name] for name in ("ECE %", "log loss", "AUROC %"))
+        assert ece["raw"] > 18 > 6 > ece["all"]
+        assert nll["all"] < nll["one map"] - 0.08 < nll["raw"]
+        assert auroc["one map"] < 66 < 75 < auroc["kinds"]
+    plain = "SmolLM2-135M, plain"
+    for kind in ("payer", "total"):
+        assert cells[plain, kind, "log loss"]["kinds"] < cells[plain, kind, "log loss"]["map each"]
+    _, *gates = tables["table_fields_gate"]
+    assert all(float(row[-1].removesuffix(" %")) <= 5 for row in gates)
 
 
 def test_claims_about_tags(tables):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import judge, llm_gate, llm_logs, llm_signals, shared
+from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -568,6 +568,8 @@ def apply_map(mapped: str, file: str, out: str) -> None:
 
 
 answers.add_command(llm_logs.collect)
+answers.add_command(llm_fields.documents)
+answers.add_command(llm_fields.fields)
 answers.add_command(llm_logs.read)
 answers.add_command(llm_logs.report)
 answers.add_command(llm_signals.signals)

@@ -6,6 +6,7 @@ The names here are those of everyday use; the others are in ``tokens``, ``heads`
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
+from calibrant.llm.answers.fields import documents_of, field_rows, fields_of
 from calibrant.llm.answers.graded import read_answers
 from calibrant.llm.answers.judges.judged import read_judged
 from calibrant.llm.answers.judges.rates import success_rate
@@ -53,9 +54,12 @@ __all__ = [
     "attached",
     "chat_prompt",
     "collect",
+    "documents_of",
     "evaluate_answers",
     "evaluate_tokens",
     "exact_match",
+    "field_rows",
+    "fields_of",
     "fingerprint_of",
     "fit_gate",
     "fit_head",

@@ -5,6 +5,7 @@ Everything that reads answers, questions or logs line by line reads them by :fun
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import math
@@ -124,22 +125,18 @@ def token_material(logprobs: Any, place: str) -> Row:
 
 
 def token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return the texts of tokens; one that ends within a character is its text with the next.
+    r"""Return the texts of tokens; a character of several tokens comes with the last of them.
 
-    >>> token_texts([{"token": "\\xc3", "bytes": [195]}, {"token": "\\xa9", "bytes": [169]}])
-    ['', 'é']
+    >>> token_texts([{"token": "a\\xc3", "bytes": [97, 195]}, {"token": "\\xa9", "bytes": [169]}])
+    ['a', 'é']
     """
-    texts, rest = [], b""
-    for one in content:
-        if not isinstance(one.get("bytes"), list):
-            texts.append(str(one.get("token", "")))
-            continue
-        rest += bytes(one["bytes"])
-        text = rest.decode("utf-8", "replace")
-        whole = not text.endswith("\N{REPLACEMENT CHARACTER}") or len(rest) > 4
-        texts.append(text if whole else "")
-        rest = b"" if whole else rest
-    return texts
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [
+        decoder.decode(bytes(one["bytes"]))
+        if isinstance(one.get("bytes"), list)
+        else str(one.get("token", ""))
+        for one in content
+    ]
 
 
 def text_of(content: Any) -> str:

@@ -23,7 +23,7 @@ from calibrant.llm.answers.lines import (
 )
 from calibrant.llm.heads.documents import BadDocument
 
-KEPT = ("correct", "kind", "stated", "signals", "samples", "prompt", "head", "sampling")
+KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
 """Values of a line that an answer takes over as they are."""
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),

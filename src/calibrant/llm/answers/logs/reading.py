@@ -22,7 +22,7 @@ from calibrant.llm.heads.reading import counted, refusal
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
 IDS = ("id", "custom_id")
 """Keys by which outcomes are found."""
-JOINED = ("correct", "question", "kind")
+JOINED = ("correct", "question", "kind", "truth")
 """Values that a file of outcomes adds to answers."""
 SIGNALS = ("signals", "stated", "samples", "judges")
 """Values of rows that make signals besides a confidence."""
@@ -92,7 +92,8 @@ def read_log(
         the first that is 0 or 1, the first scorer, and ``correct``.
     outcomes : path, optional
         ``.jsonl`` or ``.csv`` with ``id`` (or ``custom_id``) and ``correct`` of each answer, and
-        also ``question`` or ``kind``, where the log does not have them.
+        also ``question``, ``kind`` or ``truth`` (the right values of a structured answer), where
+        the log does not have them.
     graded : bool
         Every answer must have an outcome, and something to tell a confidence from.
     skip_bad : bool

@@ -210,7 +210,7 @@ def codes_of(reading: Reading, data: World) -> Array:
 
 def subgroup(data: World, codes: Array, one: Candidate) -> Subgroup:
     mask = members(one.conditions, codes)
-    return Subgroup(mask, one.gap, gap(data, one.estimand, mask))
+    return Subgroup(mask, one.gap.value, gap(data, one.estimand, mask))
 
 
 def confirmed(data: World, seed: int) -> list[Subgroup]:

@@ -133,6 +133,16 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "-o", f"{FILE}7.csv"],
         [f"{NAME}.jsonl", "--outcome", NAME, "--outcomes", f"{NAME}.jsonl", "-o", "x.csv"],
     ],
+    "llm answers fields": [
+        ["extracted.jsonl", "-o", f"{FILE}10.jsonl"],
+        ["extracted.jsonl", "--kinds", f"{NAME}.jsonl", "-o", "x.jsonl"],
+        [f"{NAME}.jsonl", "-o", "x.jsonl"],
+        ["extracted.jsonl", "-o", f"{FILE}.{NAME}"],
+    ],
+    "llm answers documents": [
+        [f"{FILE}10.jsonl", "-o", f"{FILE}12.jsonl"],
+        [f"{NAME}.jsonl", "-o", FILE],
+    ],
     "llm answers report": [
         [f"{NAME}.jsonl", "-o", f"{FILE}8"],
         ["mixed.jsonl", "-o", FILE],
@@ -192,8 +202,18 @@ def in_folder(tmp_path, monkeypatch, arrays):
     both = [{**row, "system": system} for system in (NAME, "b") for row in judged]
     sets = {NAME: graded, "other": other, "mixed": [*graded, *other]}
     sets |= {"judged": both, "many": 5 * graded}
+    sets |= {"extracted": [extraction({NAME: NAME}), extraction({"b": 1, NAME: None})]}
     for name, rows in sets.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def extraction(answer):
+    """A structured answer in a log of a service."""
+    text = json.dumps(answer, ensure_ascii=False)
+    token = {"token": text, "logprob": -0.1, "bytes": list(text.encode()), "top_logprobs": []}
+    choice = {"message": {"content": text}, "logprobs": {"content": [token]}}
+    body = {"model": NAME, "choices": [choice]}
+    return {"custom_id": NAME, "response": {"status_code": 200, "body": body}}
 
 
 def refuse(constant: str) -> Any:

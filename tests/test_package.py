@@ -5,6 +5,8 @@ import doctest
 import inspect
 import math
 import pkgutil
+import re
+import runpy
 import subprocess
 import sys
 from importlib import import_module
@@ -140,3 +142,19 @@ assert not {"matplotlib", "pyarrow", "sklearn", "calibrant.llm"} & set(sys.modul
 
 def test_names_are_imported_when_they_are_first_used():
     subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("home", ["", "https://example.org/calibrant"])
+def test_the_package_page_has_no_link_that_leads_nowhere(home):
+    root = Path(__file__).parents[1]
+    namespace = runpy.run_path(str(root / "hatch_build.py"))
+    text = (root / "README.md").read_text("utf-8")
+    page = namespace["readme"](text, home)
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    paths = [target.split("/main/")[-1].partition("#")[0] for target in targets]
+    assert len(targets) == (text.count("](") if home else 0)
+    assert all(
+        target.startswith(home) and (root / path).exists()
+        for target, path in zip(targets, paths, strict=True)
+    )
+    assert "New to calibration?" in page

@@ -19,6 +19,10 @@ from subprocess import PIPE, STDOUT
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from hatch_build import HOME  # noqa: E402
+
 VERSION = "9.8.7"
 WHEEL = f"calibrant-{VERSION}-py3-none-any.whl"
 WRITTEN = "src/calibrant/_version.py"  # by the build
@@ -108,6 +112,8 @@ def main() -> None:
         mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "user.py")
         output_of(*mypy, "--python-executable", python, cwd=elsewhere)
     print("the wheel and the sdist are complete, and work where they are installed")
+    if not HOME:
+        print("hatch_build.HOME is empty: the package page has neither links nor pictures")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ check: lint types
 lint: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 
 types: .venv/.installed-dev
 	$(BIN)/mypy

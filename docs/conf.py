@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "sphinx_design",
 ]
 # Words such as "tokens" in the type of a parameter are taken for references to attributes.
@@ -47,6 +48,8 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = "calibrant"
+html_logo = html_favicon = "_static/logo.svg"
+html_theme_options = {"top_of_page_buttons": []}
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["formulas.css", "pages.css"]
@@ -77,11 +80,13 @@ FIGURE = re.compile(r"```python\n(.*?)```(?:\s*!\[[^\]]*\]\(images/(\w+)\.svg\))
 
 
 def _draw_figures(app):
-    """Draw the figures of the pages, so that they are up to date."""
+    """Draw the figures of the pages and write the report they show, so that they are up to date."""
     import matplotlib.pyplot as plt
 
+    import calibrant
     from calibrant.show import figures
 
+    calibrant.report(calibrant.sample_path()).save(Path(app.srcdir) / "_static/demo_report.html")
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
     page, before = (Path(app.srcdir) / "plots.md").read_text(encoding="utf-8"), os.getcwd()

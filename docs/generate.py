@@ -1,6 +1,7 @@
-"""Pages that are made from the code: tables of methods, metrics and losses, and the API page."""
+"""Pages that are made from the code, and notebooks that are made from pages."""
 
 import inspect
+import json
 import re
 from importlib import import_module
 from itertools import groupby
@@ -111,6 +112,10 @@ def write(folder: Path) -> None:
     for make in (methods, properties, tag_methods, metrics, losses):
         (folder / "_generated" / f"{make.__name__}.md").write_text(make(), encoding="utf-8")
     (folder / "api.md").write_text(api(), encoding="utf-8")
+    (folder / "cli.md").write_text(command_line(), encoding="utf-8")
+    for page in folder.glob("tutorial_*.md"):
+        notebook = folder / "_generated" / f"{page.stem}.ipynb"
+        notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------ tables
@@ -228,6 +233,61 @@ def table(headings, rows) -> str:
 def code(names) -> str:
     """Names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+# ------------------------------------------------------------------------ command line, notebooks
+
+
+def command_line() -> str:
+    """The page with the help of every command, by section."""
+    from calibrant.cli import SECTIONS, cli
+
+    page = ["# Command line\n", f"```text\n{help_of(cli, 'calibrant')}\n```\n"]
+    for title, names in SECTIONS.items():
+        page.append(f"## {title}\n")
+        for name in names:
+            page += [*commands(cli.commands[name], f"calibrant {name}")]
+    return "\n".join(page)
+
+
+def commands(command, path: str):
+    """Help of a command and, if it is a group, of those in it."""
+    inner = getattr(command, "commands", {})
+    yield f"### {path}\n\n```text\n{help_of(command, path)}\n```\n"
+    for name, each in inner.items():
+        yield from commands(each, f"{path} {name}")
+
+
+def help_of(command, path: str) -> str:
+    """The help of a command, as a terminal of 88 columns shows it."""
+    context = command.context_class(command, info_name=path, terminal_width=88)
+    return command.get_help(context)
+
+
+def notebook_of(page: str) -> str:
+    """A page as a notebook: its text, its Python, and its commands behind an exclamation mark."""
+    cells = []
+    for i, part in enumerate(re.split(r"```(python|bash|text)\n(.*?)```\n", page, flags=re.DOTALL)):
+        kind = ("markdown", "language", "code")[i % 3]
+        if kind == "language":
+            language = part
+            continue
+        if kind == "code":
+            if language == "text":
+                continue  # the notebook shows its own output
+            if language == "bash":
+                part = re.sub(r"(?m)^(?=\w)", "!", part)
+        else:
+            part = re.sub(r"\{\w+\}`([^`<]*?)(?: <[^>]*>)?`", r"`\1`", part)  # roles of Sphinx
+        if part.strip():
+            source = part.strip().splitlines(keepends=True)
+            cell = {"cell_type": kind, "id": f"cell-{i}", "metadata": {}, "source": source}
+            cells.append(
+                cell | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+            )
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    page = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(page, indent=1, ensure_ascii=False)
 
 
 # ---------------------------------------------------------------------------------------- API page

@@ -260,7 +260,8 @@ def commands(command, path: str):
 
 def help_of(command, path: str) -> str:
     """The help of a command, as a terminal of 88 columns shows it."""
-    context = command.context_class(command, info_name=path, terminal_width=88)
+    settings = {"terminal_width": 88, "help_option_names": ["-h", "--help"]}
+    context = command.context_class(command, info_name=path, **settings)
     return command.get_help(context)
 
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from docutils.nodes import SkipNode, math_block
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.addnodes import pending_xref
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
@@ -29,8 +30,6 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-# Words such as "tokens" in the type of a parameter are taken for references to attributes.
-suppress_warnings = ["ref.python"]
 # No sphinx.ext.intersphinx: it downloads inventories, and the build must work without a network.
 
 exclude_patterns = ["_build", "_generated", "_templates"]
@@ -144,6 +143,17 @@ def _find_reference(app, env, node, target):
     return make_refnode(app.builder, node["refdoc"], *entries.pop(), target, wanted)
 
 
+def _drop_words(app, doctree):
+    """Take no word of the type of a parameter for a reference, such as ``n`` for ``Threshold.n``.
+
+    Classes begin with a capital letter.
+    """
+    for node in list(doctree.findall(pending_xref)):
+        kind = node.get("refdomain"), node.get("reftype")
+        if kind == ("py", "class") and re.fullmatch(r"[a-z_]\w*", node["reftarget"]):
+            node.replace_self(node.children)
+
+
 def _write_pages(app, config):
     """Write the pages that are made from the code, before Sphinx looks for pages."""
     generate.write(Path(app.srcdir))
@@ -152,6 +162,7 @@ def _write_pages(app, config):
 def setup(app):
     app.connect("config-inited", _write_pages)
     app.connect("builder-inited", _draw_figures)
+    app.connect("doctree-read", _drop_words)
     app.connect("missing-reference", _find_reference)
     app.add_html_math_renderer("mathml", (_write_math, None), (_write_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

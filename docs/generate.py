@@ -23,12 +23,7 @@ TITLES = {
     "_core": "Helpers",
 }
 """Sections of the API page by package, in order; other packages follow under their own name."""
-SUBMODULES = {
-    "llm": "Language models",
-    "show.report": "Reports",
-    "show.figures": "Diagrams",
-    "integrations": "Trackers and trainers",
-}
+SUBMODULES = ("llm", "show.report", "show.figures", "integrations")
 """Packages and modules without names on top."""
 MORE = {
     "calibrators": (
@@ -46,7 +41,7 @@ MORE = {
     "monitor": ("report.Alarm", "report.Drift", "estimates.WindowEstimate"),
     "estimate": (
         *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
-        *("sampling.choose_labels", "sampling.LabelSample", "watch.Shift"),
+        *("sampling.choose_labels", "sampling.LabelSample"),
     ),
     "slices": (
         *("result.Off", "result.Slice"),
@@ -111,7 +106,9 @@ def write(folder: Path) -> None:
     (folder / "_generated").mkdir(exist_ok=True)
     for make in (methods, properties, tag_methods, metrics, losses):
         (folder / "_generated" / f"{make.__name__}.md").write_text(make(), encoding="utf-8")
-    (folder / "api.md").write_text(api(), encoding="utf-8")
+    (folder / "api").mkdir(exist_ok=True)
+    for name, text in api_pages().items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
     for page in folder.glob("tutorial_*.md"):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
@@ -294,29 +291,43 @@ def notebook_of(page: str) -> str:
 # ---------------------------------------------------------------------------------------- API page
 
 
-def api() -> str:
-    """The page of public names, by package: those on top, then the others."""
+def api_pages() -> dict[str, str]:
+    """Pages of public names: that of the names on top by package, and one for each package."""
     import calibrant
 
-    page = ["# Python interface\n", "Each section has the names of `import calibrant` first.\n"]
+    page = ["# Python interface\n", "Each section has names of `import calibrant`.\n"]
     tables = [name for name in calibrant.__all__ if isinstance(getattr(calibrant, name), dict)]
     page.append(f"Tables from name to class or function: {code(tables)}.\n")
     names = sorted((n for n in calibrant.__all__ if n not in tables), key=_place)
+    pages = {}
     for package, group in groupby(names, key=_package):
         top = [name for name in group if name != "CalibratedClassifier"]
         page.append(section(TITLES.get(package, package), "calibrant", top))
-        page.append(_others(package, top))
-    for module, title in SUBMODULES.items():
-        page += [f"## {title}\n", _others(module, [])]
-    return "\n".join(part for part in [*page, SKLEARN] if part)
+        pages |= package_page(package, top)
+    for package in SUBMODULES:
+        pages |= package_page(package, [])
+    links = "".join(f"{name}\n" for name in pages)
+    page += [SKLEARN, "## Packages\n", f"```{{toctree}}\n:maxdepth: 1\n\n{links}```\n"]
+    return {"api": "\n".join(page), **pages}
 
 
-def _others(package: str, top) -> str:
-    """The names of a package that are not on top."""
+def package_page(package: str, top) -> dict[str, str]:
+    """A page with the names of a package that are not on top, in a table and in full; or none."""
     module = f"calibrant.{package}"
     exported = [] if package == "_core" else public(module)
-    rest = [name for name in (*exported, *MORE.get(package, ())) if name not in top]
-    return f"In `{module}`:\n\n{section('', module, rest)}" if rest else ""
+    names = [name for name in (*exported, *MORE.get(package, ())) if name not in top]
+    listed = "".join(f"   {name}\n" for name in names)
+    start = f"```{{eval-rst}}\n.. currentmodule:: {module}\n.. autosummary::\n\n{listed}"
+    lines = [f"# {module}\n", start]
+    for name in names:
+        kind, members = ("class", "   :members:\n") if _is_class(module, name) else ("function", "")
+        lines.append(f".. auto{kind}:: {module}.{name}\n{members}")
+    return {f"api/{package}": "\n".join([*lines, "```\n"])} if names else {}
+
+
+def _is_class(module: str, name: str) -> bool:
+    *inner, name = name.split(".")
+    return inspect.isclass(getattr(import_module(".".join([module, *inner])), name))
 
 
 def _package(name: str) -> str:

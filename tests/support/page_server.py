@@ -1,7 +1,6 @@
 """The page of ``calibrant ui`` on a port of this machine, and requests to it."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +8,9 @@ from http.client import HTTPConnection
 from types import SimpleNamespace
 from urllib.parse import quote
 
-import uvicorn
-
 from calibrant.ui.app import make_app
-from calibrant.ui.guard import Guard
-from calibrant.ui.server import listening
+from calibrant.ui.guard import App, Guard
+from tests.support.local_server import local_server
 
 
 class Client:
@@ -80,16 +77,11 @@ class Client:
 @contextmanager
 def page_server(max_upload: int = 2_000_000) -> Iterator[Client]:
     """Run the server in a thread."""
-    with listening("127.0.0.1", 0) as listener:
-        guard = Guard("127.0.0.1", listener.getsockname()[1])
-        app = make_app(guard, max_upload)
-        # without a limit the server waits for connections that a client keeps open
-        config = uvicorn.Config(app, ws="none", log_level="warning", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Client(guard)
-        finally:
-            server.should_exit = True
-            thread.join()
+    guards = []
+
+    def made(port: int) -> App:
+        guards.append(Guard("127.0.0.1", port))
+        return make_app(guards[0], max_upload)
+
+    with local_server(made):
+        yield Client(guards[0])

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from calibrant._core.addresses import is_loopback
-from calibrant.ui.guard import Guard, Guarded
+from calibrant.ui.guard import Guard, Guarded, is_loopback
 
 GUARD = Guard("127.0.0.1", 8321, token="secret")
 OWN = {

@@ -8,7 +8,7 @@ import pytest
 
 from calibrant.ui import jobs as module
 from calibrant.ui.jobs import Busy, Job, Jobs
-from calibrant.ui.worker import DIED, Look
+from calibrant.ui.worker import DIED, LookTask
 
 
 class SlowWorker:
@@ -48,7 +48,7 @@ def jobs(tmp_path, worker):
 
 
 def job(name="x"):
-    return Job(Look(Path("x.npz"), name, 1), ("one", "two"))
+    return Job(LookTask(Path("x.npz"), name, 1), ("one", "two"))
 
 
 def wait_until(condition):
@@ -122,14 +122,14 @@ def test_a_stop_that_comes_before_the_worker_has_the_job_still_ends_it(jobs, wor
 def test_the_number_of_waiting_jobs_is_bounded(jobs, worker):
     jobs.add(job())
     worker.started.get(timeout=20)
-    for _ in range(module.WAITING):
+    for _ in range(module.MAX_WAITING):
         jobs.add(job())
     with pytest.raises(Busy, match="waiting already"):
         jobs.add(job())
 
 
 def test_the_oldest_results_make_room(jobs, worker, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(module, "MAX_JOBS", 2)
     added = []
     for name in "abc":
         added.append(jobs.add(job(name)))

@@ -8,8 +8,8 @@ import pytest
 
 import calibrant as cal
 from calibrant.ui import tasks
-from calibrant.ui.choices import Choices
-from calibrant.ui.tasks import Steps, look, run
+from calibrant.ui.tasks import look, run
+from calibrant.ui.worker import Choices
 from tests.ui.conftest import npz, over_confident
 
 ENOUGH = 10**9
@@ -120,7 +120,7 @@ def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "usual_methods", lambda *_: ("none", "ts"))  # others take longer
     path, sent = file(**arrays), []
     chosen = Choices("ets", fit_split="test", test_split="val")
-    told = run(path, "my <b>file.npz", tmp_path, chosen, Steps(lambda *update: sent.append(update)))
+    told = run(path, "my <b>file.npz", tmp_path, chosen, lambda *update: sent.append(update))
     assert [update for update in sent if update[0] == "step"] == [("step", i) for i in range(3)]
     assert ("progress", 200, 200) in sent
     assert (told["no_onnx"], told["needs_features"]) == (None, False)
@@ -157,7 +157,7 @@ def test_values_that_cannot_be_used_are_explained(file, tmp_path, arrays, reason
     path = file(**arrays)
     assert look(path, ENOUGH)["splits"]
     with pytest.raises(ValueError, match=reason):
-        run(path, "mine.npz", tmp_path, Choices("ts"), Steps(lambda *_: None))
+        run(path, "mine.npz", tmp_path, Choices("ts"), lambda *_: None)
 
 
 def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(monkeypatch, file, arrays):
@@ -175,6 +175,6 @@ def test_a_failed_export_is_told_and_costs_nothing_else(monkeypatch, file, array
 
     monkeypatch.setattr(tasks, "export_onnx", fails)
     monkeypatch.setattr(tasks, "_report", lambda *_: None)
-    told = run(file(**arrays), "x.npz", tmp_path, Choices("ts"), Steps(lambda *_: None))
+    told = run(file(**arrays), "x.npz", tmp_path, Choices("ts"), lambda *_: None)
     assert "calibrant[export]" in told["no_onnx"]
     assert (tmp_path / "calibrator.safetensors").exists()

@@ -1,11 +1,15 @@
 """Files are bounded, kept under names of our own, and removed."""
 
 import asyncio
+import os
+import signal
+import tempfile
 
 import pytest
 
 from calibrant.ui import uploads
-from calibrant.ui.uploads import TooLarge, Uploads, shown_name, suffix_of
+from calibrant.ui.uploads import PREFIX, TooLarge, Uploads, shown_name, suffix_of, temporary_home
+from tests.support.warm_scripts import run_script
 
 
 async def in_chunks(*chunks, problem=None):
@@ -46,7 +50,7 @@ def test_no_name_of_the_client_reaches_the_disk(store, tmp_path, name):
 
 def test_the_shown_name_is_short_and_inert():
     assert shown_name("x" * 5000 + ".npz").endswith("x.npz")
-    assert len(shown_name("x" * 5000 + ".npz")) == uploads.LONGEST
+    assert len(shown_name("x" * 5000 + ".npz")) == uploads.MAX_NAME
     assert shown_name("a\x1b[31m\u202e.npz") == "a\\x1b[31m\\u202e.npz"
     assert shown_name("") == shown_name("/") == "unnamed"
 
@@ -99,10 +103,78 @@ def test_other_kinds_of_files_are_refused_with_the_reason(name, reason):
 
 
 def test_the_file_unused_for_longest_makes_room(store, tmp_path):
-    keys = [receive(store, "x.npz", b"1") for _ in range(uploads.KEPT)]
+    keys = [receive(store, "x.npz", b"1") for _ in range(uploads.MAX_FILES)]
     assert store.get(keys[0]) is not None  # used now
     receive(store, "x.npz", b"1")
-    assert len(list(tmp_path.iterdir())) == uploads.KEPT
+    assert len(list(tmp_path.iterdir())) == uploads.MAX_FILES
     assert store.get(keys[1]) is None
     assert store.get(keys[0]) is not None
     assert store.get("../" + keys[0]) is None
+
+
+KILLED = """
+    import os, signal
+    from calibrant.ui.uploads import temporary_home
+
+    with temporary_home() as home:
+        (home / "a1b2").mkdir()
+        (home / "a1b2" / "a1b2.npz").write_text("an upload")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# the folder of a server goes with it, or when the next one starts; nothing else is touched
+
+
+@pytest.fixture
+def temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_private_and_removed_at_the_end(temporary_files):
+    with temporary_home() as home:
+        assert home.parent == temporary_files
+        assert os.name == "nt" or home.stat().st_mode & 0o777 == 0o700
+        (home / "upload").write_text("content")
+    assert not list(temporary_files.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals differ there")
+def test_what_a_killed_server_left_is_removed_by_the_next(temporary_files):
+    ended = run_script(KILLED, env={"TMPDIR": str(temporary_files)})
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = temporary_files.glob(f"{PREFIX}*")
+    assert (left / "a1b2" / "a1b2.npz").exists()
+    with temporary_home() as home:
+        assert list(temporary_files.glob(f"{PREFIX}*")) == [home]
+
+
+def test_folders_of_others_stay(temporary_files):
+    (temporary_files / f"{PREFIX}notes").mkdir()  # somebody's own, without a lock
+    (temporary_files / f"{PREFIX}notes" / "mine.txt").write_text("mine")
+    with temporary_home() as running:
+        (temporary_files / f"{PREFIX}link").symlink_to(running)
+        with temporary_home():
+            assert running.exists()
+    (temporary_files / "elsewhere").mkdir()
+    (temporary_files / "elsewhere" / ".server.lock").touch()
+    (temporary_files / f"{PREFIX}other").symlink_to(temporary_files / "elsewhere")
+    with temporary_home():
+        assert (temporary_files / "elsewhere").exists()
+        assert (temporary_files / f"{PREFIX}notes" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it has no such owners")
+def test_folders_of_other_users_stay(temporary_files, monkeypatch):
+    left = temporary_files / f"{PREFIX}left"
+    left.mkdir()
+    (left / ".server.lock").touch()
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with temporary_home():
+        assert left.exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary_files))
+    with temporary_home():
+        assert not left.exists()

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibrant.ui import tasks, worker
-from calibrant.ui.choices import Choices
-from calibrant.ui.worker import DIED, Look, Run, Worker
+from calibrant.ui.worker import DIED, Choices, FitTask, LookTask, Worker
 
 
 @pytest.fixture
@@ -30,13 +29,13 @@ def outcome(task):
 
 
 def test_a_task_that_succeeds(path):
-    kind, found = outcome(Look(path, "x.npz", 10**6))
+    kind, found = outcome(LookTask(path, "x.npz", 10**6))
     assert (kind, found["classes"]) == ("done", 3)
 
 
 def test_errors_have_the_name_that_the_user_knows_and_no_path(path):
     path.write_bytes(path.read_bytes()[:500])
-    kind, error = outcome(Look(path, "mine\u202e.npz", 10**6))
+    kind, error = outcome(LookTask(path, "mine\u202e.npz", 10**6))
     assert kind == "failed"
     assert error.startswith("mine\\u202e.npz is damaged or incomplete")
     assert str(path.parent) not in error
@@ -44,7 +43,7 @@ def test_errors_have_the_name_that_the_user_knows_and_no_path(path):
 
 def test_a_bug_is_told_as_one_and_shown_in_the_terminal(path, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "look", lambda *_: dict[str, int]()["nothing"])
-    kind, error = outcome(Look(path, "x.npz", 10**6))
+    kind, error = outcome(LookTask(path, "x.npz", 10**6))
     assert kind == "failed"
     assert "bug in calibrant (KeyError)" in error
     assert "Traceback" in capsys.readouterr().err
@@ -58,7 +57,7 @@ def test_a_full_disk_is_no_bug(path, monkeypatch):
             raise AttributeError("'Stream' object has no attribute 'pos'")
 
     monkeypatch.setattr(tasks, "look", look)
-    kind, error = outcome(Look(path, "x.npz", 10**6))
+    kind, error = outcome(LookTask(path, "x.npz", 10**6))
     assert kind == "failed"
     assert error.startswith("No space left on device: make room")
 
@@ -104,7 +103,7 @@ def pid(one):
 @pytest.mark.slow
 def test_a_process_works_is_killed_and_starts_again(path):
     one = Worker()
-    task = Look(path, "x.npz", 10**6)
+    task = LookTask(path, "x.npz", 10**6)
     try:
         assert list(one.updates(task))[-1][0] == "done"
         first = pid(one)
@@ -112,10 +111,37 @@ def test_a_process_works_is_killed_and_starts_again(path):
         assert pid(one) == first  # it stays warm
         os.kill(first, signal.SIGKILL)  # as the system does when memory runs out
         assert list(one.updates(task))[-1] in [("failed", DIED), ("done", outcome(task)[1])]
-        updates = one.updates(Run(path, "x.npz", path.parent, Choices("auto")))
+        updates = one.updates(FitTask(path, "x.npz", path.parent, Choices("auto")))
         assert next(updates) == ("step", (0,))
         threading.Timer(0.1, one.kill).start()
         assert list(updates)[-1] == ("failed", DIED)
         assert pid(one) == 0
     finally:
         one.kill()
+
+
+def test_what_is_left_out_has_its_default():
+    assert Choices.from_json({}) == Choices("auto", None, None, "auto", None)
+    chosen = {"method": "ts", "fit_split": "", "test_split": "test", "keep_argmax": False}
+    assert Choices.from_json({**chosen, "estimand": "top_label"}).fit_split == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([], "JSON object"),
+        ("auto", "JSON object"),
+        ({"path": "/etc/passwd"}, "a request has no option 'path': its options are method"),
+        ({"method": 3}, "method must be text, got 3"),
+        ({"method": None}, "method must be text, got None"),
+        ({"fit_split": ["val"]}, "fit_split must be text, or None"),
+        ({"test_split": {}}, "test_split must be text, or None"),
+        ({"estimand": "x"}, "estimand must be one of auto"),
+        ({"estimand": []}, "estimand must be one of auto"),
+        ({"keep_argmax": "yes"}, "keep_argmax must be True or False, or None, got 'yes'"),
+        ({"keep_argmax": 1}, "keep_argmax must be True or False, or None, got 1"),
+    ],
+)
+def test_anything_else_is_refused(content, reason):
+    with pytest.raises((TypeError, ValueError), match=reason):
+        Choices.from_json(content)

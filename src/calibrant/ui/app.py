@@ -22,12 +22,10 @@ from calibrant import __version__
 from calibrant._core.messages import failure_text
 from calibrant.show.html import escaped
 from calibrant.show.palette import themes
-from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
-from calibrant.ui.home import temporary_home
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id
-from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads
-from calibrant.ui.worker import Look, Run
+from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads, temporary_home
+from calibrant.ui.worker import Choices, FitTask, LookTask
 
 PAGE = Path(__file__).with_name("page")
 ASSETS = {
@@ -43,6 +41,8 @@ RESULTS = {
     "calibrator.onnx": "application/octet-stream",
 }
 """Files of a finished job by name; no other can be asked for."""
+STEPS = ("Fit the calibrator", "Measure, compare and write the report", "Export to ONNX")
+"""Steps of a fit, as the page shows them."""
 EXPANSION = 10
 """Arrays may take that many times the memory of the largest file."""
 LARGEST_REQUEST = 10_000
@@ -120,7 +120,7 @@ class Service:
 
     def _look(self, key: str) -> Response:
         upload = self._upload(key)
-        task = Look(upload.path, upload.name, EXPANSION * self.max_upload)
+        task = LookTask(upload.path, upload.name, EXPANSION * self.max_upload)
         job = self._add(Job(task))
         size = upload.path.stat().st_size
         answer = {"file": key, "name": upload.name, "size": size, "job": job.id}
@@ -135,7 +135,7 @@ class Service:
         except (TypeError, ValueError) as problem:
             raise HTTPException(400, str(problem)) from problem
         key = new_id()
-        task = Run(upload.path, upload.name, self.jobs.folder(key), choices)
+        task = FitTask(upload.path, upload.name, self.jobs.folder(key), choices)
         job = self._add(Job(task, STEPS, id=key))
         return JSONResponse({"job": job.id}, status_code=202)
 

@@ -8,13 +8,12 @@ chosen at each start and handed out in the printed address only.
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
-
-from calibrant._core.addresses import from_this_origin, names_server, to_open
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -22,6 +21,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_HEADER = "x-calibrant-token"
 READING = ("GET", "HEAD")
 
@@ -62,7 +62,10 @@ class Guard:
     @property
     def address(self) -> str:
         """Address to open, with the secret; that of this machine if the host stands for all."""
-        return f"http://{to_open(self.host)}:{self.port}/?token={self.token}"
+        address = _address(self.host)
+        everywhere = address is not None and address.is_unspecified
+        host = "127.0.0.1" if everywhere else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
 
     def set_cookie(self) -> str:
         """Return the header by which the page hands the secret to the browser."""
@@ -78,7 +81,7 @@ class Guard:
             return "this server does not answer to that host name: open the address it has printed"
         if scope["method"] not in READING:
             site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-            if not from_this_origin(site, origin, host):
+            if site not in (None, "same-origin") or origin not in (None, f"http://{host}"):
                 return "this request comes from another site, which may not change anything here"
             if not self._is_token(headers.get(TOKEN_HEADER, "")):
                 return "this request lacks the token of the page: reload the page"
@@ -87,8 +90,18 @@ class Guard:
         return "the address lacks its token: open the address that calibrant ui has printed"
 
     def is_own(self, host: str) -> bool:
-        """Return True if a ``Host`` header names this server."""
-        return names_server(host, self.host, self.port)
+        """Return True if a ``Host`` header names this server.
+
+        An address in digits does so wherever the server answers other machines: nobody can point it
+        elsewhere, as with a name.
+        """
+        name, _, port = host.rpartition(":")
+        if port != str(self.port):
+            return False
+        name = name.removeprefix("[").removesuffix("]").lower()
+        if name in LOOPBACK or name == self.host.lower():
+            return True
+        return not is_loopback(self.host) and _address(name) is not None
 
     def _is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -140,3 +153,21 @@ def _cookie(headers: Mapping[str, str], name: str) -> str:
     # the cookies of all servers on this machine come together
     pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
     return next((value for key, _, value in pairs if key == name), "")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach the host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    address = _address(host)
+    return host.lower() == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is in digits; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

@@ -14,9 +14,9 @@ from typing import Any
 
 from calibrant.ui.worker import LAST, Task, Worker
 
-WAITING = 4
+MAX_WAITING = 4
 """Jobs that may wait for the one that runs."""
-KEPT = 24
+MAX_JOBS = 24
 """Jobs whose results are kept."""
 
 
@@ -92,15 +92,15 @@ class Jobs:
 
     def check_room(self) -> None:
         """Raise if no job can be added."""
-        if len(self._queue) >= WAITING:
-            raise Busy(f"{WAITING} jobs are waiting already: stop one, or wait for one to end")
+        if len(self._queue) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} jobs are waiting already: stop one, or wait for one to end")
 
     def add(self, job: Job) -> Job:
         """Queue a job and forget the oldest that are over, with their results."""
         with self._change:
             self.check_room()
             over = [old for old in self._jobs.values() if old.is_over]
-            for old in over[: max(0, len(self._jobs) + 1 - KEPT)]:
+            for old in over[: max(0, len(self._jobs) + 1 - MAX_JOBS)]:
                 del self._jobs[old.id]
                 shutil.rmtree(self.folder(old.id), ignore_errors=True)
             self.folder(job.id).mkdir(exist_ok=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from calibrant.deploy.export import export_onnx
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.model import Subject
 from calibrant.show.report.remedies import usual_methods
-from calibrant.ui.choices import Choices
+from calibrant.ui.worker import Choices, Send
 from calibrant.workflows.fit import Fit, fit_and_measure
 
 NAMES_SHOWN = 12
@@ -136,34 +137,20 @@ def plain_text(summary: str) -> str:
 # ------------------------------------------------------------------------- running
 
 
-class Steps:
-    """Tells which step is under way and how far it is; the page shows it."""
-
-    def __init__(self, send: Callable[..., object]) -> None:
-        self.send = send
-
-    def start(self, number: int) -> None:
-        """Begin a step."""
-        self.send("step", number)
-
-    def progress(self, done: int, total: int) -> None:
-        """Report how much of the step is done."""
-        self.send("progress", done, total)
-
-
-def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict[str, Any]:
+def run(path: str, name: str, out: Path, choices: Choices, send: Send) -> dict[str, Any]:
     """Fit, report and export into the folder ``out``; ``name`` stands for the path in results."""
     dataset = replace(open_dataset(path), path=name)
+    progress = partial(send, "progress")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        steps.start(0)
-        with reporting(steps.progress):
+        send("step", 0)
+        with reporting(progress):
             fitted = _fit(dataset, choices)
         save(fitted.calibrator, out / "calibrator.safetensors")
-        steps.start(1)
-        with reporting(steps.progress):
+        send("step", 1)
+        with reporting(progress):
             _report(dataset, out, choices)
-        steps.start(2)
+        send("step", 2)
         problem = _export(fitted, dataset, out / "calibrator.onnx")
     messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     notes = [message.replace(path, name) for message in messages]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from calibrant._core.atomic_files import locked
 from calibrant._core.messages import comma_separated, printable
 
 SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
@@ -20,10 +24,13 @@ REASONS = {
     ".npy": f"a .npy file holds one array, and labels belong to the logits; {SAVE}",
 }
 """Why files of some kinds are refused."""
-KEPT = 6
+MAX_FILES = 6
 """Files that are kept, more than there are jobs; those unused for longest make room for others."""
-LONGEST = 120
+MAX_NAME = 120
 """Characters of a name that are shown."""
+PREFIX = "calibrant-ui-"
+LOCKED = "server"
+"""Name that a server locks in its folder; the system unlocks it when the process is gone."""
 
 
 class TooLarge(ValueError):
@@ -51,7 +58,7 @@ def shown_name(name: str) -> str:
     ('val.npz', 'passwd')
     """
     last = PurePosixPath(name.replace("\\", "/")).name
-    return printable(last)[-LONGEST:] or "unnamed"
+    return printable(last)[-MAX_NAME:] or "unnamed"
 
 
 def suffix_of(name: str) -> str:
@@ -119,8 +126,30 @@ class Uploads:
         return Upload(name, folder, suffix)
 
     def _keep(self, upload: Upload) -> str:
-        while len(self.files) >= KEPT:
+        while len(self.files) >= MAX_FILES:
             oldest = self.files.pop(next(iter(self.files)))
             shutil.rmtree(oldest.folder, ignore_errors=True)
         self.files[upload.folder.name] = upload
         return upload.folder.name
+
+
+@contextmanager
+def temporary_home() -> Iterator[Path]:
+    """Yield a folder that only this user can read, and remove it at the end.
+
+    Folders of servers that were killed are removed first.
+    """
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/.{LOCKED}.lock"):
+        with suppress(OSError):  # in use, or removed by another server
+            _remove_abandoned(lock.parent)
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as home,
+        locked(Path(home) / LOCKED),
+    ):
+        yield Path(home)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    if not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid():
+        with locked(folder / LOCKED, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)  # of a link it removes nothing

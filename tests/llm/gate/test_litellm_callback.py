@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant._core.addresses import listening
 from calibrant.llm.gate.watch import WatchFile
 from tests.support.fake_upstream import MODEL, SURE, Upstream
 from tests.support.local_server import local_server
@@ -50,7 +50,7 @@ def litellm_proxy(folder, upstream_port, **settings):
     ]
     config = {"model_list": models, "litellm_settings": {"num_retries": 0, **settings}}
     (folder / "config.yaml").write_text(json.dumps(config))
-    with listening("127.0.0.1", 0, 0) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     environment = {
         **os.environ,

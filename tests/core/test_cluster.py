@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from calibrant._core import cluster
-from calibrant._core.cluster import ClusterExecutor
+from calibrant._core import engines
+from calibrant._core.engines import ClusterExecutor
+
+dask = pytest.importorskip("dask")
 
 
 class Task:
@@ -69,7 +71,7 @@ def test_a_cluster_without_workers_is_given_up():
 
 def test_workers_that_come_back_are_waited_for(monkeypatch):
     """The time begins again with each look that finds a worker."""
-    monkeypatch.setattr(cluster, "LOOK", 0.02)
+    monkeypatch.setattr(engines, "LOOK", 0.02)
     slow = Task(1, done=False)
 
     class Returning(Client):
@@ -89,7 +91,6 @@ def test_the_timeout_of_a_task_is_its_own():
 
 
 def test_the_configuration_of_dask_sets_the_time():
-    dask = pytest.importorskip("dask")
     assert ClusterExecutor(None).patience == 300
-    with dask.config.set({cluster.SETTING: "2 minutes"}):
+    with dask.config.set({engines.PATIENCE_SETTING: "2 minutes"}):
         assert ClusterExecutor(None).patience == 120

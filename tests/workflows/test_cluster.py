@@ -17,8 +17,7 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.cluster import ClusterExecutor
-from calibrant._core.engines import dask_client
+from calibrant._core.engines import ClusterExecutor, dask_client
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards

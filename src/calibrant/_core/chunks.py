@@ -21,7 +21,6 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
-from calibrant._core.engines import Progress as Progress
 from calibrant._core.torch_models import plain_on_cpu
 
 T = TypeVar("T")
@@ -245,7 +244,7 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
             number = number[kept]
             values = values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
         chunk = _logits_of_classes(examples, values)
-        if spread(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
+        if range_of(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
             chunk = with_masks(chunk, gap)
         labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
         weight = column = None
@@ -337,24 +336,17 @@ def with_masks(logits: Tensor, gap: float) -> Tensor:
     >>> with_masks(torch.tensor([[2.0, -1e9, 0.0]]), MASKED_GAP)
     tensor([[2., -inf, 0.]])
     """
-    if plain_on_cpu(logits) and spread(logits) < gap:  # in less time than the masks take
+    if plain_on_cpu(logits) and range_of(logits) < gap:  # in less time than the masks take
         return logits
     return torch.where(logits.amax(-1, keepdim=True) - logits >= gap, -torch.inf, logits)
 
 
-def spread(logits: Tensor) -> float:
+def range_of(logits: Tensor) -> float:
     """Return the largest difference of all logits; infinite or NaN where one of them is."""
     if logits.numel() == 0:
         return 0.0
     low, high = logits.detach().aminmax()
     return float(high - low)
-
-
-def top_class(chunk: Tensor) -> Tensor:
-    """Return the class of the largest logit, the first of equals."""
-    if chunk.device.type == "cpu":  # where numpy is several times faster
-        return torch.from_numpy(chunk.numpy().argmax(-1))
-    return chunk.argmax(-1)
 
 
 def exponential(values: Tensor) -> Tensor:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from calibrant._core.cluster import ClusterExecutor
 from calibrant._core.messages import printable
 from calibrant._core.optional import needed
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -31,6 +34,10 @@ ATTEMPTS = 3
 ENGINE_FAILURES = (ConnectionError, ChildProcessError)
 """Errors of the engine, not of a task: another task would fail as well."""
 CONNECT = 10.0  # seconds to wait for a scheduler
+LOOK = 1.0  # seconds between two looks at the number of workers of a cluster
+PATIENCE_SETTING, PATIENCE = "calibrant.no-workers-timeout", "5 minutes"
+"""Setting of dask for the time that a cluster may be without workers, such as one that starts them
+when there is work, and its default."""
 
 
 class Work(NamedTuple):
@@ -207,10 +214,6 @@ class WorkerPool(Executor):
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         return ProcessPoolExecutor(self.workers, context, _prepare)
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run a call in the pool, once."""
-        return self._pool.submit(fn, *args, **kwargs)
-
     def map(
         self,
         fn: Callable[..., T],
@@ -219,9 +222,7 @@ class WorkerPool(Executor):
         chunksize: int = 1,
     ) -> Iterator[T]:
         """Yield the results of calls in their order; ``timeout`` and ``chunksize`` are not used."""
-        return self._results(fn, list(zip(*iterables, strict=False)))
-
-    def _results(self, fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+        calls = list(zip(*iterables, strict=False))
         waiting: deque[Future[T]] = deque()
         failures = 0
         try:
@@ -231,13 +232,14 @@ class WorkerPool(Executor):
                     ahead = 1 if failures else AHEAD * self.workers + 1
                     try:
                         for call in calls[i + len(waiting) : i + ahead]:
-                            waiting.append(self.submit(fn, *call))
+                            waiting.append(self._pool.submit(fn, *call))
                         result = waiting[0].result()
                         break
                     except BrokenExecutor as problem:
                         failures += 1
                         waiting.clear()
-                        self._restart()
+                        self.shutdown(wait=False, cancel_futures=True)
+                        self._pool = self._started()
                         if failures > ATTEMPTS:
                             raise ended_early(calls[i][-1]) from problem
                 waiting.popleft()
@@ -247,10 +249,6 @@ class WorkerPool(Executor):
             for future in waiting:
                 future.cancel()
 
-    def _restart(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._started()
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
@@ -259,6 +257,61 @@ class WorkerPool(Executor):
 def _prepare() -> None:
     """Prepare a process of the pool, before it imports torch."""
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin would take cores from others
+
+
+class ClusterExecutor(Executor):
+    """The workers behind a dask client.
+
+    The executor that a client has itself waits for a result without end if all workers are lost.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    patience : float, optional
+        Seconds without workers after which the wait for a result ends with a ConnectionError. The
+        default is ``calibrant.no-workers-timeout`` of dask's configuration, or else five minutes.
+    """
+
+    def __init__(self, client: Client, patience: float | None = None) -> None:
+        import dask
+        from dask.utils import parse_timedelta
+
+        self.client = client
+        setting = dask.config.get(PATIENCE_SETTING, PATIENCE)
+        self.patience = float(parse_timedelta(setting)) if patience is None else patience
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        """Yield the results of calls in their order; ``timeout`` and ``chunksize`` are not used."""
+        futures = deque(self.client.map(fn, *map(list, iterables), pure=False))
+        try:
+            while futures:
+                yield self._result(futures[0])
+                futures.popleft()  # which frees the memory of a worker
+        finally:
+            self.client.cancel(list(futures))
+
+    def _result(self, future: Any) -> Any:
+        seen = time.monotonic()
+        while not future.done():
+            try:
+                return future.result(timeout=min(LOOK, self.patience))
+            except TimeoutError:  # of the wait, unless the task is done
+                pass
+            if self.client.scheduler_info(n_workers=-1)["workers"]:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self.patience:
+                raise ConnectionError(
+                    f"the dask cluster has had no workers for {self.patience:g} s: start some with "
+                    "'dask worker', and run the same command once more; "
+                    "DASK_CALIBRANT__NO_WORKERS_TIMEOUT sets another time, such as 1h"
+                )
+        return future.result()
 
 
 def mapped(executor: Executor, task: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:

@@ -31,6 +31,7 @@ from torch import Tensor
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Chunk, Examples
+from calibrant._core.torch_models import top_class
 
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
 OCTAVES = 9  # doublings of the sharpness that the nodes span: temperatures down to 0.04
@@ -345,15 +346,15 @@ def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]
         if buffers.shape[1] < size or buffers.device != device:
             buffers = torch.empty(2, size, dtype=torch.float32, device=device)
         gaps, scratch = (buffer[:size].view_as(chunk.logits) for buffer in buffers)
-        top = chunks.top_class(chunk.logits)
-        best = chunk.logits.gather(-1, top[:, None])
+        top = top_class(chunk.logits)
+        best = chunk.logits.gather(-1, top)
         own_gap = (best - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0].double()
         if not torch.isfinite(own_gap).all():
             bad = ~torch.isfinite(own_gap).cpu().numpy()
             raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
         gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
-        yield Gaps(chunk, top, best, own_gap, gaps, scratch)
+        yield Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
 
 
 def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:

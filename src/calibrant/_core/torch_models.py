@@ -1,4 +1,4 @@
-"""Helpers for third-party torch models: their batches, outputs, devices, modes and layers."""
+"""Helpers for models of others: how they are loaded, their batches, outputs, devices and layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
+from calibrant._core.messages import comma_separated
+from calibrant._core.optional import needed
 
 # torch 2.4 has none for mps, and refuses to be asked
 AUTOCAST_DEVICES = [
     kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
 ]
+CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
 MAX_TOPK = 1000  # numbers up to which topk is the fastest
 
 
@@ -258,3 +261,48 @@ def digest(model: nn.Module) -> str:
             some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
             seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
     return seen.hexdigest()
+
+
+def device_and_dtype(*, device: str | None, dtype: str) -> tuple[Any, Any]:
+    """Return the torch device, None to leave the model where it is, and the precision."""
+    precision: Any = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+    usable = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if precision != "auto" and not usable:
+        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
+    return (None if device is None else own_device(device)), precision
+
+
+def check_transformers(what: str) -> None:
+    """Raise unless transformers can be imported, which ``what`` need."""
+    with needed(f"{what} need transformers", "'calibrant[llm]'"):
+        import transformers  # noqa: F401
+
+
+def check_model(path: str | os.PathLike[str]) -> None:
+    """Raise if a path leads to no model; a name on the hub is not looked up."""
+    file, name = Path(path), str(path)
+    # a name on the hub is one word, or two with a slash between them
+    local = file.is_absolute() or name.startswith(".") or name.endswith(("/", ".gguf"))
+    if local and not file.exists():
+        raise FileNotFoundError(f"there is no model at {path}")
+    if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
+        found = _models_in(file)
+        hint = f"; pass {found[0]}" if found else ""
+        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}{hint}")
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return GGUF files of a folder, or the models of a folder of the cache of the hub."""
+    snapshots = folder.glob(f"snapshots/*/{CONFIGS[0]}")
+    return sorted(folder.glob("*.gguf")) or sorted(config.parent for config in snapshots)
+
+
+def check_complete(report: dict[str, Any], path: object, name: str) -> None:
+    """Raise if weights of a model were not loaded: they would be random."""
+    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    if wrong:
+        raise ValueError(
+            f"{path} must have all weights of {name}, got none of the right shape for "
+            f"{comma_separated(wrong[:3])}{' and others' * (len(wrong) > 3)}: download or save "
+            "the model again"
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import Features, Logits, Values, as_scores
-from calibrant._core.chunks import as_tensor, mask_gap, on_device, spread, with_masks
+from calibrant._core.chunks import as_tensor, mask_gap, on_device, range_of, with_masks
 from calibrant._core.torch_models import check_place
 from calibrant.calibrators import data_checks
 
@@ -62,7 +62,7 @@ def checked_logits(calibrator: Any, logits: Values) -> Tensor:
     scores: Tensor = calibrator._tensor(given)
     calibrator.check_logits(scores)
     one, gap = calibrator._classes == 1, mask_gap(given)
-    if not one and spread(scores) < gap:  # which is finite
+    if not one and range_of(scores) < gap:  # which is finite
         return scores
     rows = scores.reshape(-1, calibrator._classes)
     low, top = rows.aminmax(dim=-1)

@@ -316,7 +316,7 @@ def _label_odds(examples: Examples, temperature: float, run: Run) -> tuple[NDArr
     parts = [
         (
             odds.gather(-1, chunk.labels[:, None])[:, 0],
-            chunks.top_class(chunk.logits) == chunk.labels,
+            top_class(chunk.logits)[:, 0] == chunk.labels,
         )
         for chunk, odds in _odds_chunks(examples, temperature, run)
     ]

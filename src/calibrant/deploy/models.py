@@ -18,13 +18,15 @@ import torch
 from torch import nn
 
 from calibrant._core.messages import comma_separated
-from calibrant._core.pretrained import (
+from calibrant._core.torch_models import (
     check_complete,
     check_model,
-    check_options,
     check_transformers,
+    device_and_dtype,
+    device_of,
+    digest,
+    moved,
 )
-from calibrant._core.torch_models import device_of, digest, moved
 from calibrant.data.formats import Array
 
 FACTORY = re.compile(r"(?P<module>[^\W\d]\w*(?:\.\w+)*):(?P<attribute>[^\W\d]\w*(?:\.\w+)*)")
@@ -103,7 +105,7 @@ def forget_classifier() -> None:
 
 @lru_cache(maxsize=1)
 def _loaded(model: ModelName) -> Classifier:
-    target, precision = check_options(device=model.device, dtype=model.dtype)
+    target, precision = device_and_dtype(device=model.device, dtype=model.dtype)
     suffix, factory = Path(model.name).suffix, FACTORY.fullmatch(model.name)
     if suffix in PICKLES:
         raise ValueError(

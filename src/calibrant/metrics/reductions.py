@@ -23,6 +23,7 @@ from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant._core.class_names import without_frames
+from calibrant._core.torch_models import top_class
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reliability import Reliability, reliability_of
 
@@ -459,8 +460,8 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
         out = buffer[:size].view_as(chunk.logits)
         stated = examples.stated(chunk.number)
         if stated is None:
-            top = chunks.top_class(chunk.logits)
+            top = top_class(chunk.logits)[:, 0]
             yield _Softmax(chunk, top, *_softmax(out.copy_(chunk.logits), top))
         else:  # the way through logarithms would part ties, and cross edges of bins
             out.copy_(torch.from_numpy(stated))
-            yield _Softmax(chunk, chunks.top_class(out), out, out.new_ones(len(out), 1))
+            yield _Softmax(chunk, top_class(out)[:, 0], out, out.new_ones(len(out), 1))

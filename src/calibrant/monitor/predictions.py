@@ -16,7 +16,8 @@ from calibrant._core.checks import (
     as_labels,
     check_whole,
 )
-from calibrant._core.chunks import as_tensor, examples, top_class
+from calibrant._core.chunks import as_tensor, examples
+from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs, reduce_examples
@@ -49,7 +50,7 @@ def top_predictions(
     """Return confidence and predicted class of each row; one logit is that of class 1."""
     scores = logits if calibrator is None else calibrator.transform(logits, features)
     values = as_tensor(scores)
-    top = ((values > 0).long() if values.ndim == 1 else top_class(values)).cpu().numpy()
+    top = ((values > 0).long() if values.ndim == 1 else top_class(values)[..., 0]).cpu().numpy()
     return reduce_examples(examples(scores, top)).confidence.tolist(), top.tolist()
 
 

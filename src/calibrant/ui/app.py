@@ -22,10 +22,11 @@ from calibrant import __version__
 from calibrant._core.messages import failure_text
 from calibrant.show.html import escaped
 from calibrant.show.palette import themes
+from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id
 from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads, temporary_home
-from calibrant.ui.worker import Choices, FitTask, LookTask
+from calibrant.ui.worker import FitTask, LookTask
 
 PAGE = Path(__file__).with_name("page")
 ASSETS = {
@@ -41,8 +42,6 @@ RESULTS = {
     "calibrator.onnx": "application/octet-stream",
 }
 """Files of a finished job by name; no other can be asked for."""
-STEPS = ("Fit the calibrator", "Measure, compare and write the report", "Export to ONNX")
-"""Steps of a fit, as the page shows them."""
 EXPANSION = 10
 """Arrays may take that many times the memory of the largest file."""
 LARGEST_REQUEST = 10_000

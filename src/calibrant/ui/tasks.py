@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from calibrant.deploy.export import export_onnx
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.model import Subject
 from calibrant.show.report.remedies import usual_methods
-from calibrant.ui.worker import Choices, Send
+from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 
 NAMES_SHOWN = 12
@@ -137,8 +137,11 @@ def plain_text(summary: str) -> str:
 # ------------------------------------------------------------------------- running
 
 
-def run(path: str, name: str, out: Path, choices: Choices, send: Send) -> dict[str, Any]:
-    """Fit, report and export into the folder ``out``; ``name`` stands for the path in results."""
+def run(path: str, name: str, out: Path, choices: Choices, send: Callable[..., object]) -> dict[str, Any]:
+    """Fit, report and export into the folder ``out``; ``name`` stands for the path in results.
+
+    ``send`` is called with "step" and its number, and with "progress", what is done and the total.
+    """
     dataset = replace(open_dataset(path), path=name)
     progress = partial(send, "progress")
     with warnings.catch_warnings(record=True) as caught:

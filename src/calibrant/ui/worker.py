@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,10 +14,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from calibrant._core.messages import failure_text, printable
-from calibrant._core.options import check_options, options_of, unknown_option
+from calibrant.ui.choices import Choices
 
 BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
 DIED = (
@@ -27,36 +27,8 @@ DIED = (
 PAUSE = 0.1
 """Seconds between two messages on progress."""
 Update: TypeAlias = tuple[str, Any]
-Send: TypeAlias = Callable[..., object]
-"""Called with the kind of an update, and its numbers."""
-Estimand: TypeAlias = Literal["auto", "top_label", "multilabel"]
 LAST = ("done", "failed")
 """Kinds of the last update of a task."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Method and data of a fit; splits that are None are those of the library."""
-
-    method: str = "auto"
-    fit_split: str | None = None
-    test_split: str | None = None
-    estimand: Estimand = "auto"
-    keep_argmax: bool | None = None
-
-    @classmethod
-    def from_json(cls, content: object) -> Choices:
-        """Return the choices in a request, or raise; names are checked where they are used.
-
-        >>> Choices.from_json({"method": "ts"}).method
-        'ts'
-        """
-        if not isinstance(content, Mapping):
-            raise TypeError(f"choices must be a JSON object, got {content!r:.80}")
-        options = options_of(cls)
-        for name in content.keys() - options.keys():
-            raise unknown_option("a request", name, options)
-        return cls(**check_options(options, content))
 
 
 @dataclass(frozen=True)
@@ -67,7 +39,7 @@ class LookTask:
     name: str  # of the file, as the user knows it
     memory: int
 
-    def __call__(self, send: Send) -> dict[str, Any]:
+    def __call__(self, send: Callable[..., object]) -> dict[str, Any]:
         """Return what the file holds."""
         from calibrant.ui.tasks import look
 
@@ -83,7 +55,7 @@ class FitTask:
     out: Path
     choices: Choices
 
-    def __call__(self, send: Send) -> dict[str, Any]:
+    def __call__(self, send: Callable[..., object]) -> dict[str, Any]:
         """Return what there is to say beside the files."""
         from calibrant.ui.tasks import run
 
@@ -116,7 +88,7 @@ def _outcome(task: Task, connection: Connection) -> Update:
         return "failed", printable(text.replace(task.path.name, task.name))
 
 
-def _throttled(connection: Connection) -> Send:
+def _throttled(connection: Connection) -> Callable[..., object]:
     """Return a function that sends steps at once and progress at a bearable rate."""
     last = 0.0
 

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, Features, Values, warn
-from calibrant._core.chunks import Examples, Progress
+from calibrant._core.chunks import Examples
+from calibrant._core.engines import Progress
 from calibrant._core.options import (
     Count,
     NonNegative,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray, IntArray, check_whole
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true

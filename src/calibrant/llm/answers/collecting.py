@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from calibrant._core.atomic_files import locked
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
 from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows
 from calibrant.llm.answers.plans import Asked, RequestPlan, answer_row

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from calibrant._core.checks import check_whole
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant.llm.answers.asking import GREEDY, LengthLimit, end_ids, length_of, outputs
 from calibrant.llm.models import huggingface
 

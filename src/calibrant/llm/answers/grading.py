@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant.calibrators.auto import Auto
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray, check_whole
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.choices import choice_logits_from_likelihoods
 from calibrant.llm.answers.questions import Question, short_prompt

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import IntArray, check_whole
-from calibrant._core.chunks import Progress, examples
+from calibrant._core.chunks import examples
+from calibrant._core.engines import Progress
 from calibrant._core.logpartition import tabulate
-from calibrant._core.torch_models import digest, evaluating, own_device, own_rank
+from calibrant._core.torch_models import (
+    device_and_dtype,
+    digest,
+    evaluating,
+    own_device,
+    own_rank,
+)
 from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (
     Document,
@@ -175,8 +182,7 @@ def collect_file(
     ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
     of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
     """
-    # mistakes in these show before the slow load of the model
-    loading.check_options(device=device, dtype=dtype)
+    device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
     file = DocumentFile(documents)
     tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
     texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import IntArray, check_whole
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, check_options, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from calibrant._core.checks import warn
-from calibrant._core.pretrained import (
+from calibrant._core.torch_models import (
     check_complete,
     check_model,
-    check_options as check_options,
     check_transformers,
-    naming_the_model,
+    device_and_dtype,
 )
 
 GGUF_TEXT, GGUF_ARRAY = 8, 9
@@ -47,7 +47,7 @@ def load_model(
     trust_remote_code : bool
         Run Python code that comes with the model; if False, a model that needs it is refused.
     """
-    check_options(device=device, dtype=dtype)  # fails before the slow load
+    device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     options: Any = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     return load_weights(path, **options), tokenizer
@@ -58,7 +58,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = Fa
     source = _Source.of(path)
     from transformers import AutoTokenizer
 
-    with naming_the_model(path):
+    with _naming_the_model(path):
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.options
         )
@@ -75,12 +75,12 @@ def load_weights(
     trust_remote_code: bool = False,
 ) -> Any:
     """Load a model without its tokenizer as :func:`load_model` does."""
-    target, precision = check_options(device=device, dtype=dtype)
+    target, precision = device_and_dtype(device=device, dtype=dtype)
     source = _Source.of(path)
     from transformers import AutoModelForCausalLM
 
     model: Any
-    with naming_the_model(path):
+    with _naming_the_model(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=precision,
@@ -225,3 +225,15 @@ def _number(stream: BinaryIO, size: int) -> int:
     if len(data) < size:
         raise _cut_off(stream)
     return int.from_bytes(data, "little")
+
+
+@contextmanager
+def _naming_the_model(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of transformers name the model, since many tell only what went wrong inside."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if str(path) in str(error):
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"the model {path} cannot be loaded: {error}") from error

@@ -137,7 +137,9 @@ def plain_text(summary: str) -> str:
 # ------------------------------------------------------------------------- running
 
 
-def run(path: str, name: str, out: Path, choices: Choices, send: Callable[..., object]) -> dict[str, Any]:
+def run(
+    path: str, name: str, out: Path, choices: Choices, send: Callable[..., object]
+) -> dict[str, Any]:
     """Fit, report and export into the folder ``out``; ``name`` stands for the path in results.
 
     ``send`` is called with "step" and its number, and with "progress", what is done and the total.

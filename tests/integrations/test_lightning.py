@@ -1,13 +1,14 @@
 import warnings
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import calibrant as cal
-from tests.support.evaluations import check_scalars, expected_scalars
+from tests.support.evaluations import check_scalars, expected_scalars, predictions
 
 pytestmark = [
     # of torch 2.13, used by lightning 2.6
@@ -26,10 +27,20 @@ def lightning():
 
 
 @pytest.fixture(scope="module")
-def callback_of(lightning):
+def module(lightning):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_module("calibrant.integrations.lightning").CalibrationCallback
+        return import_module("calibrant.integrations.lightning")
+
+
+@pytest.fixture(scope="module")
+def callback_of(module):
+    return module.CalibrationCallback
+
+
+@pytest.fixture(scope="module")
+def ignore_repeated(module):
+    return module.ignore_repeated
 
 
 def network_of(library):
@@ -135,3 +146,57 @@ def test_columns_come_from_a_function(rng, lightning, callback_of):
 def test_outputs_without_labels_are_refused(callback_of, returned, got):
     with pytest.raises(TypeError, match=f"dictionary with logits and labels, got {got}"):
         callback_of().columns(returned, None)
+
+
+# examples that a sampler repeats
+
+
+def sampled_loader(rank, logits, labels, ranks=2, shuffle=False):
+    data = TensorDataset(torch.from_numpy(logits), torch.from_numpy(labels))
+    sampler: DistributedSampler = DistributedSampler(
+        data, ranks, rank, shuffle=shuffle, drop_last=False
+    )
+    return DataLoader(data, batch_size=4, sampler=sampler)
+
+
+@pytest.mark.parametrize("n", [1, 36, 37])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_examples_that_a_sampler_repeats_count_once(ignore_repeated, rng, n, ranks, shuffle):
+    logits, labels = rng.normal(size=(n, 3)), rng.integers(3, size=n)
+    stream = cal.Accumulator(level=None)
+    for rank in range(ranks):  # stand for processes
+        own, loader = stream.like(), sampled_loader(rank, logits, labels, ranks, shuffle)
+        for i, (batch, targets) in enumerate(loader):
+            own.update(batch, ignore_repeated(targets, loader, i))
+        stream.merge(own)
+    result, whole = stream.compute(), cal.evaluate(logits, labels, level=None)
+    assert result.n == n
+    np.testing.assert_array_equal(result.bins.count, whole.bins.count)
+    assert result["nll"].value == pytest.approx(whole["nll"].value, rel=1e-12)
+
+
+def test_labels_of_tokens_are_ignored_by_text(ignore_repeated, rng):
+    logits, labels = rng.normal(size=(3, 3)), rng.integers(3, size=(3, 7))
+    loader = sampled_loader(1, logits, labels)
+    result = ignore_repeated(torch.from_numpy(labels[[1, 0]]), loader, 0)
+    assert (result[1] == -100).all()
+    assert result[0].tolist() == labels[1].tolist()
+
+
+class OtherOrder(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize("case", ["one process", "flat tokens", "other order", "no loader"])
+def test_labels_are_left_alone_where_the_order_is_not_known(ignore_repeated, rng, case):
+    logits, labels = predictions(rng, n=3)
+    targets, loader = torch.from_numpy(labels[[1, 0]]), sampled_loader(1, logits, labels)
+    if case == "one process":
+        loader = DataLoader(loader.dataset, batch_size=4)
+    elif case == "flat tokens":
+        targets = torch.cat([targets, targets])
+    elif case == "other order":
+        batches = OtherOrder(loader.sampler, 4, drop_last=False)
+        loader = DataLoader(loader.dataset, batch_sampler=batches)
+    assert ignore_repeated(targets, None if case == "no loader" else loader, 0) is targets

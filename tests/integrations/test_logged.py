@@ -1,10 +1,9 @@
 import math
 
-import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.integrations.logged import BIN_COLUMNS, bin_rows, reliability_figure, scalars
+from calibrant.integrations.logged import reliability_figure, scalars
 from tests.support.evaluations import FEW, check_scalars, predictions
 
 
@@ -17,21 +16,6 @@ def test_undefined_values_are_left_out():
     result = cal.evaluate([[2.0, 0.0, 0.0]], [0], metrics=["ece", "auroc"])
     assert math.isnan(result["auroc"].value)
     assert {*scalars(result, "")} == {"n", "ece", "ece_low", "ece_high", "p_value"}
-
-
-def test_rows_of_the_bins_add_up_to_the_error(rng):
-    logits, labels = predictions(rng, n=300)
-    result = cal.evaluate(logits, labels, metrics=FEW)
-    rows = [dict(zip(BIN_COLUMNS, row, strict=True)) for row in bin_rows(result)]
-    assert sum(row["examples"] for row in rows) == result.n == (labels != -100).sum()
-    gaps = [row["examples"] * abs(row["confidence"] - row["accuracy"]) for row in rows]
-    assert sum(gaps) / result.n == pytest.approx(result["ece"].value, rel=1e-12)
-    for row in rows:
-        assert row["from"] < row["confidence"] <= row["to"]
-        assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
-    confidence = np.exp(logits - np.logaddexp.reduce(logits, -1)[:, None]).max(-1)
-    last = [c > 14 / 15 for c in confidence[labels != -100]]
-    assert rows[-1]["examples"] == sum(last)
 
 
 def test_figures_are_closed_also_after_an_error(rng):

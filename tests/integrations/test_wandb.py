@@ -1,10 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.integrations.logged import BIN_COLUMNS, bin_rows
-from calibrant.integrations.wandb import log_calibration
+from calibrant.integrations.wandb import BIN_COLUMNS, bin_rows, log_calibration
 from tests.support.evaluations import FEW, check_scalars, predictions
 
 
@@ -32,3 +32,18 @@ def test_a_run_that_is_offline_has_values_bins_figure_and_report(rng, tmp_path, 
     assert table["columns"] == [*BIN_COLUMNS]
     assert table["data"] == bin_rows(result)
     assert "all is well" in files[".html"].read_text("utf-8")
+
+
+def test_rows_of_the_bins_add_up_to_the_error(rng):
+    logits, labels = predictions(rng, n=300)
+    result = cal.evaluate(logits, labels, metrics=FEW)
+    rows = [dict(zip(BIN_COLUMNS, row, strict=True)) for row in bin_rows(result)]
+    assert sum(row["examples"] for row in rows) == result.n == (labels != -100).sum()
+    gaps = [row["examples"] * abs(row["confidence"] - row["accuracy"]) for row in rows]
+    assert sum(gaps) / result.n == pytest.approx(result["ece"].value, rel=1e-12)
+    for row in rows:
+        assert row["from"] < row["confidence"] <= row["to"]
+        assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+    confidence = np.exp(logits - np.logaddexp.reduce(logits, -1)[:, None]).max(-1)
+    last = [c > 14 / 15 for c in confidence[labels != -100]]
+    assert rows[-1]["examples"] == sum(last)

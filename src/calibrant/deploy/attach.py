@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_whole, warn, warnings_at_caller
+from calibrant._core.optional import needed
 from calibrant._core.showing import as_markdown
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
@@ -255,7 +256,11 @@ class CalibratedModel(nn.Module):
         if not target.is_dir():
             raise FileNotFoundError(f"there is no folder {target}; save_pretrained makes one")
         calibrator = load(target / CALIBRATOR)
-        inner: Any = _sequence_classifier() if model is None else model
+        inner: Any = model
+        if inner is None:
+            what, remedy = "a model in a folder needs transformers", "transformers, or pass model="
+            with needed(what, remedy):
+                from transformers import AutoModelForSequenceClassification as inner
         if not isinstance(inner, nn.Module):
             inner = inner.from_pretrained(target, local_files_only=True)
         return cls(inner, calibrator, last_layer=last_layer)
@@ -301,15 +306,6 @@ def with_logits(output: Any, logits: Tensor) -> Any:
     return type(output)([logits, *output[1:]])
 
 
-def _sequence_classifier() -> Any:
-    try:
-        from transformers import AutoModelForSequenceClassification
-    except ImportError as problem:
-        message = f"a model in a folder needs transformers ({problem}): install it, or pass model="
-        raise ImportError(message) from problem
-    return AutoModelForSequenceClassification
-
-
 def _write_card(path: Path, text: str) -> None:
     """Write the card of a model, unless there is one that calibrant did not write."""
     if path.exists() and OURS not in path.read_text("utf-8"):
@@ -327,6 +323,9 @@ def _model_card(model: CalibratedModel, folder: Path, figures: Effect | None) ->
         arguments.append("model=network")
     if model.calibrator.needs_features:
         arguments.append(f'last_layer="{model.last_layer}"')
+    measured = ""
+    if figures is not None:
+        measured = f"\nMeasured on {figures.after.describe()}:\n\n{as_markdown(figures)}\n"
     return f"""---
 library_name: calibrant
 tags:
@@ -346,8 +345,4 @@ from calibrant.deploy import CalibratedModel
 
 model = CalibratedModel.from_pretrained({", ".join(arguments)})
 ```
-{"" if figures is None else _figures(figures)}"""
-
-
-def _figures(effect: Effect) -> str:
-    return f"\nMeasured on {effect.after.describe()}:\n\n{as_markdown(effect)}\n"
+{measured}"""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from calibrant._core.checks import IGNORED
 from calibrant._core.messages import comma_separated
+from calibrant._core.optional import needed
 from calibrant.integrations.logged import PREFIX, scalars
-from calibrant.integrations.stream import ignore_repeated, total
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 
@@ -18,15 +24,13 @@ def _callback_classes() -> list[type]:
 
     ``lightning`` and ``pytorch_lightning`` are copies of each other, with classes of their own.
     """
-    classes, problem = [], None
+    classes = []
     for name in ("lightning.pytorch", "pytorch_lightning"):
-        try:
+        with suppress(ImportError):
             classes.append(import_module(name).Callback)
-        except ImportError as error:
-            problem = error
     if not classes:
-        message = f"this callback needs Lightning ({problem}): pip install 'calibrant[lightning]'"
-        raise ImportError(message)
+        with needed("this callback needs Lightning", "'calibrant[lightning]'"):
+            import_module("lightning.pytorch")
     return classes
 
 
@@ -142,7 +146,9 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
     def _finish(self, trainer: Any, pl_module: Any, name: str) -> None:
         several = len(self._streams) > 1
         for i, stream in enumerate(self._streams):
-            evaluation, ending = total(stream), f"/dataloader_idx_{i}" if several else ""
+            if dist.is_available() and dist.is_initialized():
+                stream.all_reduce()
+            evaluation, ending = stream.compute(), f"/dataloader_idx_{i}" if several else ""
             self.evaluations[name + ending] = evaluation
             values = {key + ending: value for key, value in scalars(evaluation, name).items()}
             # every process has the same values; their mean satisfies Lightning's check
@@ -170,3 +176,24 @@ def _loaders(loaders: Any) -> list[Any]:
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:
+    """Labels of a batch, ignored for examples that are in it to give every process as many.
+
+    A ``DistributedSampler`` repeats examples if their number is no multiple of the number of
+    processes; counted twice, they would change every metric. Labels are left alone if they are
+    not one (row) for each example of the batch, since it is not known where those examples are.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None)
+    # a subclass may order its batches in another way
+    if type(batches) is not BatchSampler or not isinstance(sampler, DistributedSampler):
+        return labels
+    start, targets = batch_idx * batches.batch_size, torch.as_tensor(labels)
+    if len(targets) != min(batches.batch_size, len(sampler) - start):
+        return labels
+    local = torch.arange(start, start + len(targets), device=targets.device)
+    dataset: Any = sampler.dataset
+    repeated = local * sampler.num_replicas + sampler.rank >= len(dataset)
+    return targets.masked_fill(repeated.reshape(-1, *[1] * (targets.ndim - 1)), IGNORED)

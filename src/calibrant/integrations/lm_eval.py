@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ def with_calibration(
 
     task.process_results = process_results
     for name in names:
-        task.aggregation()[f"{prefix}{name}"] = _aggregation(name, calibrator)
+        task.aggregation()[f"{prefix}{name}"] = partial(metric_of, name=name, calibrator=calibrator)
         task.higher_is_better()[f"{prefix}{name}"] = name == "accuracy"
     return task
 
@@ -76,10 +76,6 @@ def _right_option(task: Any, doc: Any) -> int:
     if not isinstance(right, int):
         raise ValueError(f"each question must have one right option, got {right!r:.40}")
     return right
-
-
-def _aggregation(name: str, calibrator: Calibrator | None) -> Callable[[Sequence[Item]], float]:
-    return partial(metric_of, name=name, calibrator=calibrator)
 
 
 def metric_of(items: Sequence[Item], *, name: str, calibrator: Calibrator | None = None) -> float:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PREFIX = "calibration"
 """First part of the names of all that is logged."""
-BIN_COLUMNS = ("from", "to", "examples", "confidence", "accuracy", "accuracy_low", "accuracy_high")
 
 
 class Report(Protocol):
@@ -52,14 +51,6 @@ def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
         values["p_value"] = evaluation.test.p_value
     start = f"{prefix}/" if prefix else ""
     return {start + name: float(x) for name, x in values.items() if math.isfinite(x)}
-
-
-def bin_rows(evaluation: Evaluation) -> list[list[float]]:
-    """Rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
-    curve = evaluation.reliability()
-    columns = (curve.edges[:-1], curve.edges[1:], evaluation.bins.count, *curve[1:5])
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [list(row) for row in rows if row[2]]
 
 
 @contextmanager

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calibrant.integrations.logged import (
-    BIN_COLUMNS,
     PREFIX,
     Report,
-    bin_rows,
     reliability_figure,
     report_file,
     scalars,
@@ -17,6 +15,8 @@ from calibrant.metrics.evaluation import Evaluation
 
 if TYPE_CHECKING:
     import wandb
+
+BIN_COLUMNS = ("from", "to", "examples", "confidence", "accuracy", "accuracy_low", "accuracy_high")
 
 
 def log_calibration(
@@ -62,3 +62,11 @@ def log_calibration(
         if figure is not None:
             logged[f"{prefix}/reliability"] = wandb.Image(figure)
         run.log(logged, step=step)
+
+
+def bin_rows(evaluation: Evaluation) -> list[list[float]]:
+    """Rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
+    curve = evaluation.reliability()
+    columns = (curve.edges[:-1], curve.edges[1:], evaluation.bins.count, *curve[1:5])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [list(row) for row in rows if row[2]]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from calibrant._core.checks import check_choice
 from calibrant._core.messages import printable
+from calibrant._core.optional import needed
 from calibrant.show.palette import DARK, LIGHT, Palette
 
 if TYPE_CHECKING:
@@ -200,11 +201,8 @@ def in_look(draw: Callable[P, R]) -> Callable[P, R]:
 
 def pyplot() -> Any:
     """Return matplotlib.pyplot, or raise an error that names the extra."""
-    try:
+    with needed("figures need matplotlib", "'calibrant[plot]'"):
         import matplotlib.pyplot as plt
-    except ImportError as error:
-        message = f"figures need matplotlib ({error}): pip install 'calibrant[plot]'"
-        raise ImportError(message) from error
     return plt
 
 

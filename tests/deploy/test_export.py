@@ -19,8 +19,7 @@ from calibrant.calibrators.average import Average
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import EXPORTS, export_onnx, export_program
-from calibrant.deploy.export import precise
-from calibrant.deploy.export_graph import quiet
+from calibrant.deploy.export import precise, quiet
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.exported import (
     CLASSES,
@@ -319,7 +318,7 @@ def test_refused(options, error, message, tmp_path, monkeypatch):
 
 
 def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.deploy.export.LARGEST", 100)
+    monkeypatch.setattr("calibrant.deploy.export.MAX_ONNX_BYTES", 100)
     with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
         export_onnx(fitted("vector"), tmp_path / "a.onnx")
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load as tensors_of, save as bytes_of
 
 from calibrant import artifacts, decide
-from calibrant.artifacts import formats
+from calibrant.artifacts import objects
 from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
@@ -104,7 +104,7 @@ def original(kind: str) -> Any:
 
 @cache
 def saved(kind: str) -> bytes:
-    return formats.packed(artifact_of(original(kind)))
+    return objects.packed(artifact_of(original(kind)))
 
 
 def content_of(obj: Any) -> Any:
@@ -134,7 +134,7 @@ def edited(rng: np.random.Generator, content: bytes) -> bytes:
         name = sorted(tensors)[rng.integers(len(tensors))]
         tensors[name] = odd_tensor(rng, tensors[name])
     if isinstance(about, dict) and {"config", "extra"} <= set(about):
-        about["sha256"] = formats._digest(about["config"], about["extra"], tensors)
+        about["sha256"] = objects._digest(about["config"], about["extra"], tensors)
     plain = bytes_of(tensors)
     begin = 8 + int.from_bytes(plain[:8], "little")
     text = json.dumps({"__metadata__": about, **json.loads(plain[8:begin])}).encode()
@@ -167,13 +167,13 @@ def odd_tensor(rng: np.random.Generator, tensor: torch.Tensor) -> torch.Tensor:
 def usable(obj: Any) -> None:
     """What was loaded can be described, used and saved again, or says why not."""
     try:
-        content = formats.packed(artifact_of(obj))
+        content = objects.packed(artifact_of(obj))
         assert str(obj)
         if isinstance(obj, torch.nn.Module):
             predict(obj)
     except ValueError:
         return
-    formats.unpacked(content)
+    objects.unpacked(content)
 
 
 def predict(obj: Any) -> None:

@@ -8,8 +8,7 @@ import torch
 
 from calibrant._core.chunks import examples as checked
 from calibrant._core.logpartition import tabulate
-from calibrant.artifacts.formats import packed, unpacked
-from calibrant.artifacts.objects import artifact_of, restored
+from calibrant.artifacts.objects import artifact_of, packed, restored, unpacked
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator

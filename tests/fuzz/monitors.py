@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrant.artifacts.formats import json_tensor
-from calibrant.artifacts.objects import artifact_of, restored
+from calibrant.artifacts.objects import artifact_of, json_tensor, restored
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.metrics import random_confidences

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_of, save as bytes_of
 
-from calibrant.artifacts import formats
+from calibrant.artifacts import objects
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.calibrators import EVERY_METHOD
 
@@ -47,8 +47,8 @@ def temperature(value=2.0):
 
 def write_state(file, kind, state):
     """Write the artifact of an object of a kind that is saved as JSON."""
-    tensors = {"state": formats.json_tensor(state)}
-    file.write_bytes(formats.packed(formats.Artifact(kind, "", "", {}, {}, tensors)))
+    tensors = {"state": objects.json_tensor(state)}
+    file.write_bytes(objects.packed(objects.Artifact(kind, "", "", {}, {}, tensors)))
 
 
 def rewrite(file, *, metadata=None, tensors=None, checksum=True):
@@ -59,7 +59,7 @@ def rewrite(file, *, metadata=None, tensors=None, checksum=True):
     about = about if metadata is None else metadata(dict(about))
     state = state if tensors is None else tensors(state)
     if checksum and {"config", "extra", "sha256"} <= set(about):
-        about["sha256"] = formats._digest(about["config"], about["extra"], state)
+        about["sha256"] = objects._digest(about["config"], about["extra"], state)
     plain = bytes_of(state)
     begin = 8 + int.from_bytes(plain[:8], "little")
     text = json.dumps({"__metadata__": about, **json.loads(plain[8:begin])}).encode()

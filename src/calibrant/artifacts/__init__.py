@@ -19,8 +19,17 @@ from torch import nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import own_device
-from calibrant.artifacts.formats import FORMAT, Artifact, holds_predictions, packed, unpacked
-from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
+from calibrant.artifacts.objects import (
+    FORMAT,
+    KINDS,
+    Artifact,
+    artifact_of,
+    holds_predictions,
+    kind_of,
+    packed,
+    restored,
+    unpacked,
+)
 
 __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "save"]
 

@@ -1,21 +1,26 @@
-"""Objects to artifacts and back; everything that is read is checked."""
+"""Objects to artifacts, artifacts to bytes, and back; everything that is read is checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from safetensors.torch import load as tensors_of, save as bytes_of
 from torch import Tensor, nn
 
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.options import check_options, options_of
-from calibrant.artifacts import formats
-from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, PARTS, TAG_CALIBRATORS
 from calibrant.calibrators.trials import check_learned
+
+FORMAT = 1
+KEYS = ("format", "kind", "description", "calibrant", "config", "extra", "sha256")
+NAMES = "class_names_"
 
 # Package and class of every kind besides calibrators; imported when needed.
 KINDS = {
@@ -32,7 +37,29 @@ KINDS = {
 }
 
 
-NAMES = "class_names_"
+class Artifact(NamedTuple):
+    """The content of an artifact.
+
+    Attributes
+    ----------
+    kind : str
+        Name of a class.
+    description : str
+    calibrant : str
+        Version that wrote it.
+    config : dict
+        Arguments of the constructor; modules among them as ``{"kind": ..., "config": ...}``.
+    extra : dict
+        Entries of the ``state_dict`` that are no tensors, and names of classes.
+    tensors : dict
+    """
+
+    kind: str
+    description: str
+    calibrant: str
+    config: Any
+    extra: Any
+    tensors: dict[str, Tensor]
 
 
 def calibrator_kinds() -> dict[str, type[Calibrator]]:
@@ -78,7 +105,7 @@ def artifact_of(obj: Any) -> Artifact:
         raise ValueError(f"this {type(obj).__name__} is not fitted: call fit first")
     config: Any = {}
     if hasattr(obj, "from_state"):
-        state = {"state": formats.json_tensor(obj.state())}
+        state = {"state": json_tensor(obj.state())}
     else:
         config, state = _plain(obj.config()), obj.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -124,7 +151,7 @@ def restored(artifact: Artifact) -> Any:
                 raise ValueError(f"{name} must be a tensor")
             skeleton.get_submodule(owner).set_extra_state(value)
     wanted, tensors = skeleton.state_dict(), artifact.tensors
-    check_names([*tensors, *extra], wanted, "tensors")
+    _check_names([*tensors, *extra], wanted, "tensors")
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
         if value.dtype != dtype:
@@ -162,12 +189,12 @@ def _checked_names(names: Any, classes: int) -> tuple[str, ...]:
 
 
 def _from_text(cls: Any, artifact: Artifact) -> Any:
-    check_names([*artifact.config, *artifact.extra], (), "config")
-    check_names(artifact.tensors, ("state",), "tensors")
+    _check_names([*artifact.config, *artifact.extra], (), "config")
+    _check_names(artifact.tensors, ("state",), "tensors")
     text = artifact.tensors["state"]
     if text.dtype != torch.uint8:
         raise ValueError(f"state must be uint8, the bytes of a text, got {text.dtype}")
-    state = formats.parsed(text.numpy().tobytes(), "state")
+    state = _parsed_json(text.numpy().tobytes(), "state")
     try:
         return cls.from_state(state)
     except Exception as error:
@@ -180,7 +207,7 @@ def _built(kind: Any, config: Any) -> Any:
     if not isinstance(config, dict):
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
     options = options_of(build)
-    check_names(config, options, f"arguments of {kind}")
+    _check_names(config, options, f"arguments of {kind}")
     arguments = {name: _argument(value) for name, value in config.items()}
     checked = check_options(options, arguments)
     try:
@@ -239,3 +266,97 @@ def _fits(
         if rest != (usual[axis] if name == "=" else sizes.setdefault(base, rest)):
             return False
     return True
+
+
+# ------------------------------------------------------------------------------------- to bytes
+
+
+def packed(artifact: Artifact) -> bytes:
+    """Serialise an artifact; config and extra are JSON, and metadata come first in the file."""
+    config, extra = _to_json(artifact.config), _to_json(artifact.extra)
+    digest = _digest(config, extra, artifact.tensors)
+    values = (str(FORMAT), *artifact[:3], config, extra, digest)
+    plain = bytes_of(artifact.tensors)
+    # not by safetensors, which write metadata in random order
+    header = {"__metadata__": dict(zip(KEYS, values, strict=True)), **_header(plain)}
+    text = json.dumps(header, indent=1, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # keeps the tensors aligned
+    return b"".join(
+        [len(text).to_bytes(8, "little"), text, plain[8 + int.from_bytes(plain[:8], "little") :]]
+    )
+
+
+def unpacked(content: bytes) -> Artifact:
+    """Parse the bytes of an artifact; raises ValueError for anything else."""
+    try:
+        tensors = tensors_of(content)
+    except Exception as error:  # of several kinds
+        raise ValueError(f"it is not a safetensors file, or damaged ({error})") from error
+    metadata: dict[str, str] = _header(content).get("__metadata__") or {}
+    if metadata.get("format") != str(FORMAT):
+        version = metadata.get("format")
+        raise ValueError(f"its format is {version!r:.60}, this release reads {FORMAT}")
+    _check_names(metadata, KEYS, "metadata")
+    if metadata["sha256"] != _digest(metadata["config"], metadata["extra"], tensors):
+        raise ValueError("it is damaged: the checksum differs")
+    kind, description, calibrant = (metadata[key] for key in KEYS[1:4])
+    config, extra = (_parsed_json(metadata[key], key) for key in KEYS[4:6])
+    return Artifact(kind, description, calibrant, config, extra, tensors)
+
+
+def holds_predictions(content: bytes) -> bool:
+    """Return True for safetensors with logits or probs of any split, without our metadata."""
+    try:
+        header = _header(content)
+        return "kind" not in header.get("__metadata__", {}) and any(
+            name.endswith(("logits", "probs")) for name in header
+        )
+    except (ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _header(content: bytes) -> Any:
+    """Return the header of safetensors: about each tensor, and ``__metadata__``."""
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+
+
+def _digest(config: str, extra: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(f"{config}\n{extra}\n".encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _to_json(value: Any) -> str:
+    """Write a value as JSON, which knows neither NaN nor infinity."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        remedy = "use finite Python numbers, strings, and lists of them"
+        raise ValueError(f"{value!r:.200} cannot be written to JSON ({error}): {remedy}") from error
+
+
+def _parsed_json(text: str | bytes, what: str) -> Any:
+    """Read JSON."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON ({error})") from error
+
+
+def json_tensor(value: Any) -> Tensor:
+    """Return the bytes of the JSON of a value as a tensor."""
+    return torch.frombuffer(bytearray(_to_json(value).encode()), dtype=torch.uint8)
+
+
+def _check_names(names: Iterable[str], wanted: Iterable[str], what: str) -> None:
+    """Raise unless names are exactly those that are wanted."""
+    missing, unknown = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+    if missing or unknown:
+        lists = f"missing {comma_separated(missing)}, unknown {comma_separated(unknown)}"
+        raise ValueError(f"{what}: {lists}")

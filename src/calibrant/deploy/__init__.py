@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calibrant.deploy.attach import CalibratedModel, calibrated
-from calibrant.deploy.collect import collect
-from calibrant.deploy.collect_shards import collect_shards
 from calibrant.deploy.dataframes import calibrate_table
 from calibrant.deploy.export import export_onnx, export_program
 from calibrant.deploy.fold import fold_into_linear
+from calibrant.deploy.logits import collect, collect_shards
 
 __all__ = [
     "EXPORTS",

@@ -1,11 +1,17 @@
-"""Export to ONNX and with torch.export."""
+"""Export to ONNX and with torch.export; a file is compared with its calibrator before it is kept."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import io
 import json
+import logging
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +19,22 @@ from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.optional import needed
-from calibrant._core.torch_models import evaluating
+from calibrant._core.torch_models import evaluating, logits_of
+from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy import export_graph
-from calibrant.deploy.attach import Layer
-from calibrant.deploy.export_graph import TOLERANCE, ExportGraph, check_export, quiet
+from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
+from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
 
-LARGEST = 1_900_000_000
-"""Bytes of weights that fit into one ONNX file, whose limit is 2 GB."""
+MAX_ONNX_BYTES = 1_900_000_000
+"""Weights that fit into one ONNX file, whose limit is 2 GB."""
+TOLERANCE = 1e-5
+"""Largest difference of a probability between the written file and the calibrator."""
+MAX_BATCH_NUMBERS = 1 << 22
+"""Numbers in the largest batch of a trial."""
+NUDGES, ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
+"""Trials of logits with rounding errors at the steps of a method, and the errors' relative size."""
+
+Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 def export_onnx(
@@ -83,17 +97,20 @@ def export_onnx(
     >>> difference <= 1e-5
     True
     """
-    onnxruntime = _onnx_runtime()
+    with needed("ONNX export needs more libraries", "'calibrant[export]'"):
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
     if opset < 18:  # the first that torch translates to
         raise ValueError(f"opset must be 18 or newer, got {opset}")
-    graph = ExportGraph(calibrator, model, example, last_layer, tokens, probabilities)
+    graph = _Graph(calibrator, model, example, last_layer, tokens, probabilities)
     size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
-    if size > LARGEST:
+    if size > MAX_ONNX_BYTES:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
             "without the model, or write a .pt2 file"
         )
-    with replacing(export_graph.export_target(path, ".onnx")) as temporary, evaluating(graph):
+    with replacing(_target(path, ".onnx")) as temporary, evaluating(graph):
         program = graph.program()
         with graph.explained("torch.onnx"), quiet():
             converted = torch.onnx.export(
@@ -106,7 +123,7 @@ def export_onnx(
                 dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
             )
         assert converted is not None
-        converted.model.metadata_props.update(export_graph.metadata(calibrator))
+        converted.model.metadata_props.update(metadata(calibrator))
         converted.save(temporary, external_data=False)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
 
@@ -114,7 +131,7 @@ def export_onnx(
             arrays = {n: v.numpy() for n, v in zip(graph.inputs, inputs, strict=True)}
             return torch.from_numpy(session.run(None, arrays)[0])
 
-        return check_export(graph, run, "ONNX Runtime", tolerance)
+        return _check_export(graph, run, "ONNX Runtime", tolerance)
 
 
 def export_program(
@@ -146,10 +163,10 @@ def export_program(
     >>> torch.equal(again(logits), fitted(logits))
     True
     """
-    graph = ExportGraph(calibrator, model, example, last_layer, tokens, probabilities)
-    with replacing(export_graph.export_target(path, ".pt2")) as temporary, evaluating(graph):
+    graph = _Graph(calibrator, model, example, last_layer, tokens, probabilities)
+    with replacing(_target(path, ".pt2")) as temporary, evaluating(graph):
         program = graph.program()
-        extra = {"calibrant.json": json.dumps(export_graph.metadata(calibrator))}
+        extra = {"calibrant.json": json.dumps(metadata(calibrator))}
         written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
         with quiet():
             torch.export.save(program, written, extra_files=extra)
@@ -162,15 +179,276 @@ def export_program(
             output: Tensor = again(*args, **named)
             return output
 
-        return check_export(graph, run, "the saved program", tolerance)
+        return _check_export(graph, run, "the saved program", tolerance)
 
 
-def _onnx_runtime() -> Any:
-    with needed("ONNX export needs more libraries", "'calibrant[export]'"):
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    return onnxruntime
+# ------------------------------------------------------------------------------------- the graph
+
+
+class _Graph(nn.Module):
+    """A calibrator, with or without a model before it, as a graph with one output.
+
+    ``inputs`` are examples, to be passed ``by_name`` or by position; the first ``varying``
+    dimensions of each may have any size.
+    """
+
+    def __init__(
+        self,
+        calibrator: Calibrator,
+        model: nn.Module | None,
+        example: Any,
+        last_layer: Layer | None,
+        tokens: bool,
+        probabilities: bool,
+    ) -> None:
+        super().__init__()
+        if (model is None) != (example is None):
+            raise ValueError("model and example belong together: pass both or neither")
+        self.by_name, self.varying = isinstance(example, Mapping), 2 if tokens else 1
+        self.probabilities = probabilities
+        calibrator = fitted_calibrator(calibrator)
+        inner: Calibrator | CalibratedModel = calibrator
+        if model is None:
+            shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)
+            values = random_inputs(calibrator, shape, random)
+            self.inputs = dict(zip(("logits", "features"), values, strict=False))
+        else:
+            inner = CalibratedModel(model, calibrator, last_layer=last_layer)
+            self.inputs = _example_inputs(example)
+        on_cpu = all(v.device.type == "cpu" for v in (*inner.parameters(), *inner.buffers()))
+        self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
+
+        def forward(*values: Tensor, **named: Tensor) -> Tensor:
+            return self.calibrate(*self.model_output(*values, **named))
+
+        # for tracing torch needs a named argument for each input
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in self.inputs]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
+
+    @property
+    def calibrator(self) -> Calibrator:
+        """The calibrator, also that behind a model."""
+        return self.inner.calibrator if isinstance(self.inner, CalibratedModel) else self.inner
+
+    def model_output(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits and features before calibration."""
+        if isinstance(self.inner, CalibratedModel):
+            output, features = self.inner.model_output(*values, **named)
+            return logits_of(output), features
+        return values[0], values[1] if len(values) > 1 else None
+
+    def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        """Return calibrated logits or probabilities."""
+        apply = self.inner.calibrate if isinstance(self.inner, CalibratedModel) else self.inner
+        output: Tensor = apply(logits, features)
+        return self.softmax(output) if self.probabilities else output
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Return probabilities of logits."""
+        each = self.calibrator.one_logit or self.calibrator.multilabel
+        return logits.sigmoid() if each else logits.softmax(-1)
+
+    def arguments(self, values: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return values of all inputs as positional and named arguments of a call."""
+        values = tuple(values)
+        return ((), dict(zip(self.inputs, values, strict=True))) if self.by_name else (values, {})
+
+    def dynamic_shapes(self, *dims: Any) -> dict[str, Any]:
+        """Return the dimensions of any size of each input."""
+        return {
+            name: dict(enumerate(dims[: min(self.varying, value.ndim)]))
+            for name, value in self.inputs.items()
+        }
+
+    def program(self) -> torch.export.ExportedProgram:
+        """Return the traced graph."""
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+            raise ImportError(
+                f"exports need PyTorch 2.7 or later, and this is {torch.__version__}: "
+                "pip install 'calibrant[export]'"
+            )
+        args, named = self.arguments(self.inputs.values())
+        shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
+        with self.explained("torch.export"), quiet(), torch.no_grad():
+            return torch.export.export(self, args, named, dynamic_shapes=shapes, strict=False)
+
+    @contextmanager
+    def explained(self, exporter: str) -> Iterator[None]:
+        """Name the model and the exporter in errors of torch."""
+        try:
+            yield
+        except Exception as error:
+            name = type(getattr(self.inner, "model", self.calibrator)).__name__
+            cause = error.__cause__ or error  # the outer error is about torch
+            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+            message = f"{name} cannot be exported: {exporter} says {' '.join(lines[:2])!r}"
+            raise ValueError(message) from error
+
+
+def _example_inputs(example: Any) -> dict[str, Tensor]:
+    inputs = {"input": example}
+    if isinstance(example, Mapping):
+        inputs = dict(example)
+    elif isinstance(example, (tuple, list)):
+        inputs = {f"input_{i}": value for i, value in enumerate(example)}
+    values = inputs.values()
+    if not values or not all(isinstance(v, Tensor) and v.ndim and len(v) for v in values):
+        raise TypeError(
+            "example must be a tensor, or a tuple or dictionary of tensors, with one row or more, "
+            f"got {type(example).__name__}"
+        )
+    rows = {len(value) for value in values}
+    if len(rows) > 1:
+        raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")
+    copies = 2 if rows == {1} else 1  # torch would take a single row for a constant
+    return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
+
+
+def _target(path: str | os.PathLike[str], suffix: str) -> Path:
+    """Return the path of the file to write, checked."""
+    target = Path(path)
+    if target.suffix != suffix:
+        raise ValueError(f"cannot write {target}: the suffix must be {suffix}")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder: name a file")
+    return target
+
+
+def metadata(calibrator: Calibrator) -> dict[str, str]:
+    """Return method, classes and version, to be stored in the file."""
+    from calibrant import __version__
+
+    try:
+        kind = kind_of(calibrator)
+    except TypeError:  # a class of the user
+        kind = type(calibrator).__name__
+    names = calibrator.class_names_
+    return {
+        "kind": kind,
+        "classes": str(calibrator.classes),
+        **({} if names is None else {"class_names": json.dumps(names)}),
+        "calibrant": __version__,
+    }
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings and log messages of torch."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+# ------------------------------------------------------------------------------------- trials
+
+
+@torch.no_grad()
+def _check_export(graph: _Graph, run: Run, runtime: str, tolerance: float) -> float:
+    """Return the largest difference of a probability in all trials that ``run`` the file."""
+    worst = 0.0
+    for trial, inputs in _trials(graph):
+        try:
+            worst = max(worst, _difference(graph, run, inputs, tolerance, trial == MASKED))
+        except Exception as error:
+            message = f"{runtime} fails on {trial}: {str(error).strip().splitlines()[0]}"
+            raise ValueError(f"nothing was written: {message}") from error
+    return worst
+
+
+def _difference(
+    graph: _Graph, run: Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
+) -> float:
+    """Largest difference of a probability; raise for whatever makes the export wrong."""
+    args, named = graph.arguments(inputs)
+    before = graph.model_output(*args, **named)
+    expected = graph.calibrate(*before)
+    if expected.isnan().any():
+        if may_refuse:
+            return 0.0
+        raise ValueError("torch itself gives NaN")
+    output = run(inputs)
+    got, shape = tuple(output.shape), tuple(expected.shape)
+    if got != shape:
+        raise ValueError(f"the shape is {got}, and {shape} with torch")
+    probs, wanted = _probs(graph, output), _probs(graph, expected)
+    difference = _distance(probs, wanted, wanted)
+    if difference > tolerance:
+        difference = _distance(probs, *_rounding_range(graph, *before))
+    if difference > tolerance:
+        limit = f"{tolerance:g} is allowed"
+        raise ValueError(f"probabilities differ from torch by {difference:.2g}, {limit}")
+    if graph.calibrator.keeps_argmax and (_top(graph, output) != _top(graph, expected)).any():
+        raise ValueError("predicted classes differ from torch")
+    return difference
+
+
+def _probs(graph: _Graph, output: Tensor) -> Tensor:
+    return output.double() if graph.probabilities else graph.softmax(output.double())
+
+
+def _top(graph: _Graph, output: Tensor) -> Tensor:
+    if graph.calibrator.one_logit:
+        return output > (0.5 if graph.probabilities else 0)
+    return output.argmax(-1)
+
+
+def _distance(probs: Tensor, low: Tensor, high: Tensor) -> float:
+    """Largest distance of a probability from its range; NaN is infinitely far."""
+    beyond = torch.maximum(low - probs, probs - high)
+    return float(torch.where(beyond.isnan(), torch.inf, beyond).max())
+
+
+def _rounding_range(
+    graph: _Graph, logits: Tensor, features: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest and largest probabilities of torch for logits with rounding errors.
+
+    At a step of a method rounding decides which side is taken, and either side is right.
+    """
+    size = torch.where(logits.isfinite(), logits, 0).abs()
+    if graph.calibrator.classes > 1:
+        size = size.amax(-1, keepdim=True)
+    step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
+    random = torch.Generator().manual_seed(0)
+    low = high = _probs(graph, graph.calibrate(logits, features))
+    moved = (logits / step).round() * step  # near ties become ties, then logits move at random
+    for _ in range(NUDGES):
+        probs = _probs(graph, graph.calibrate(moved.to(logits.dtype), features))
+        low, high = torch.minimum(low, probs), torch.maximum(high, probs)
+        moved = logits + step * (2 * torch.rand(logits.shape, generator=random) - 1)
+    return low, high
+
+
+def _trials(graph: _Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Yield descriptions of inputs to try, and the inputs."""
+    if isinstance(graph.inner, CalibratedModel):
+        example = tuple(graph.inputs.values())
+        have = len(example[0])
+        for rows in (1, have, 7, 64):
+            index = torch.arange(rows) % have
+            yield f"{rows} rows of the example", tuple(v[index] for v in example)
+        if graph.varying == 2:
+            short = tuple(v[:, : (v.shape[1] + 1) // 2] for v in example)
+            yield "half of the tokens of the example", short
+        return
+    calibrator, random = graph.calibrator, torch.Generator().manual_seed(1)
+    most = max(8, min(1000, MAX_BATCH_NUMBERS // calibrator.classes))
+    for rows in (1, 2, 7, most):
+        shape = (rows, 1 + rows % 5)[: graph.varying]
+        yield f"a batch of {rows}", random_inputs(calibrator, shape, random)
+    for trial, logits in edge_cases(calibrator, random):
+        if graph.varying == 2:
+            logits = logits[:, None]
+        features = random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
+        yield trial, (logits, *features)
 
 
 # ------------------------------------------------------------------------- precise operators

@@ -1,11 +1,11 @@
-"""Run a model over shards of inputs, into shards of logits."""
+"""Logits of a model: those of a data loader in memory, or of shards of inputs in files."""
 
 from __future__ import annotations
 
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,17 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import check_whole
+from calibrant._core.checks import IGNORED, check_whole, warn_of_probs, warnings_at_caller
 from calibrant._core.class_names import ClassNumbers, LabelError
 from calibrant._core.engines import current_work
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.torch_models import (
+    device_of,
     evaluating,
     layer_inputs,
     logits_of,
+    moved,
     name_of,
     own_device,
     own_rank,
+    taken_apart,
 )
 from calibrant.data.columns import Column, Columns, read_all
 from calibrant.data.dataset import Dataset
@@ -35,6 +38,7 @@ from calibrant.data.inputs import open_inputs
 from calibrant.data.keys import LABEL_NAMES
 from calibrant.data.outputs import output_folder
 from calibrant.data.shards import NoGoodShard, Place, Report, located
+from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,
     Inputs,
@@ -48,6 +52,88 @@ from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orph
 
 FORMATS = (".npz", ".safetensors", ".parquet", ".arrow", ".feather")
 """Formats of inputs in which logits are written; others become ``.npz``."""
+
+
+@warnings_at_caller()
+def collect(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    last_layer: Layer | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[Tensor, ...]:
+    """Collect logits and labels for the fit of a calibrator.
+
+    The model runs without gradients in ``eval`` mode, and its layers return to their modes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        With outputs as for :func:`calibrated`.
+    loader : iterable of batches
+        A ``DataLoader``, for instance. A batch is ``(inputs, labels)``, or ``(input, input, ...,
+        labels)``, or a dictionary with ``labels`` whose other items are the inputs by name.
+    last_layer : nn.Module or str, optional
+        Also return the inputs of this layer.
+    device : optional
+        The model is moved there. By default it stays where its parameters are.
+
+    Returns
+    -------
+    logits : (n, ..., classes)
+    labels : (n, ...)
+    features : (n, ..., width)
+        With ``last_layer``. All are on the CPU. If batches have texts of different lengths, only
+        tokens with a label are returned, one per row.
+
+    Examples
+    --------
+    >>> network = nn.Linear(2, 3)
+    >>> loader = [(torch.randn(4, 2), torch.tensor([0, 1, 2, 0])) for _ in range(5)]
+    >>> logits, labels = collect(network, loader)
+    >>> logits.shape, labels.shape
+    (torch.Size([20, 3]), torch.Size([20]))
+    """
+    if device is not None:
+        model.to(device)
+    place = device_of(model, device or "cpu")
+    layer = None if last_layer is None else name_of(model, last_layer)
+    with evaluating(model), torch.no_grad():
+        batches = [_of_batch(model, batch, layer, place) for batch in loader]
+    if not batches:
+        raise ValueError("the loader must have at least one batch, got none")
+    if len({labels.shape[1:] for _, labels, *_ in batches}) > 1:
+        batches = [_labelled_rows(*arrays) for arrays in batches]
+    arrays = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    warn_of_probs(arrays[0], "if they are, collect the outputs of the layer before")
+    return arrays
+
+
+def _of_batch(
+    model: nn.Module, batch: Any, layer: str | None, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return logits, labels and, with a layer, features of a batch of a loader, on the CPU."""
+    inputs, named, labels = taken_apart(batch)
+    inputs, named = moved(inputs, device), moved(named, device)
+    found = _with_features(model, layer, lambda: logits_of(model(*inputs, **named)))
+    logits, *features = (values.detach().cpu() for values in found)
+    return logits, torch.as_tensor(labels).cpu(), *features
+
+
+def _with_features(
+    model: nn.Module, layer: str | None, call: Callable[[], Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the logits of a call of the model and, with a layer, its inputs in that call."""
+    if layer is None:
+        return (call(),)
+    with layer_inputs(model, layer) as features:
+        return call(), features()
+
+
+def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
+    kept = labels.reshape(-1) != IGNORED
+    rows, *others = (values.flatten(0, -2)[kept] for values in (logits, *features))
+    return rows, labels.reshape(-1)[kept], *others
 
 
 def collect_shards(
@@ -290,7 +376,7 @@ def _predictions(
     place.reading = True
     for batch in zip(*(columns[name].chunks(run.batch_size) for name in run.inputs), strict=True):
         place.reading = False
-        for name, values in _outputs(model, batch, run.last_layer).items():
+        for name, values in _of_rows(model, batch, run.last_layer).items():
             if name not in arrays:
                 arrays[name] = empty_array(folder, (rows, *values.shape[1:]), values.dtype)
             arrays[name][place.row : place.row + len(values)] = values
@@ -301,14 +387,12 @@ def _predictions(
     return arrays or {"logits": np.zeros((0, len(model.class_names) or 1), np.float32)}
 
 
-def _outputs(model: Classifier, batch: Sequence[Array], layer: str | None) -> dict[str, Array]:
+def _of_rows(model: Classifier, batch: Sequence[Array], layer: str | None) -> dict[str, Array]:
     """Return logits and, with a layer, features of a batch."""
     inputs = model.encode(batch)
-    with torch.no_grad(), ExitStack() as stack:
-        features = None if layer is None else stack.enter_context(layer_inputs(model.module, layer))
-        outputs = {"logits": _logits(model, inputs, len(batch[0]))}
-        if features is not None:
-            outputs["features"] = features()
+    with torch.no_grad():
+        found = _with_features(model.module, layer, lambda: _logits(model, inputs, len(batch[0])))
+    outputs = dict(zip(("logits", "features"), found, strict=False))
     for name, values in outputs.items():
         if values.ndim == 0 or len(values) != len(batch[0]):
             raise ValueError(

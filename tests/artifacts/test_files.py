@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from calibrant import artifacts as io
-from calibrant._core.atomic_files import STALE
+from calibrant._core.atomic_files import STALE_SECONDS
 from tests.support.artifacts import temperature
 from tests.support.warm_scripts import run_script
 
@@ -204,7 +204,7 @@ def test_leftovers_of_killed_writers_are_removed_when_they_are_old(form, tmp_pat
     )
     for path in (old, young, other, longer):
         path.write_bytes(target.read_bytes())
-        os.utime(path, times=(time.time() - STALE - 10,) * 2)
+        os.utime(path, times=(time.time() - STALE_SECONDS - 10,) * 2)
     os.utime(young)
     io.save(temperature(3.0), place)
     assert value(place) == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import calibrant
-from calibrant._core.atomic_files import STALE, locked, replacing, temporary_folder
+from calibrant._core.atomic_files import STALE_SECONDS, locked, replacing, temporary_folder
 
 HOLD = """
     import sys, time
@@ -68,7 +68,7 @@ def test_old_leftovers_of_long_names_are_removed(tmp_path):
     with replacing(tmp_path / name) as temporary:
         temporary.write_text("left")
         os.link(temporary, left := temporary.with_name(f"{temporary.name[:-32]}{'0' * 32}"))
-    os.utime(left, (0, time.time() - STALE - 9))
+    os.utime(left, (0, time.time() - STALE_SECONDS - 9))
     write(tmp_path / name)
     assert os.listdir(tmp_path) == [name]
 

@@ -71,7 +71,7 @@ def test_a_cluster_without_workers_is_given_up():
 
 def test_workers_that_come_back_are_waited_for(monkeypatch):
     """The time begins again with each look that finds a worker."""
-    monkeypatch.setattr(engines, "LOOK", 0.02)
+    monkeypatch.setattr(engines, "_LOOK_SECONDS", 0.02)
     slow = Task(1, done=False)
 
     class Returning(Client):
@@ -92,5 +92,5 @@ def test_the_timeout_of_a_task_is_its_own():
 
 def test_the_configuration_of_dask_sets_the_time():
     assert ClusterExecutor(None).patience == 300
-    with dask.config.set({engines.PATIENCE_SETTING: "2 minutes"}):
+    with dask.config.set({engines._PATIENCE_SETTING: "2 minutes"}):
         assert ClusterExecutor(None).patience == 120

@@ -29,7 +29,7 @@ def test_a_pool_survives_the_end_of_a_process(tmp_path):
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_process_is_named(monkeypatch):
-    monkeypatch.setattr(engines, "ATTEMPTS", 1)
+    monkeypatch.setattr(engines, "_ATTEMPTS", 1)
     with WorkerPool(2) as pool:
         results = pool.map(partial(square_unless, 2), range(4))
         assert [next(results), next(results)] == [0, 1]
@@ -48,7 +48,7 @@ def test_a_pool_does_not_run_far_ahead(monkeypatch):
         monkeypatch.setattr(pool._pool, "submit", submit)
         results = pool.map(square, range(100))
         assert next(results) == 0
-        assert len(submitted) == 2 * engines.AHEAD + 1
+        assert len(submitted) == 2 * engines._AHEAD + 1
         assert list(results) == [x * x for x in range(1, 100)]
         assert submitted == [(x,) for x in range(100)]
 
@@ -83,7 +83,7 @@ def test_engines():
         assert work == current_work() == (None, None, "", "")
     with use(workers=0) as work:
         assert isinstance(work.executor, WorkerPool)
-        assert work.executor.workers == engines.available_cores()
+        assert work.executor.workers == engines._available_cores()
     with use(workers=1) as work:
         assert work.description == "1 worker"
     with use(executor=Here()) as work:
@@ -125,7 +125,7 @@ def test_the_number_of_torch_threads_stays_in_the_home_process(threads):
 
 def test_a_task_in_another_process_runs_on_one_torch_thread(threads):
     threads(3)
-    assert engines.in_worker(lambda _: torch.get_num_threads(), os.getpid() + 1, None) == 1
+    assert engines._in_worker(lambda _: torch.get_num_threads(), os.getpid() + 1, None) == 1
 
 
 class Here(Executor):

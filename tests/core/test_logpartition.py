@@ -207,7 +207,7 @@ def two_gaps(near_steps, far_steps):
 
 def modelled(gaps, count, classes):
     """Records with the table of the definition, so that no row of logits is needed."""
-    density = _partition.nodes_per_octave(classes)
+    density = _partition._nodes_per_octave(classes)
     nodes = LOWEST * 2 ** (np.arange(OCTAVES * density + 1) / density)
     columns = [exact(gaps, b, count) for b in nodes]
     rest, slope = (np.stack(column, axis=1) for column in zip(*columns, strict=True))

@@ -206,7 +206,7 @@ def test_adam_follows_its_published_update():
 
 
 def test_adam_finds_the_centre_of_a_bowl(monkeypatch):
-    monkeypatch.setattr(_solve, "IMPROVEMENT", 1e-12)
+    monkeypatch.setattr(_solve, "_IMPROVEMENT", 1e-12)
     found = adam(bowl, np.zeros(3), steps=5000, rate=0.05, patience=300)
     np.testing.assert_allclose(found.x, CENTRE, atol=1e-3)
     assert found.value == bowl(found.x)[0]
@@ -241,7 +241,7 @@ def test_adam_gives_up_after_its_patience(patience):
 def test_every_improvement_renews_the_patience_of_adam(monkeypatch):
     values = [10.0] * 5 + [9.0] * 5 + [8.9] * 50
     for improvement, steps in ((0.05, 16), (0.5, 11)):
-        monkeypatch.setattr(_solve, "IMPROVEMENT", improvement)
+        monkeypatch.setattr(_solve, "_IMPROVEMENT", improvement)
         found = adam(told(values), np.zeros(1), steps=60, rate=0.1, patience=5)
         assert found.steps == steps
 

@@ -14,7 +14,7 @@ from scipy.special import log_softmax, softmax
 
 import calibrant
 from calibrant import use
-from calibrant._core.atomic_files import STALE
+from calibrant._core.atomic_files import STALE_SECONDS
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import open_dataset, save_predictions
@@ -61,7 +61,7 @@ def test_what_killed_runs_left_is_removed_when_it_is_old(tmp_path, halved):
     for folder in (old, busy):
         folder.mkdir()
         (folder / "0.npy").write_bytes(b"part")
-    long_ago = time.time() - STALE - 10
+    long_ago = time.time() - STALE_SECONDS - 10
     for place in (left, old / "0.npy", old, busy):
         os.utime(place, (long_ago, long_ago))
     apply(halved, path, out)

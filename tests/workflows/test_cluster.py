@@ -17,7 +17,7 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.engines import ClusterExecutor, dask_client
+from calibrant._core.engines import ClusterExecutor, _dask_client
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
@@ -69,7 +69,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def executor(cluster):
-    with dask_client(cluster.scheduler_address) as client:
+    with _dask_client(cluster.scheduler_address) as client:
         yield ClusterExecutor(client)
 
 
@@ -258,7 +258,7 @@ def test_a_shard_that_kills_every_worker_is_named(shards, cluster):
 
 
 def test_no_scheduler(shards, run, monkeypatch):
-    monkeypatch.setattr("calibrant._core.engines.CONNECT", 0.5)
+    monkeypatch.setattr("calibrant._core.engines._CONNECT_SECONDS", 0.5)
     code, out, err = run("evaluate", shards, "--dask", "tcp://127.0.0.1:9")
     assert (code, out) == (2, "")
     assert err.startswith("error: no dask scheduler answers at tcp://127.0.0.1:9 (")

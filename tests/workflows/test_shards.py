@@ -299,7 +299,7 @@ def cluster(monkeypatch):
                 pool=pool, dashboard_link=page, scheduler_info=lambda n_workers: workers
             )
 
-    monkeypatch.setattr(engines, "dask_client", client)
+    monkeypatch.setattr(engines, "_dask_client", client)
     monkeypatch.setattr(engines, "ClusterExecutor", lambda client: client.pool)
 
 

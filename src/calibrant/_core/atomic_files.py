@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-STALE = 3600.0  # age in seconds of a temporary file that a killed process left behind
-LONGEST = 255  # bytes of a name that common file systems take
+STALE_SECONDS = 3600.0  # age in seconds of a temporary file that a killed process left behind
+_MAX_NAME_BYTES = 255  # bytes of a name that common file systems take
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def _behind_link(target: Path) -> Path:
 
 def _hidden(target: Path, ending: str) -> Path:
     """Return a name next to ``target`` with a dot in front, as long as a name may be."""
-    kept = os.fsencode(target.name)[: LONGEST - len(f".{ending}")]
+    kept = os.fsencode(target.name)[: _MAX_NAME_BYTES - len(f".{ending}")]
     return target.with_name(f".{kept.decode(errors='ignore')}{ending}")
 
 
@@ -75,7 +75,7 @@ def _remove_leftovers(temporary: Path) -> None:
         if pattern.fullmatch(path.name):
             with suppress(OSError):  # another process may have removed it
                 written = max(p.stat().st_mtime for p in (path, *path.glob("*")))
-                if time.time() - written > STALE:
+                if time.time() - written > STALE_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

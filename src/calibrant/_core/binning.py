@@ -15,8 +15,8 @@ from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.options import at_least, at_most
 
 RULE = "(lo, hi], first bin closed"
-MOST_BINS = 100_000
-BinCount: TypeAlias = Annotated[int, at_least(1), at_most(MOST_BINS)]
+_MAX_BINS = 100_000
+BinCount: TypeAlias = Annotated[int, at_least(1), at_most(_MAX_BINS)]
 
 
 def uniform_edges(bins: int) -> FloatArray:
@@ -54,8 +54,8 @@ def check_bins(bins: int) -> None:
     """Raise unless ``bins`` is a positive whole number, and one that memory has room for."""
     if not isinstance(bins, (int, np.integer)) or bins < 1:
         raise ValueError(f"bins must be a positive whole number, got {bins!r}")
-    if bins > MOST_BINS:
-        raise ValueError(f"bins must be at most {MOST_BINS:,}, got {bins!r}")
+    if bins > _MAX_BINS:
+        raise ValueError(f"bins must be at most {_MAX_BINS:,}, got {bins!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,15 +21,15 @@ from torch import Tensor
 from calibrant._core.messages import printable
 
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
-MOST_ROUNDING = 0.01  # of the sum of a row of printed probabilities
+_MAX_ROUNDING = 0.01  # of the sum of a row of printed probabilities
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 MANY_ODDS = 100  # log-odds that are hardly all between 0 and 1 by chance
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
-LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
+_MAX_FEATURE = 1e18  # float32 holds the squares of smaller ones
 LEAST = math.exp(-100)
 """Probabilities count as at least this: a label costs at most 100 nats, as in torch's
 binary_cross_entropy."""
-NEGLIGIBLE = 1e-12
+_NEGLIGIBLE = 1e-12
 """A fit takes smaller probabilities for 0."""
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -376,7 +376,7 @@ class Zeros(NamedTuple):
     def among(cls, probs: Values) -> Zeros:
         """Return those of probabilities ``(n, classes)``, or ``(n,)`` of class 1 or of tags."""
         scores = as_scores(probs, "probs")
-        values, least = as_float64(scores), NEGLIGIBLE
+        values, least = as_float64(scores), _NEGLIGIBLE
         if values.ndim == 1:
             values = np.stack([1 - values, values])
             least = max(least, float(float_info(scores).eps))  # 1 - p is rounded as p is
@@ -392,7 +392,7 @@ class Zeros(NamedTuple):
 
     def floor(self, classes: int) -> float:
         """Return half of the smallest other probability, but less than an equal share."""
-        return min(self.smallest, 1 / classes) / 2 if self.negligible else NEGLIGIBLE
+        return min(self.smallest, 1 / classes) / 2 if self.negligible else _NEGLIGIBLE
 
 
 def check_columns(scores: FloatArray, name: str) -> None:
@@ -432,7 +432,7 @@ def _printed_rounding(rows: FloatArray, eps: float) -> FloatArray:
         unit = 10.0**-digits
         if unit > 100 * eps:  # else any number of this precision would be near such a decimal
             printed = (np.abs(rows - rows.round(digits)) <= eps).all(-1)
-            allowed[printed] = min(rows.shape[-1] * unit / 2, MOST_ROUNDING)
+            allowed[printed] = min(rows.shape[-1] * unit / 2, _MAX_ROUNDING)
     return allowed * (1 + 1e-6)  # the sum itself is rounded too
 
 
@@ -468,10 +468,10 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 def check_finite_rows(features: Tensor, numbers: IntArray | None = None) -> None:
     """Raise unless rows ``(n, width)`` are finite; ``numbers`` are the caller's row numbers."""
-    bad = ~(features.abs() < LARGEST_FEATURE).all(-1)
+    bad = ~(features.abs() < _MAX_FEATURE).all(-1)
     if bad.any():
         at = int(bad.nonzero()[0])
         raise ValueError(
             f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
-            f"numbers beyond {LARGEST_FEATURE:g}: find the layer or the sample that overflowed"
+            f"numbers beyond {_MAX_FEATURE:g}: find the layer or the sample that overflowed"
         )

@@ -33,8 +33,9 @@ EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: four megabytes of float64 stay in a core's share of the last cache,
 # and calls for smaller ones take as long as the work
 CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 23}
-BLOCK = 1 << 16  # elements of logits that stay in the cache of one core through many operations
-RUN = 4096  # examples in a run, where each has some tens of numbers
+# elements of logits that stay in the cache of one core through many operations
+_BLOCK_SIZE = 1 << 16
+_RUN_LENGTH = 4096  # examples in a run, where each has some tens of numbers
 MASKED_GAP = 1e8
 """A class so far below the largest logit of its row is masked, as one at -inf is: -1e9, -1e30 and
 the lowest number of a dtype are written for that, and no temperature makes it possible."""
@@ -194,7 +195,7 @@ def in_blocks(
     elsewhere they bound the memory. Nothing has a gradient.
     """
     on_cpu = logits.device.type == "cpu"
-    step = max(1, (BLOCK if on_cpu else CHUNK_SIZE["cuda"]) // math.prod(logits.shape[1:]))
+    step = max(1, (_BLOCK_SIZE if on_cpu else CHUNK_SIZE["cuda"]) // math.prod(logits.shape[1:]))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if len(logits) <= step:
         with torch.no_grad():
@@ -218,7 +219,7 @@ def worth_blocks(
     logits: Tensor, features: Tensor | None = None, parameters: Iterable[Tensor] = ()
 ) -> bool:
     """Return True for large logits on the CPU where nothing needs a gradient or is in a graph."""
-    if not plain_on_cpu(logits) or logits.numel() < 4 * BLOCK or not logits.is_contiguous():
+    if not plain_on_cpu(logits) or logits.numel() < 4 * _BLOCK_SIZE or not logits.is_contiguous():
         return False
     some = [logits, *parameters, *([] if features is None else [features])]
     return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
@@ -263,7 +264,7 @@ def _logits_of_classes(examples: Examples, values: Logits) -> Tensor:
 
 def chunk_slices(count: int) -> list[slice]:
     """Return slices of examples whose few numbers each stay in a core's cache."""
-    return [slice(i, i + RUN) for i in range(0, count, RUN)]
+    return [slice(i, i + _RUN_LENGTH) for i in range(0, count, _RUN_LENGTH)]
 
 
 def raw_chunks(

@@ -19,9 +19,9 @@ from torch import Tensor
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.messages import comma_separated, unknown_name
 
-SHOWN = 20
+_MAX_NAMES = 20
 """Names of classes in a message, at most."""
-NO_CLASS = ("id", "ids", "index", "label", "labels", "split", "target", "uuid", "weight", "y")
+_NO_CLASS = ("id", "ids", "index", "label", "labels", "split", "target", "uuid", "weight", "y")
 """Names that whole numbers beside the scores of classes usually have, in lower case."""
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SCORE_NAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
+_MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
 """What tables write where a value is missing, in lower case."""
 
 
@@ -43,7 +43,7 @@ def is_missing(text: str) -> bool:
     >>> is_missing(" N/A"), is_missing("no")
     (True, False)
     """
-    return text.strip().lower() in MISSING
+    return text.strip().lower() in _MISSING
 
 
 class ScoreColumn(NamedTuple):
@@ -98,7 +98,7 @@ def class_names_of(scores: object) -> list[str] | None:
     if len(set(found)) < len(found) or 0 < len(numbers) < len(found):
         raise ValueError(
             "a data frame of scores needs a name for each class, either all numbers or none, got "
-            f"{comma_separated(names[:SHOWN])}: rename its columns"
+            f"{comma_separated(names[:_MAX_NAMES])}: rename its columns"
         )
     return found
 
@@ -124,7 +124,7 @@ def _check_classes(frame: Frame) -> None:
     others = [
         name
         for name, kind in kinds.items()
-        if kind not in "fiu" or (kind != "f" and (floats or name.lower() in NO_CLASS))
+        if kind not in "fiu" or (kind != "f" and (floats or name.lower() in _NO_CLASS))
     ]
     if others:
         raise ValueError(
@@ -162,8 +162,8 @@ def class_order(
         return np.array([second.index(name) for name in first])
     if known is None or names is None:
         return None
-    missing = comma_separated([name for name in first if name not in second][:SHOWN])
-    further = comma_separated([name for name in second if name not in first][:SHOWN])
+    missing = comma_separated([name for name in first if name not in second][:_MAX_NAMES])
+    further = comma_separated([name for name in second if name not in first][:_MAX_NAMES])
     raise ValueError(
         f"{where} has other classes than those of the fit: {missing} missing, {further} new; "
         "rename the columns if they mean the same, or fit again"

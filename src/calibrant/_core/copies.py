@@ -18,11 +18,11 @@ from calibrant._core.checks import (
     warn,
 )
 
-MOST_ROWS, MOST_NUMBERS = 100_000, 1 << 19
+_MAX_ROWS, _MAX_NUMBERS = 100_000, 1 << 19
 """Rows, and numbers in them, that are looked at."""
-SHARE = 0.1  # of copies among the rows, below which they hardly matter
-FEWEST = 10  # distinct rows, below which they may well be as frequent as one another
-MISTAKES = 5  # distinct rows, predicted wrongly, whose copies must all be wrong as well
+_MIN_SHARE = 0.1  # of copies among the rows, below which they hardly matter
+_MIN_DISTINCT = 10  # distinct rows, below which they may well be as frequent as one another
+_MIN_MISTAKES = 5  # distinct rows, predicted wrongly, whose copies must all be wrong as well
 
 
 def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> None:
@@ -51,7 +51,7 @@ def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> 
 
 def first_rows(shape: tuple[int, ...]) -> int:
     """Return how many rows of a shape are looked at; 0 where they are too large."""
-    return min(MOST_ROWS, MOST_NUMBERS // max(1, math.prod(shape)))
+    return min(_MAX_ROWS, _MAX_NUMBERS // max(1, math.prod(shape)))
 
 
 def count_copies(scores: FloatArray, labels: IntArray) -> int:
@@ -64,7 +64,7 @@ def count_copies(scores: FloatArray, labels: IntArray) -> int:
     of_row = _hashes(scores)
     distinct, index, count = np.unique(of_row, return_inverse=True, return_counts=True)
     copies = len(scores) - len(distinct)
-    if copies < SHARE * len(scores) or len(distinct) < FEWEST:
+    if copies < _MIN_SHARE * len(scores) or len(distinct) < _MIN_DISTINCT:
         return 0  # also if there are no rows
     if count.min() == count.max():
         return copies
@@ -74,7 +74,7 @@ def count_copies(scores: FloatArray, labels: IntArray) -> int:
     first[index] = labels
     repeated: BoolArray = (count > 1)[index] & (scores.argmax(-1) != labels)
     mistakes = len(np.unique(index[repeated]))
-    return copies if mistakes >= MISTAKES and (first[index] == labels).all() else 0
+    return copies if mistakes >= _MIN_MISTAKES and (first[index] == labels).all() else 0
 
 
 def _hashes(scores: FloatArray) -> NDArray[np.uint64]:

@@ -28,14 +28,14 @@ T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with (done, total) in a long task."""
 
-AHEAD = 2  # tasks that wait for each worker of a pool, so that none is idle
-ATTEMPTS = 3
+_AHEAD = 2  # tasks that wait for each worker of a pool, so that none is idle
+_ATTEMPTS = 3
 """Worker processes that may end during one task, for lack of memory say, before it fails."""
 ENGINE_FAILURES = (ConnectionError, ChildProcessError)
 """Errors of the engine, not of a task: another task would fail as well."""
-CONNECT = 10.0  # seconds to wait for a scheduler
-LOOK = 1.0  # seconds between two looks at the number of workers of a cluster
-PATIENCE_SETTING, PATIENCE = "calibrant.no-workers-timeout", "5 minutes"
+_CONNECT_SECONDS = 10.0  # seconds to wait for a scheduler
+_LOOK_SECONDS = 1.0  # seconds between two looks at the number of workers of a cluster
+_PATIENCE_SETTING, _PATIENCE = "calibrant.no-workers-timeout", "5 minutes"
 """Setting of dask for the time that a cluster may be without workers, such as one that starts them
 when there is work, and its default."""
 
@@ -112,13 +112,13 @@ def use(
         if executor is not None:
             work = work._replace(executor=executor)
         elif dask is not None:
-            client = stack.enter_context(dask_client(dask))
+            client = stack.enter_context(_dask_client(dask))
             count = len(client.scheduler_info(n_workers=-1)["workers"])
             workers_of = f"{count} dask worker{'s' * (count != 1)} of {dask}"
             page = client.dashboard_link or ""
             work = Work(ClusterExecutor(client), work.progress, workers_of, page)
         elif workers is not None:
-            pool = stack.enter_context(WorkerPool(workers or available_cores()))
+            pool = stack.enter_context(WorkerPool(workers or _available_cores()))
             text = f"{pool.workers} worker{'s' * (pool.workers != 1)}"
             work = Work(pool, work.progress, text)
         stack.enter_context(_set(work))
@@ -163,18 +163,18 @@ def _unheard(done: int, total: int) -> None:
     """Report to nobody."""
 
 
-def available_cores() -> int:
+def _available_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def dask_client(address: str) -> Iterator[Any]:
+def _dask_client(address: str) -> Iterator[Any]:
     """Yield the client of a scheduler."""
     with needed("a dask cluster needs dask.distributed", "'calibrant[dask]'"):
         from distributed import Client
     try:
-        client = Client(address, timeout=CONNECT, set_as_default=False)
+        client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as problem:
         raise ConnectionError(
             f"no dask scheduler answers at {address} ({problem}); check the address that "
@@ -229,7 +229,7 @@ class WorkerPool(Executor):
             for i in range(len(calls)):
                 while True:
                     # after a failure the next task is alone, so that the blame is certain
-                    ahead = 1 if failures else AHEAD * self.workers + 1
+                    ahead = 1 if failures else _AHEAD * self.workers + 1
                     try:
                         for call in calls[i + len(waiting) : i + ahead]:
                             waiting.append(self._pool.submit(fn, *call))
@@ -240,8 +240,8 @@ class WorkerPool(Executor):
                         waiting.clear()
                         self.shutdown(wait=False, cancel_futures=True)
                         self._pool = self._started()
-                        if failures > ATTEMPTS:
-                            raise ended_early(calls[i][-1]) from problem
+                        if failures > _ATTEMPTS:
+                            raise _ended_early(calls[i][-1]) from problem
                 waiting.popleft()
                 failures = 0
                 yield result
@@ -277,7 +277,7 @@ class ClusterExecutor(Executor):
         from dask.utils import parse_timedelta
 
         self.client = client
-        setting = dask.config.get(PATIENCE_SETTING, PATIENCE)
+        setting = dask.config.get(_PATIENCE_SETTING, _PATIENCE)
         self.patience = float(parse_timedelta(setting)) if patience is None else patience
 
     def map(
@@ -300,7 +300,7 @@ class ClusterExecutor(Executor):
         seen = time.monotonic()
         while not future.done():
             try:
-                return future.result(timeout=min(LOOK, self.patience))
+                return future.result(timeout=min(_LOOK_SECONDS, self.patience))
             except TimeoutError:  # of the wait, unless the task is done
                 pass
             if self.client.scheduler_info(n_workers=-1)["workers"]:
@@ -316,7 +316,7 @@ class ClusterExecutor(Executor):
 
 def mapped(executor: Executor, task: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
     """Yield the results of an executor in order; its own failures are explained in a sentence."""
-    results = executor.map(partial(in_worker, task, os.getpid()), items)
+    results = executor.map(partial(_in_worker, task, os.getpid()), items)
     for item in items:
         try:
             yield next(results)
@@ -327,11 +327,11 @@ def mapped(executor: Executor, task: Callable[[S], T], items: Sequence[S]) -> It
             ) from problem
         except Exception as problem:
             if type(problem).__name__ == "KilledWorker":  # of dask, after some attempts
-                raise ended_early(item) from problem
+                raise _ended_early(item) from problem
             raise
 
 
-def in_worker(task: Callable[[S], T], home: int, item: S) -> T:
+def _in_worker(task: Callable[[S], T], home: int, item: S) -> T:
     """Call a task; in a process of its own on one thread, since the executor uses the cores."""
     if os.getpid() != home:
         import torch
@@ -340,7 +340,7 @@ def in_worker(task: Callable[[S], T], home: int, item: S) -> T:
     return task(item)
 
 
-def ended_early(item: object) -> ChildProcessError:
+def _ended_early(item: object) -> ChildProcessError:
     """Return the error for a task during which one worker after another came to its end."""
     name = printable(str(getattr(item, "path", item)))
     return ChildProcessError(

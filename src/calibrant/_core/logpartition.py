@@ -36,13 +36,13 @@ from calibrant._core.torch_models import top_class
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
 OCTAVES = 9  # doublings of the sharpness that the nodes span: temperatures down to 0.04
 TOP = 10  # number of the smallest gaps of an example that are kept
-WINDOW = 4  # nodes of an interpolation; with a value and a slope at each the degree is 7
-CENTRE = (WINDOW - 1) / 2
+_WINDOW = 4  # nodes of an interpolation; with a value and a slope at each the degree is 7
+_CENTRE = (_WINDOW - 1) / 2
 LARGEST_GAP = 1e30  # gaps are cut here, so that squares and means of them stay finite in float32
 LEAST_REST = 1e-37  # sums without the top class are cut here: a confidence of 1 - 1e-37
 
 
-def nodes_per_octave(classes: int) -> int:
+def _nodes_per_octave(classes: int) -> int:
     """Return the density of nodes for an error of the confidence well below 1e-4."""
     # The hardest case is a row with one class close to the top and all others at one larger gap:
     # the more classes, the more sharply R turns.
@@ -158,9 +158,9 @@ class Records:
     def _at_one(self, position: float) -> Curve:
         # one window and one set of weights serve all examples
         start = _first_node(position, self.table.shape[1])
-        window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
-        x = position - start - CENTRE
-        powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * WINDOW)])
+        window = self.table[:, start : start + _WINDOW].reshape(len(self), 2 * _WINDOW)
+        x = position - start - _CENTRE
+        powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * _WINDOW)])
         value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
         return Curve(value, slope * self.density / math.log(2))
 
@@ -189,10 +189,10 @@ class _Pieces:
 
     def __init__(self, table: NDArray[np.float32]) -> None:
         flat = table.reshape(len(table), 2 * table.shape[1])
-        self.windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
+        self.windows = sliding_window_view(flat, 2 * _WINDOW, axis=1)
         self.nodes = table.shape[1]
         self.first = np.full(len(table), -1)  # node of the window
-        self.coefficients = np.empty((2 * WINDOW, len(table)))  # of the powers
+        self.coefficients = np.empty((2 * _WINDOW, len(table)))  # of the powers
 
     def at(self, position: FloatArray) -> Curve:
         """Return R and its slope by the node number at positions ``(n,)`` among the nodes."""
@@ -201,7 +201,7 @@ class _Pieces:
         for run in chunks.chunk_slices(len(stale)):
             self._renew(stale[run], first[stale[run]])
         self.first = first
-        x = position - first - CENTRE
+        x = position - first - _CENTRE
         result = Curve(np.empty(len(x)), np.empty(len(x)))
         for run in chunks.chunk_slices(len(x)):
             _evaluate(self.coefficients[:, run], x[run], result.value[run], result.slope[run])
@@ -214,7 +214,7 @@ class _Pieces:
 def _first_node(position: Any, nodes: int) -> Any:
     """Return the first node of the window around a position."""
     first = np.floor(position).astype(np.int64) - 1
-    return np.minimum(np.maximum(first, 0), nodes - WINDOW)  # np.clip takes longer for few
+    return np.minimum(np.maximum(first, 0), nodes - _WINDOW)  # np.clip takes longer for few
 
 
 def _evaluate(
@@ -234,11 +234,11 @@ def _evaluate(
 
 
 def _hermite() -> FloatArray:
-    """Return the matrix from (value, slope) at 0, 1, 2, 3 to powers of ``x - CENTRE``."""
-    at, power = np.arange(WINDOW) - CENTRE, np.arange(2 * WINDOW)
+    """Return the matrix from (value, slope) at 0, 1, 2, 3 to powers of ``x - _CENTRE``."""
+    at, power = np.arange(_WINDOW) - _CENTRE, np.arange(2 * _WINDOW)
     values = at[:, None] ** power
     slopes = power * at[:, None] ** np.maximum(power - 1, 0)
-    conditions = np.stack([values, slopes], axis=1).reshape(2 * WINDOW, 2 * WINDOW)
+    conditions = np.stack([values, slopes], axis=1).reshape(2 * _WINDOW, 2 * _WINDOW)
     return np.asarray(np.linalg.inv(conditions).T)
 
 
@@ -293,7 +293,7 @@ def tabulate(examples: Examples) -> Records:
     ranges = chunks.thread_ranges(examples)
     labels = examples.labels[examples.labels != IGNORED]
     check_some(len(labels))
-    rows, nodes = len(labels), OCTAVES * nodes_per_octave(examples.classes) + 1
+    rows, nodes = len(labels), OCTAVES * _nodes_per_octave(examples.classes) + 1
     columns: tuple[Any, ...] = (  # in the order of Records
         np.empty((rows, nodes, 2), np.float32),  # table
         np.empty(rows),  # own_gap
@@ -319,7 +319,7 @@ def _fill(
     # Squaring small numbers again and again passes through denormal ones, at a hundred times
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
-    density, done = nodes_per_octave(examples.classes), 0
+    density, done = _nodes_per_octave(examples.classes), 0
     for result in gap_chunks(examples, row_range):
         for column, values in zip(columns, _record(result, density), strict=True):
             column[done : done + len(values)] = values.cpu().numpy()

@@ -36,13 +36,13 @@ Options: TypeAlias = Mapping[str, inspect.Parameter]
 """Options of a constructor by name, with annotation and default."""
 F = TypeVar("F", bound=Callable[..., None])
 
-TRUTH = {
+_TRUTH = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-NOTHING = ("none", "null")
+_NOTHING = ("none", "null")
 """Texts that stand for booleans, and for None, in any case."""
-WORDS: dict[Any, tuple[str, str]] = {
+_WORDS: dict[Any, tuple[str, str]] = {
     bool: ("True or False", "True or False"),
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -52,7 +52,7 @@ WORDS: dict[Any, tuple[str, str]] = {
 """Types in messages: one value, and several."""
 
 
-class Limit(NamedTuple):
+class _Limit(NamedTuple):
     """A limit of a number, as metadata of its annotation."""
 
     words: str
@@ -63,10 +63,10 @@ class Limit(NamedTuple):
         return f"{self.words} {self.number:g}"
 
 
-above = partial(Limit, "above", operator.gt)
-at_least = partial(Limit, "at least", operator.ge)
-below = partial(Limit, "below", operator.lt)
-at_most = partial(Limit, "at most", operator.le)
+above = partial(_Limit, "above", operator.gt)
+at_least = partial(_Limit, "at least", operator.ge)
+below = partial(_Limit, "below", operator.lt)
+at_most = partial(_Limit, "at most", operator.le)
 
 Count: TypeAlias = Annotated[int, at_least(1)]
 Seed: TypeAlias = Annotated[int, at_least(0)]
@@ -167,7 +167,7 @@ def parsed_text(text: str) -> Any:
     if plain in ("true", "false"):
         return plain == "true"
     try:
-        return None if plain in NOTHING else json.loads(text)
+        return None if plain in _NOTHING else json.loads(text)
     except ValueError:
         return text
 
@@ -182,7 +182,7 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         got = f"{value!r:.80}"
         if isinstance(value, type):
             got = f"the class {value.__name__}: pass {value.__name__}()"
-        elif isinstance(value, Integral) and abs(int(value)) > LARGEST:
+        elif isinstance(value, Integral) and abs(int(value)) > _MAX_INT:
             got += ", which has more than 64 bits"
         elif _fits(hint, [value]):
             got += f": pass [{value!r}]"
@@ -215,8 +215,8 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             raise TypeError
         return tuple(_convert(parts[0], item) for item in value)
-    elif kind in CONVERTED:
-        return CONVERTED[kind](value)
+    elif kind in _CONVERTED:
+        return _CONVERTED[kind](value)
     elif isinstance(kind, type) and kind not in (Any, inspect.Parameter.empty):
         wanted = (tuple, list) if kind is tuple else kind
         if not isinstance(value, wanted):
@@ -253,7 +253,7 @@ def _is_true(value: Any) -> bool:
 def _whole(value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError
-    if abs(int(value)) > LARGEST:
+    if abs(int(value)) > _MAX_INT:
         raise ValueError
     return int(value)
 
@@ -266,9 +266,9 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-LARGEST = 2**63 - 1
+_MAX_INT = 2**63 - 1
 """Whole numbers in arrays have 64 bits."""
-CONVERTED = {bool: _is_true, int: _whole, float: _number}
+_CONVERTED = {bool: _is_true, int: _whole, float: _number}
 
 
 def _parse(hint: Any, text: str) -> Any:
@@ -283,9 +283,9 @@ def _parse(hint: Any, text: str) -> Any:
         plain = [item.strip().strip("'\"") for item in items]
         return [_parse(parts[0], item) for item in plain if item]
     if kind is NoneType:
-        return None if text.strip().lower() in NOTHING else text
+        return None if text.strip().lower() in _NOTHING else text
     if kind is bool:
-        return TRUTH.get(text.strip().lower(), text)
+        return _TRUTH.get(text.strip().lower(), text)
     if kind in (int, float):
         return kind(text)
     return text if kind in (str, Literal) else parsed_text(text)
@@ -310,6 +310,6 @@ def _words(hint: Any, *, several: bool = False) -> str:
         return f"one of {comma_separated(parts)}"
     if kind is Sequence:
         return f"a list of {_words(parts[0], several=True)}"
-    if kind in WORDS:
-        return WORDS[kind][several]
+    if kind in _WORDS:
+        return _WORDS[kind][several]
     return f"a {kind.__name__}"

@@ -17,7 +17,7 @@ from calibrant._core.checks import FloatArray
 
 # value and gradient (p,) at parameters (p,)
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
-IMPROVEMENT = 1e-4
+_IMPROVEMENT = 1e-4
 X = TypeVar("X")
 Y = TypeVar("Y")
 
@@ -155,7 +155,7 @@ def adam(
 ) -> Solution:
     """Minimise by Adam on the whole data, and return the best parameters of all steps.
 
-    It has converged when the value has not fallen by 1e-4 (``IMPROVEMENT``) for ``patience`` steps.
+    It has converged when the value has not fallen by 1e-4 for ``patience`` steps.
     """
     x, best, marked = start.copy(), start.copy(), math.inf
     lowest, since = math.inf, 0
@@ -165,7 +165,7 @@ def adam(
         value, gradient = function(x)
         if value < lowest:
             lowest, best = value, x.copy()
-        since = 0 if value < marked - IMPROVEMENT else since + 1
+        since = 0 if value < marked - _IMPROVEMENT else since + 1
         marked = value if since == 0 else marked
         if since >= patience:
             return Solution(best, lowest, step, math.isfinite(lowest))

@@ -23,18 +23,18 @@ from calibrant._core.optional import needed
 AUTOCAST_DEVICES = [
     kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
 ]
-CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
-MAX_TOPK = 1000  # numbers up to which topk is the fastest
+_CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
+_MAX_TOPK = 1000  # numbers up to which topk is the fastest
 
 
-def autocast_devices() -> list[str]:
+def _autocast_devices() -> list[str]:
     """Return the kinds of devices for which ``torch.autocast`` is on."""
     return [kind for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)]
 
 
 def rounds() -> bool:
     """Return True if torch would compute in half precision unless told otherwise."""
-    return bool(autocast_devices()) or torch.get_default_dtype().itemsize < 4
+    return bool(_autocast_devices()) or torch.get_default_dtype().itemsize < 4
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def full_precision() -> Iterator[None]:
     """
     default = torch.get_default_dtype()
     with ExitStack() as stack:
-        for kind in autocast_devices():
+        for kind in _autocast_devices():
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(np.errstate(under="ignore"))
         if default != torch.float32:
@@ -64,7 +64,7 @@ def top_class(logits: Tensor) -> Tensor:
 
 def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two largest logits of each row, ``(..., 1)`` each."""
-    if plain_on_cpu(logits) and logits.numel() <= MAX_TOPK:
+    if plain_on_cpu(logits) and logits.numel() <= _MAX_TOPK:
         first, second = logits.topk(2, dim=-1).values.split(1, -1)
         return first, second
     # topk looks for any number, which takes several times as long for many rows
@@ -86,10 +86,10 @@ def plain_on_cpu(logits: Tensor) -> bool:
     if type(logits) is not Tensor or logits.device.type != "cpu":
         return False
     # within torch.vmap a tensor stands for many and has no numbers
-    return not (records_graph() or torch._C._are_functorch_transforms_active())
+    return not (_records_graph() or torch._C._are_functorch_transforms_active())
 
 
-def records_graph() -> bool:
+def _records_graph() -> bool:
     """Return True while torch records what is computed: to compile, to export or to trace it."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return torch.compiler.is_compiling() or tracing
@@ -285,15 +285,15 @@ def check_model(path: str | os.PathLike[str]) -> None:
     local = file.is_absolute() or name.startswith(".") or name.endswith(("/", ".gguf"))
     if local and not file.exists():
         raise FileNotFoundError(f"there is no model at {path}")
-    if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
+    if file.is_dir() and not any((file / name).exists() for name in _CONFIGS):
         found = _models_in(file)
         hint = f"; pass {found[0]}" if found else ""
-        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}{hint}")
+        raise FileNotFoundError(f"{path} is no folder of a model: it has no {_CONFIGS[0]}{hint}")
 
 
 def _models_in(folder: Path) -> list[Path]:
     """Return GGUF files of a folder, or the models of a folder of the cache of the hub."""
-    snapshots = folder.glob(f"snapshots/*/{CONFIGS[0]}")
+    snapshots = folder.glob(f"snapshots/*/{_CONFIGS[0]}")
     return sorted(folder.glob("*.gguf")) or sorted(config.parent for config in snapshots)
 
 

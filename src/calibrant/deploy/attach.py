@@ -260,7 +260,8 @@ class CalibratedModel(nn.Module):
         if inner is None:
             what, remedy = "a model in a folder needs transformers", "transformers, or pass model="
             with needed(what, remedy):
-                from transformers import AutoModelForSequenceClassification as inner
+                from transformers import AutoModelForSequenceClassification
+            inner = AutoModelForSequenceClassification
         if not isinstance(inner, nn.Module):
             inner = inner.from_pretrained(target, local_files_only=True)
         return cls(inner, calibrator, last_layer=last_layer)

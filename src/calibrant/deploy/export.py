@@ -1,4 +1,4 @@
-"""Export to ONNX and with torch.export; a file is compared with its calibrator before it is kept."""
+"""Export to ONNX and torch.export; a file is compared with its calibrator before it is kept."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from calibrant import artifacts as io
-from calibrant._core.atomic_files import STALE_SECONDS
 from tests.support.artifacts import temperature
 from tests.support.warm_scripts import run_script
 
@@ -45,20 +43,10 @@ def test_the_suffix_decides_between_a_folder_and_a_file(name, tmp_path):
         assert value(tmp_path / name) == 4
 
 
-def test_a_file_and_a_folder_hold_the_same_bytes(folder, tmp_path):
-    io.save(temperature(), tmp_path / "ts.json")
-    assert (tmp_path / "ts.json").read_bytes() == (folder / io.FILE).read_bytes()
-
-
 def test_a_damaged_artifact_in_a_folder_is_replaced(folder):
     (folder / io.FILE).write_bytes(b"cut")
     io.save(temperature(3.0), folder)
     assert value(folder) == 3
-
-
-def test_an_empty_folder_is_filled(tmp_path):
-    io.save(temperature(), tmp_path)
-    assert value(tmp_path) == 2
 
 
 def test_a_link_is_followed(folder, tmp_path):
@@ -68,12 +56,6 @@ def test_a_link_is_followed(folder, tmp_path):
         io.save(temperature(number), tmp_path / link)
         assert (tmp_path / link).is_symlink()
         assert value(folder) == value(tmp_path / link) == number
-
-
-def test_relative_paths_and_text_are_paths(folder, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    io.save(temperature(3.0), "ts")
-    assert value("./ts") == 3
 
 
 def test_other_files_stay(folder):
@@ -186,29 +168,6 @@ def test_a_failed_replacement_leaves_the_old_one(folder, monkeypatch):
                 io.save(temperature(3.0), folder)
         assert value(folder) == 2
         assert names(folder) == [io.FILE]
-
-
-@pytest.mark.parametrize("form", ["folder", "file"])
-def test_leftovers_of_killed_writers_are_removed_when_they_are_old(form, tmp_path):
-    place = tmp_path / ("ts" if form == "folder" else "ts.json")
-    io.save(temperature(), place)
-    target = place / io.FILE if form == "folder" else place
-    old, young, other, longer = (
-        target.with_name(name)
-        for name in (
-            f".{target.name}.{'0' * 32}",
-            f".{target.name}.{'1' * 32}",
-            f".other.json.{'0' * 32}",
-            f".{target.name}.{'0' * 33}",
-        )
-    )
-    for path in (old, young, other, longer):
-        path.write_bytes(target.read_bytes())
-        os.utime(path, times=(time.time() - STALE_SECONDS - 10,) * 2)
-    os.utime(young)
-    io.save(temperature(3.0), place)
-    assert value(place) == 3
-    assert [path.exists() for path in (old, young, other, longer)] == [False, True, True, True]
 
 
 # ---------------------------------------------------------------------------- readers and writers

@@ -53,7 +53,6 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         r"row 2 has \+inf: clip the logits, or pass log-probabilities",
     ),
     "+inf and NaN": (with_row(INF, math.nan, 0), YES, ValueError, "row 2 has NaN"),
-    "+inf twice": (with_row(INF, INF, 0), YES, ValueError, r"row 2 has \+inf"),
     "all -inf": (
         *(with_row(-INF, -INF, -INF), YES, ValueError),
         "row 2 has -inf in every class: at least one class must be possible",
@@ -66,10 +65,6 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "too few labels": (
         *(OK, [0, 1, 2], ValueError),
         SHAPES + r"\(4, 3\) and \(3,\): one row of logits is wanted for each label",
-    ),
-    "labels of another form": (
-        *(OK, [[0, 1], [2, 0]], ValueError),
-        SHAPES + r"\(4, 3\) and \(2, 2\): one row of logits",
     ),
     "a column of labels": (
         *(OK, [[0], [1], [2], [0]], ValueError),
@@ -84,10 +79,6 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         *(np.zeros((4, 3, 7)), np.zeros((4, 7), int), ValueError),
         SHAPES + r"\(4, 3, 7\) and \(4, 7\): classes come last: pass logits.movedim\(1, -1\) or "
         r"np.moveaxis\(logits, 1, -1\)",
-    ),
-    "images, classes second": (
-        *(torch.zeros(2, 3, 5, 6), torch.zeros(2, 5, 6, dtype=torch.long), ValueError),
-        SHAPES + r"\(2, 3, 5, 6\) and \(2, 5, 6\): classes come last",
     ),
     "one number": (0.5, 0, ValueError, SHAPES + r"\(\) and \(\): one row"),
     "label too large": (
@@ -175,18 +166,21 @@ DIRECT: dict[str, Any] = {
 
 @pytest.mark.parametrize("function", DIRECT)
 @pytest.mark.parametrize(
-    "case", ["NaN", "all -inf", "too few labels", "one-hot labels", "label too large", "no rows"]
+    "case",
+    [
+        "NaN",
+        "all -inf",
+        "too few labels",
+        "one-hot labels",
+        "label too large",
+        "no rows",
+        "all ignored",
+    ],
 )
 def test_every_function_of_logits_refuses_alike(function, case):
     logits, labels, kind, message = LOGITS[case]
     with pytest.raises(kind, match=message):
         DIRECT[function](logits, labels)
-
-
-@pytest.mark.parametrize("function", DIRECT)
-def test_every_function_of_logits_refuses_to_measure_nothing(function):
-    with pytest.raises(ValueError, match="nothing to measure"):
-        DIRECT[function](OK, [-100] * 4)
 
 
 def test_lists_of_different_lengths_are_refused_with_the_name_of_the_argument():
@@ -492,15 +486,10 @@ def test_bins_are_a_positive_whole_number(bins):
         lambda: cal.metrics.reliability(confidence=[0.5], outcome=[1], bins=bins),
         lambda: cal.metrics.reliability(confidence=[0.5], outcome=[1], bins=bins, equal_mass=True),
         lambda: cal.metrics.confidence_histogram(confidence=[0.5], outcome=[1], bins=bins),
+        lambda: cal.classwise_ece(OK, YES, bins=bins),
     ):
         with pytest.raises(ValueError, match=f"bins must be a positive whole number, got {bins!r}"):
             call()
-
-
-@pytest.mark.parametrize("bins", [0, 2.5])
-def test_class_wise_bins_are_a_positive_whole_number(bins):
-    with pytest.raises(ValueError, match="bins must be a positive whole number, got"):
-        cal.classwise_ece(OK, YES, bins=bins)
 
 
 def test_an_unknown_metric_is_answered_with_the_list():
@@ -527,14 +516,9 @@ def test_a_level_is_above_zero_and_at_most_99_percent(level):
     message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
     with pytest.raises(ValueError, match=message):
         cal.evaluate(OK, YES, level=level)
-
-
-@pytest.mark.parametrize("level", [-0.5, 0.995, 1.5, 90])
-@pytest.mark.parametrize("curve", [cal.metrics.reliability, cal.metrics.smooth_reliability])
-def test_the_level_of_a_curve_is_above_zero_and_at_most_99_percent(curve, level):
-    message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
-    with pytest.raises(ValueError, match=message):
-        curve(confidence=[0.5, 0.7], outcome=[1, 0], level=level)
+    for curve in (cal.metrics.reliability, cal.metrics.smooth_reliability):
+        with pytest.raises(ValueError, match=message):
+            curve(confidence=[0.5, 0.7], outcome=[1, 0], level=level)
 
 
 def test_level_zero_leaves_out_the_intervals_of_bars_but_a_band_needs_one():

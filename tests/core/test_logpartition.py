@@ -116,14 +116,6 @@ def test_a_temperature_for_each_is_exact(typical, rng):
         assert_exact(records, gaps, np.exp(rng.uniform(*np.log([0.05, 20]), len(records))))
 
 
-def test_one_temperature_for_all_equals_the_same_for_each(typical):
-    records, _ = typical
-    for b in np.geomspace(LOWEST, LAST, 50):
-        one, each = records.log_rest(b), records.log_rest(np.full(len(records), b))
-        np.testing.assert_allclose(one.value, each.value, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(one.slope, each.slope, rtol=1e-4, atol=1e-3)
-
-
 def test_the_slope_is_the_derivative_of_the_value(typical, rng):
     records, _ = typical
     log_b = rng.uniform(math.log(LOWEST) + 0.01, math.log(LAST) - 0.01, len(records))
@@ -172,19 +164,6 @@ def test_the_table_holds_the_values_and_slopes_at_the_nodes(rng):
         np.testing.assert_allclose(records.table[:, node, 1], per_node, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("node", [2, 10, 20, 34])
-def test_a_node_counts_within_two_nodes_of_it(rng, node):
-    records = table_of(rng.normal(size=(1, 7)))
-    moved = replace(records, table=records.table.copy())
-    moved.table[:, node, 0] += 1
-    for position in np.arange(0.25, OCTAVES * records.density, 0.5):
-        if 1 < position < OCTAVES * records.density - 1:
-            b = LOWEST * 2 ** (position / records.density)
-            for sharpness in (b, np.array([b])):
-                one, other = (r.log_rest(sharpness).value for r in (records, moved))
-                assert (abs(one - other) > 1e-3) == (abs(position - node) < 2), position
-
-
 # The hardest rows
 
 
@@ -216,14 +195,6 @@ def modelled(gaps, count, classes):
     table = np.stack([np.maximum(rest, FLOOR), slope], axis=-1).astype(np.float32)
     some = table_of(np.zeros((1, 2))).take(np.zeros(len(gaps), dtype=int))
     return replace(some, table=table, classes=classes)
-
-
-@pytest.mark.parametrize("classes", BORDERS)
-def test_all_other_classes_at_one_gap(classes):
-    gaps, count = one_gap(120), np.array([classes - 1])
-    records = modelled(gaps, count, classes)
-    for b in np.geomspace(LOWEST, LAST, 60):
-        assert_exact(records, gaps, b, count)
 
 
 @pytest.mark.parametrize("classes", BORDERS)
@@ -268,18 +239,9 @@ def test_odds_beyond_float32_stay_beyond_reach():
 # Below and above the nodes
 
 
-@pytest.mark.parametrize("temperature", [20.1, 25, 50, 200, 1000, 1e6])
+@pytest.mark.parametrize("temperature", [1e6, 1000, 200, 25, 20.1, 0.039, 0.02, 0.001, 1e-9])
 @pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_temperatures_above_twenty_are_exact(rng, classes, temperature):
-    logits = 3 * rng.normal(size=(200, classes))
-    records, gaps = table_of(logits), others(logits)
-    assert_exact(records, gaps, 1 / temperature)
-    assert_exact(records, gaps, np.full(200, 1 / temperature))
-
-
-@pytest.mark.parametrize("temperature", [0.039, 0.02, 0.001, 1e-9])
-@pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_temperatures_below_the_nodes_are_exact(rng, classes, temperature):
+def test_temperatures_beyond_the_nodes_are_exact(rng, classes, temperature):
     logits = 3 * rng.normal(size=(200, classes))
     records, gaps = table_of(logits), others(logits)
     assert_exact(records, gaps, 1 / temperature)
@@ -349,15 +311,6 @@ def test_more_than_ten_equal_classes_share_the_top_at_any_sharpness(tied):
         assert np.exp(-records.log_partition(b).value) == pytest.approx(1 / tied, rel=1e-4)
 
 
-def test_the_least_float32_as_a_mask_leaves_finite_records(rng):
-    logits = rng.normal(size=(20, 6)).astype(np.float32)
-    logits[:, 3:] = np.finfo(np.float32).min
-    records = table_of(logits)
-    assert np.isfinite(records.mean_gap).all()
-    for b in (0.001, LOWEST, 1.0, 100.0):
-        assert np.isfinite(records.log_partition(b).value).all()
-
-
 # What follows from the table
 
 
@@ -416,14 +369,6 @@ def test_masked_classes_count_nowhere(rng):
         np.testing.assert_array_equal(records.gaps[i], few.astype(np.float32))
 
 
-def test_masked_rows_do_not_change_the_others(rng):
-    logits = rng.normal(size=(20, 8))
-    expected = table_of(logits)
-    masked = np.concatenate([logits, logits])
-    masked[20:, 3:] = -INF
-    assert_same(table_of(masked, masked.argmax(-1)).take(np.arange(20)), expected)
-
-
 def test_one_possible_class_is_certain_at_any_sharpness():
     logits = np.full((3, 12), -INF)
     logits[:, 5] = [-1e30, 0, 1e30]
@@ -454,15 +399,6 @@ def test_equal_classes_share_the_top(rng, tied):
     assert_exact(records, others(logits), 0.07)
 
 
-def test_all_classes_equal_are_all_as_likely():
-    records = table_of(np.full((2, 1000), 7.0), [0, 1])
-    for b in (1e-3, LOWEST, 1.0, LAST):
-        value, slope = records.log_partition(b)
-        np.testing.assert_allclose(np.exp(-value), 1e-3, rtol=1e-5)
-        np.testing.assert_allclose(slope, 0, atol=1e-5)
-    assert records.correct.tolist() == [True, False]
-
-
 @pytest.mark.parametrize("far", [1e4, 9e7, 1e9, 1e29, 1e37, 1e39, 1e300])
 def test_classes_that_are_far_off_have_no_part(far):
     logits = np.array([[0.0, -1.0, -far], [-far, 0.0, -far]])
@@ -478,14 +414,6 @@ def test_classes_that_are_far_off_have_no_part(far):
 def test_classes_far_below_the_largest_are_masked():
     records = table_of([[0.0, -1.0, -9e7], [0.0, -1.0, -1e8], [0.0, -1.0, -1e39]], [0, 0, 0])
     assert records.possible.tolist() == [3, 2, 2]
-
-
-def test_a_gap_of_ten_thousand_at_every_temperature_has_its_odds():
-    records = table_of([[1e4, 0.0], [0.0, 1e4]], [0, 0])
-    assert records.own_gap.tolist() == [0, 1e4]
-    assert records.margin.tolist() == [1e4, 1e4]
-    np.testing.assert_allclose(records.log_rest(1e-3).value, -10, atol=0.5)
-    np.testing.assert_allclose(records.log_partition(LOWEST).value, 0, atol=1e-30)
 
 
 # Precision and shape of the input
@@ -660,11 +588,6 @@ def test_neither_blocks_nor_threads_change_the_records(rng, monkeypatch, threads
     assert_same(table_of(logits, labels, weight=weight), expected, atol=2e-5)
 
 
-def test_rows_longer_than_a_block_are_tabulated(rng, small_blocks):
-    logits = realistic(rng, 20, 3000)
-    assert_exact(table_of(logits), others(logits), 1.3)
-
-
 def counts():
     """Number of torch threads here, and in a thread that begins now."""
     with ThreadPoolExecutor(1) as pool:
@@ -715,11 +638,6 @@ def test_records_are_taken_by_index_or_mask(rng):
         value, slope = found.log_partition(0.7)
         np.testing.assert_allclose(value, records.log_partition(0.7).value[which], rtol=1e-5)
         np.testing.assert_allclose(slope, records.log_partition(0.7).slope[which], rtol=1e-5)
-
-
-def test_no_records_may_be_taken(rng):
-    none = table_of(rng.normal(size=(40, 5))).take(np.zeros(40, dtype=bool))
-    assert len(none) == len(none.labels) == len(none.margin) == 0
 
 
 @pytest.mark.parametrize("b", [0.001, 1.0, 100.0])

@@ -1,6 +1,5 @@
 """The scikit-learn classifier: its conventions, and scores whose right calibration is known."""
 
-import pickle
 import runpy
 import sys
 import warnings
@@ -186,23 +185,6 @@ def test_weight_two_equals_two_examples(three, estimator):
     np.testing.assert_allclose(one.predict_proba(X), two.predict_proba(X), rtol=1e-4)
 
 
-def test_clone():
-    one = CalibratedClassifier(LogisticRegression(C=3), method="ts", options={"objective": "brier"})
-    again = clone(one.set_params(estimator__C=7, cv=4))
-    assert again.get_params()["estimator__C"] == 7
-    assert again.cv == 4
-    assert again.options == {"objective": "brier"}
-    assert again.estimator is not one.estimator
-
-
-@pytest.mark.parametrize("data", ["two", "three"])
-def test_pickle(request, data):
-    X, y = request.getfixturevalue(data)
-    fitted = CalibratedClassifier(GaussianNB(), method="smart").fit(X, y)
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
-
-
 def test_pipelines(three):
     X, y = three
     inside = make_pipeline(StandardScaler(), CalibratedClassifier(LinearSVC(), method="ts"))
@@ -225,12 +207,6 @@ def test_grid_search(three):
     assert search.fit(honest, labels).best_params_ == {"method": "ts", "estimator__factor": 5.0}
     assert abs(temperature(search.best_estimator_) - 5) < 1
     assert len(cross_val_score(CalibratedClassifier(method="ts"), X, y, cv=3)) == 3
-
-
-def test_unfitted(three):
-    for ask in ("predict", "predict_proba", "predict_log_proba"):
-        with pytest.raises(NotFittedError):
-            getattr(CalibratedClassifier(), ask)(three[0])
 
 
 def test_refit_forgets(three):
@@ -263,12 +239,6 @@ def test_features_without_names():
     honest, labels = drawn(np.random.default_rng(0), 200, 3)
     fitted = CalibratedClassifier(Boastful(), method="ts").fit(honest, labels)
     assert not hasattr(fitted, "n_features_in_")  # since it does not say
-
-
-def test_estimator_stays_unfitted(three):
-    base = LogisticRegression()
-    CalibratedClassifier(base, method="ts").fit(*three)
-    assert not hasattr(base, "coef_")
 
 
 class OfTwo(Boastful):
@@ -359,23 +329,6 @@ def test_agreement_with_scikit_learn(digits, frozen):
     np.testing.assert_allclose(
         ours.fit(X[600:1200], y[600:1200]).predict_proba(X[new]), expected, atol=2e-4
     )
-
-
-def test_ece_on_digits(digits):
-    X, y = digits
-    seen, new = slice(0, 1797, 2), slice(1, 1797, 2)
-    model = RandomForestClassifier(50, random_state=0)
-    ours = CalibratedClassifier(model).fit(X[seen], y[seen])
-    theirs = CalibratedClassifierCV(model, method="sigmoid").fit(X[seen], y[seen])
-
-    def ece(probs):
-        return cal.ece(confidence=probs.max(-1), outcome=probs.argmax(-1) == y[new])
-
-    raw = ours.estimator_.predict_proba(X[new])
-    assert ece(ours.predict_proba(X[new])) < 0.03
-    assert ece(raw) > 0.15
-    assert ece(theirs.predict_proba(X[new])) > 0.05
-    assert log_loss(y[new], ours.predict_proba(X[new])) < 0.5 * log_loss(y[new], raw)
 
 
 # ---------------------------------------------------------------------- estimators that are fitted
@@ -849,16 +802,6 @@ def test_sample_weight(three, rng, recorder):
     assert abs(temperature(fitted) - best_temperature(logits, y)) > 1e-3
 
 
-def test_weight_zero_leaves_an_example_out(three):
-    X, y = three
-    base = FrozenEstimator(LogisticRegression().fit(X[:200], y[:200]))
-    weight = (np.arange(400) % 3 > 0).astype(float)
-    some = CalibratedClassifier(base, method="ts").fit(X[200:], y[200:], sample_weight=weight)
-    kept = np.flatnonzero(weight) + 200
-    fewer = CalibratedClassifier(base, method="ts").fit(X[kept], y[kept])
-    assert temperature(some) == pytest.approx(temperature(fewer), rel=1e-6)
-
-
 def test_estimator_without_sample_weight(three, rng):
     X, y = three
     model = CalibratedClassifier(KNeighborsClassifier(30), method="ts")
@@ -1081,16 +1024,6 @@ def test_unknown_methods_and_options(three):
         CalibratedClassifier(method="ts", options={"folds": 3}).fit(*three)
     with pytest.raises(TypeError, match="options go with the name of a method"):
         CalibratedClassifier(method=Needy(), options={"objective": "nll"}).fit(*three)
-
-
-def test_save_the_calibrator(three, tmp_path):
-    X, y = three
-    model = CalibratedClassifier(method="ts").fit(X, y)
-    cal.save(model.calibrator_, tmp_path / "calibrator")
-    again = cal.load(tmp_path / "calibrator")
-    np.testing.assert_allclose(
-        again.predict_proba(model.estimator_.decision_function(X)), model.predict_proba(X)
-    )
 
 
 # ------------------------------------------------------------------------------------- neural nets

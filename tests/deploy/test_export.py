@@ -318,7 +318,7 @@ def test_refused(options, error, message, tmp_path, monkeypatch):
 
 
 def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.deploy.export.MAX_ONNX_BYTES", 100)
+    monkeypatch.setattr("calibrant.deploy.export._MAX_ONNX_BYTES", 100)
     with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
         export_onnx(fitted("vector"), tmp_path / "a.onnx")
 

@@ -112,17 +112,17 @@ def test_heads_of_hidden_states_are_refused(serve, model, kind, tmp_path):
     plugin = serve(*BASES)
     saved(model, kind, tmp_path / "head")
     with pytest.raises(ValueError, match=f"the {kind} head needs the hidden states, which vLLM"):
-        plugin.ScaledLogits(config(tmp_path / "head"), torch.device("cpu"))
+        plugin._ScaledLogits(config(tmp_path / "head"), torch.device("cpu"))
 
 
 def test_a_head_of_this_vocabulary_is_needed(serve, model, tmp_path):
     plugin = serve(*BASES)
     saved(model, "global", tmp_path / "head")
-    scaled = plugin.ScaledLogits(config(tmp_path / "head"), torch.device("cpu"))
+    scaled = plugin._ScaledLogits(config(tmp_path / "head"), torch.device("cpu"))
     with pytest.raises(ValueError, match="for a vocabulary of 300, and the model has 7"):
         scaled.apply(torch.zeros(2, 7))
     with pytest.raises(ValueError, match="a head is needed: pass additional_config="):
-        plugin.ScaledLogits(SimpleNamespace(additional_config={}), torch.device("cpu"))
+        plugin._ScaledLogits(SimpleNamespace(additional_config={}), torch.device("cpu"))
 
 
 def test_older_and_missing_versions(serve):

@@ -8,8 +8,10 @@ from http.client import HTTPConnection
 from types import SimpleNamespace
 from urllib.parse import quote
 
+from starlette.types import ASGIApp
+
 from calibrant.ui.app import make_app
-from calibrant.ui.guard import App, Guard
+from calibrant.ui.guard import Guard
 from tests.support.local_server import local_server
 
 
@@ -79,7 +81,7 @@ def page_server(max_upload: int = 2_000_000) -> Iterator[Client]:
     """Run the server in a thread."""
     guards = []
 
-    def made(port: int) -> App:
+    def made(port: int) -> ASGIApp:
         guards.append(Guard("127.0.0.1", port))
         return make_app(guards[0], max_upload)
 

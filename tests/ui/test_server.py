@@ -33,7 +33,7 @@ def test_another_port_is_taken_where_the_usual_one_is_in_use(monkeypatch):
             server.listening("127.0.0.1", one.getsockname()[1])
 
 
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+@pytest.mark.parametrize("missing", ["starlette.types", "uvicorn"])
 def test_a_missing_library_is_explained(run, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, "calibrant.ui.server")

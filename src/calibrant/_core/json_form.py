@@ -26,7 +26,7 @@ def json_text(content: Mapping[str, Any]) -> str:
 def plain(content: Any) -> Any:
     """Return content without figures that are undefined or infinite, and with text that is Unicode.
 
-    Names of files that are not UTF-8 have halves of characters.
+    Names of files that are not UTF-8 have lone surrogates, which are escaped.
     """
     if isinstance(content, Mapping):
         return {plain(key): plain(value) for key, value in content.items()}

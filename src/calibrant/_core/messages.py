@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 # C0 and C1 but for tabs and line breaks, which start escape sequences or overwrite a line; what
-# reverses or breaks text, so that a name could show as another; and halves of characters, as in
-# file names that are not UTF-8, which no stream takes.
+# reverses or breaks text, so that a name could show as another; and lone surrogates, as in file
+# names that are not UTF-8, which no stream takes.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

@@ -18,8 +18,8 @@ from calibrant._core.checks import FloatArray
 # value and gradient (p,) at parameters (p,)
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 _IMPROVEMENT = 1e-4
-X = TypeVar("X")
-Y = TypeVar("Y")
+_X = TypeVar("X")
+_Y = TypeVar("Y")
 
 
 class Solution(NamedTuple):
@@ -51,8 +51,8 @@ def check_time() -> None:
         raise TimeoutError("the time limit was reached")
 
 
-def _timed(function: Callable[[X], Y]) -> Callable[[X], Y]:
-    def timed(x: X) -> Y:
+def _timed(function: Callable[[_X], _Y]) -> Callable[[_X], _Y]:
+    def timed(x: _X) -> _Y:
         check_time()
         return function(x)
 

@@ -19,7 +19,7 @@ from calibrant.calibrators.registry import CALIBRATORS, PARTS, TAG_CALIBRATORS
 from calibrant.calibrators.trials import check_learned
 
 FORMAT = 1
-KEYS = ("format", "kind", "description", "calibrant", "config", "extra", "sha256")
+_KEYS = ("format", "kind", "description", "calibrant", "config", "extra", "sha256")
 NAMES = "class_names_"
 
 # Package and class of every kind besides calibrators; imported when needed.
@@ -62,7 +62,7 @@ class Artifact(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def calibrator_kinds() -> dict[str, type[Calibrator]]:
+def _calibrator_kinds() -> dict[str, type[Calibrator]]:
     """Return the classes of calibrators by kind; names of methods for tags may be taken."""
     tags = {f"multilabel_{name}": kind for name, kind in TAG_CALIBRATORS.items()}
     return {**CALIBRATORS, **PARTS, **tags}
@@ -75,7 +75,7 @@ def kind_of(obj: Any) -> str:
         package, _, name = where.partition(":")
         if type(obj).__name__ == name and type(obj).__module__.startswith(package):
             return kind
-    calibrators = calibrator_kinds()
+    calibrators = _calibrator_kinds()
     for kind, calibrator in calibrators.items():
         if type(obj) is calibrator:
             return kind
@@ -87,7 +87,7 @@ def kind_of(obj: Any) -> str:
 
 def class_of(kind: Any) -> Any:
     """Return the class of the name of a kind."""
-    calibrators = calibrator_kinds()
+    calibrators = _calibrator_kinds()
     if not isinstance(kind, str) or kind not in {*calibrators, *KINDS}:
         raise unknown_name("kind", kind, [*calibrators, *KINDS])
     if kind in calibrators:
@@ -278,7 +278,7 @@ def packed(artifact: Artifact) -> bytes:
     values = (str(FORMAT), *artifact[:3], config, extra, digest)
     plain = bytes_of(artifact.tensors)
     # not by safetensors, which write metadata in random order
-    header = {"__metadata__": dict(zip(KEYS, values, strict=True)), **_header(plain)}
+    header = {"__metadata__": dict(zip(_KEYS, values, strict=True)), **_header(plain)}
     text = json.dumps(header, indent=1, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # keeps the tensors aligned
     return b"".join(
@@ -296,11 +296,11 @@ def unpacked(content: bytes) -> Artifact:
     if metadata.get("format") != str(FORMAT):
         version = metadata.get("format")
         raise ValueError(f"its format is {version!r:.60}, this release reads {FORMAT}")
-    _check_names(metadata, KEYS, "metadata")
+    _check_names(metadata, _KEYS, "metadata")
     if metadata["sha256"] != _digest(metadata["config"], metadata["extra"], tensors):
         raise ValueError("it is damaged: the checksum differs")
-    kind, description, calibrant = (metadata[key] for key in KEYS[1:4])
-    config, extra = (_parsed_json(metadata[key], key) for key in KEYS[4:6])
+    kind, description, calibrant = (metadata[key] for key in _KEYS[1:4])
+    config, extra = (_parsed_json(metadata[key], key) for key in _KEYS[4:6])
     return Artifact(kind, description, calibrant, config, extra, tensors)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Layer: TypeAlias = nn.Module | str
 CALIBRATOR, CARD = "calibrator", "README.md"
 """Files of the calibrator and the model card within the folder of a model."""
-OURS = "<!-- Written by calibrant, and again by the next save: delete this line to keep yours. -->"
+_OURS = "<!-- Written by calibrant, and again by the next save: delete this line to keep yours. -->"
 
 
 def calibrated(
@@ -106,7 +106,7 @@ class CalibratedModel(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the output of the model, with calibrated logits."""
         output, features = self.model_output(*inputs, **named)
-        return with_logits(output, self.calibrate(logits_of(output), features))
+        return _with_logits(output, self.calibrate(logits_of(output), features))
 
     def model_output(self, *inputs: Any, **named: Any) -> tuple[Any, Tensor | None]:
         """Return the output of the model, and features if the calibrator needs them."""
@@ -291,7 +291,7 @@ def _warn_of_softmax(model: nn.Module) -> None:
         )
 
 
-def with_logits(output: Any, logits: Tensor) -> Any:
+def _with_logits(output: Any, logits: Tensor) -> Any:
     """Return the output of a model, with other logits."""
     if isinstance(output, Tensor):
         return logits
@@ -309,7 +309,7 @@ def with_logits(output: Any, logits: Tensor) -> Any:
 
 def _write_card(path: Path, text: str) -> None:
     """Write the card of a model, unless there is one that calibrant did not write."""
-    if path.exists() and OURS not in path.read_text("utf-8"):
+    if path.exists() and _OURS not in path.read_text("utf-8"):
         warnings.warn(f"{path} was written by someone else and stays as it is", stacklevel=3)
         return
     with replacing(path) as temporary:
@@ -332,7 +332,7 @@ library_name: calibrant
 tags:
 - calibration
 ---
-{OURS}
+{_OURS}
 
 # {inside}, calibrated
 

@@ -30,7 +30,7 @@ from calibrant.data.tables import RULES, layout_of
 from calibrant.workflows.apply import check_shape, probs_of
 
 T = TypeVar("T")
-TABLE = "the table"  # in place of a path
+_TABLE = "the table"  # in place of a path
 
 
 @warnings_at_caller()
@@ -73,7 +73,7 @@ def calibrate_table(table: T, calibrator: Calibrator, *, prefix: str = "calibrat
     scores = _scores(form, prefix, calibrator.class_names_)
     if taken := [name for name in scores.new if name in form.columns]:
         raise ValueError(
-            f"{TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
+            f"{_TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
         )
     new = _calibrated(form, scores, calibrator)
     result: T = form.extended(table, new)
@@ -122,7 +122,7 @@ def _form_of(table: Any) -> _Form:
 def _unique(names: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Callable[[], Any]]:
     columns = {str(name): _reader(read, name) for name in names}
     if len(columns) < len(names):
-        raise ValueError(f"{TABLE} has two columns of one name among {comma_separated(columns)}")
+        raise ValueError(f"{_TABLE} has two columns of one name among {comma_separated(columns)}")
     return columns
 
 
@@ -193,18 +193,18 @@ class _Scores:
 def _scores(form: _Form, prefix: str, known: Sequence[str] | None) -> _Scores:
     """Find the columns of scores and features by their names, in the order of the classes."""
     lists = [name for name in (*SCORES, "features") if form.is_list(name)]
-    layout = layout_of([name for name in form.columns if name not in lists], TABLE)
+    layout = layout_of([name for name in form.columns if name not in lists], _TABLE)
     features = ["features"] if "features" in lists else layout.further.get("features", [])
     for domain in SCORES:
         if domain in lists:
             return _Scores(domain, [domain], features, [prefix])
         if domain in layout.scores:
             new = [f"{prefix}_{name}" for name in layout.names] or [prefix]
-            places = class_order(known, layout.class_names, TABLE)
+            places = class_order(known, layout.class_names, _TABLE)
             return _Scores(domain, layout.scores[domain], features, new, places)
     found = comma_separated([*form.columns][:50])
     raise ValueError(
-        f"{TABLE} has no column of logits or probabilities, only {found}: {RULES}; or lists in a "
+        f"{_TABLE} has no column of logits or probabilities, only {found}: {RULES}; or lists in a "
         "column logits or probs"
     )
 
@@ -217,7 +217,7 @@ def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[st
     if calibrator.needs_features and not by_name:
         if not scores.features:
             name = type(calibrator).__name__
-            raise ValueError(f"{name} needs features: add a column of lists to {TABLE}")
+            raise ValueError(f"{name} needs features: add a column of lists to {_TABLE}")
         read += [form.read(name) for name in scores.features]
     valid = np.logical_and.reduce([column.is_valid().to_numpy(False) for column in read])
     types = [
@@ -244,7 +244,7 @@ def _metadata(form: _Form, calibrator: Calibrator, valid: BoolArray) -> Features
     """Return the metadata columns that a calibrator reads, whose values may be missing."""
     if lacking := [name for name in calibrator.input_columns if name not in form.columns]:
         raise ValueError(
-            f"{type(calibrator).__name__} reads metadata columns: {TABLE} has no "
+            f"{type(calibrator).__name__} reads metadata columns: {_TABLE} has no "
             f"{comma_separated(lacking)}, only {comma_separated([*form.columns][:50])}"
         )
     arrays = {n: form.read(n).to_numpy(zero_copy_only=False) for n in calibrator.input_columns}
@@ -261,7 +261,7 @@ def _matrix(columns: Sequence[Any], valid: BoolArray, names: Sequence[str]) -> A
     lengths = pa.compute.list_value_length(kept[0]).to_numpy()
     if (lengths != lengths[0]).any():
         raise ValueError(
-            f"{TABLE}: the rows of {names[0]} must have one length, got lists of {lengths.min()} "
+            f"{_TABLE}: the rows of {names[0]} must have one length, got lists of {lengths.min()} "
             f"to {lengths.max()} values; write every class of every row"
         )
     return _numbers(kept[0].flatten(), names[0]).reshape(len(lengths), -1)
@@ -269,7 +269,7 @@ def _matrix(columns: Sequence[Any], valid: BoolArray, names: Sequence[str]) -> A
 
 def _numbers(column: Any, name: str) -> Array:
     if column.null_count:
-        raise ValueError(f"{TABLE}: lists of {name} have missing values; drop or fill those rows")
+        raise ValueError(f"{_TABLE}: lists of {name} have missing values; drop or fill those rows")
     pa = load_pyarrow()
     column = column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
     return np.asarray(column.to_numpy(zero_copy_only=False))
@@ -282,7 +282,7 @@ def _target_type(column: Any, name: str) -> Any:
     values = kind.value_type if _is_list(column.type) else kind
     numbers = (types.is_floating, types.is_integer, types.is_decimal)
     if not any(test(values) for test in numbers):
-        raise ValueError(f"{TABLE}: {name} must be numbers, got {values}")
+        raise ValueError(f"{_TABLE}: {name} must be numbers, got {values}")
     half_or_single = types.is_float16(values) or types.is_float32(values)
     values = pa.float32() if half_or_single else pa.float64()
     if types.is_fixed_size_list(kind):
@@ -294,7 +294,7 @@ def _target_type(column: Any, name: str) -> Any:
 
 def _probs(calibrator: Calibrator, values: Array, features: Features | None, domain: str) -> Array:
     """Return the calibrated probabilities of rows, some of them at a time."""
-    check_shape(calibrator, values.shape[1:], TABLE)
+    check_shape(calibrator, values.shape[1:], _TABLE)
     rows = max(1, CHUNK // max(1, values[0].size))
     parts = []
     for start in range(0, len(values), rows):

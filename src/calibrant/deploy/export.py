@@ -25,16 +25,16 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
 from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
 
-MAX_ONNX_BYTES = 1_900_000_000
+_MAX_ONNX_BYTES = 1_900_000_000
 """Weights that fit into one ONNX file, whose limit is 2 GB."""
-TOLERANCE = 1e-5
+_TOLERANCE = 1e-5
 """Largest difference of a probability between the written file and the calibrator."""
-MAX_BATCH_NUMBERS = 1 << 22
+_MAX_BATCH_NUMBERS = 1 << 22
 """Numbers in the largest batch of a trial."""
-NUDGES, ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
+_NUDGES, _ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
 """Trials of logits with rounding errors at the steps of a method, and the errors' relative size."""
 
-Run = Callable[[tuple[Tensor, ...]], Tensor]
+_Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 def export_onnx(
@@ -47,7 +47,7 @@ def export_onnx(
     tokens: bool = False,
     probabilities: bool = False,
     opset: int = 20,
-    tolerance: float = TOLERANCE,
+    tolerance: float = _TOLERANCE,
 ) -> float:
     """Write a fitted calibrator, or a model with one behind it, to an ONNX file.
 
@@ -105,7 +105,7 @@ def export_onnx(
         raise ValueError(f"opset must be 18 or newer, got {opset}")
     graph = _Graph(calibrator, model, example, last_layer, tokens, probabilities)
     size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
-    if size > MAX_ONNX_BYTES:
+    if size > _MAX_ONNX_BYTES:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
             "without the model, or write a .pt2 file"
@@ -143,7 +143,7 @@ def export_program(
     last_layer: Layer | None = None,
     tokens: bool = False,
     probabilities: bool = False,
-    tolerance: float = TOLERANCE,
+    tolerance: float = _TOLERANCE,
 ) -> float:
     """Write a fitted calibrator, or a model with one behind it, as a program of ``torch.export``.
 
@@ -351,7 +351,7 @@ def quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _check_export(graph: _Graph, run: Run, runtime: str, tolerance: float) -> float:
+def _check_export(graph: _Graph, run: _Run, runtime: str, tolerance: float) -> float:
     """Return the largest difference of a probability in all trials that ``run`` the file."""
     worst = 0.0
     for trial, inputs in _trials(graph):
@@ -364,7 +364,7 @@ def _check_export(graph: _Graph, run: Run, runtime: str, tolerance: float) -> fl
 
 
 def _difference(
-    graph: _Graph, run: Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
+    graph: _Graph, run: _Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
 ) -> float:
     """Largest difference of a probability; raise for whatever makes the export wrong."""
     args, named = graph.arguments(inputs)
@@ -416,11 +416,11 @@ def _rounding_range(
     size = torch.where(logits.isfinite(), logits, 0).abs()
     if graph.calibrator.classes > 1:
         size = size.amax(-1, keepdim=True)
-    step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
+    step = _ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
     random = torch.Generator().manual_seed(0)
     low = high = _probs(graph, graph.calibrate(logits, features))
     moved = (logits / step).round() * step  # near ties become ties, then logits move at random
-    for _ in range(NUDGES):
+    for _ in range(_NUDGES):
         probs = _probs(graph, graph.calibrate(moved.to(logits.dtype), features))
         low, high = torch.minimum(low, probs), torch.maximum(high, probs)
         moved = logits + step * (2 * torch.rand(logits.shape, generator=random) - 1)
@@ -440,7 +440,7 @@ def _trials(graph: _Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
             yield "half of the tokens of the example", short
         return
     calibrator, random = graph.calibrator, torch.Generator().manual_seed(1)
-    most = max(8, min(1000, MAX_BATCH_NUMBERS // calibrator.classes))
+    most = max(8, min(1000, _MAX_BATCH_NUMBERS // calibrator.classes))
     for rows in (1, 2, 7, most):
         shape = (rows, 1 + rows % 5)[: graph.varying]
         yield f"a batch of {rows}", random_inputs(calibrator, shape, random)
@@ -493,7 +493,7 @@ def _sigmoid(x: Tensor) -> Tensor:
     return torch.where(x >= 0, 1, small) / (1 + small)
 
 
-PRECISE: dict[Any, Callable[..., Tensor]] = {
+_PRECISE: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.log1p.default: _log1p,
     torch.ops.aten.expm1.default: _expm1,
     torch.ops.aten.logaddexp.default: _logaddexp,
@@ -507,9 +507,9 @@ def precise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgr
     """Return the program with the replacements of operators."""
     graphs = [part.graph for part in program.graph_module.modules() if hasattr(part, "graph")]
     names = {_operator(node.target) for graph in graphs for node in graph.nodes}
-    if names.isdisjoint(map(_operator, PRECISE)):
+    if names.isdisjoint(map(_operator, _PRECISE)):
         return program  # replacing nothing would take a quarter of the time of an export
-    replaced: torch.export.ExportedProgram = program.run_decompositions(PRECISE)
+    replaced: torch.export.ExportedProgram = program.run_decompositions(_PRECISE)
     return replaced
 
 

@@ -50,7 +50,7 @@ from calibrant.deploy.models import (
 from calibrant.workflows.apply import empty_array, write_columns
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
 
-FORMATS = (".npz", ".safetensors", ".parquet", ".arrow", ".feather")
+_FORMATS = (".npz", ".safetensors", ".parquet", ".arrow", ".feather")
 """Formats of inputs in which logits are written; others become ``.npz``."""
 
 
@@ -231,7 +231,7 @@ def collect_shards(
         dataset = open_inputs(data, skip_bad=skip_bad)
         shards, skipped = _usable(dataset, run, skip_bad)
         folder = output_folder(os.fspath(out))
-        jobs = shard_jobs(dataset, shards, folder, run.settings, rows=run.rows, formats=FORMATS)
+        jobs = shard_jobs(dataset, shards, folder, run.settings, rows=run.rows, formats=_FORMATS)
         if rank == 0:
             warn_of_orphans(jobs)
         write = partial(_write, run)
@@ -408,7 +408,10 @@ def _logits(model: Classifier, inputs: Inputs, rows: int) -> Tensor:
     try:
         logits = logits_of(model(inputs))
     except torch.cuda.OutOfMemoryError as error:
-        raise MemoryError(f"{rows} examples at a time need more memory than {error}") from error
+        raise MemoryError(
+            f"a batch of {rows} examples does not fit into memory: pass a smaller batch_size "
+            f"({error})"
+        ) from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(f"the model refused {rows} examples ({reason})") from error

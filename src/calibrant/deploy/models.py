@@ -29,10 +29,10 @@ from calibrant._core.torch_models import (
 )
 from calibrant.data.formats import Array
 
-FACTORY = re.compile(r"(?P<module>[^\W\d]\w*(?:\.\w+)*):(?P<attribute>[^\W\d]\w*(?:\.\w+)*)")
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
-TEXTS, IMAGES = "ForSequenceClassification", "ForImageClassification"
-FORMS = "a Hugging Face classifier, package.module:factory or a .pt2 file"
+_FACTORY = re.compile(r"(?P<module>[^\W\d]\w*(?:\.\w+)*):(?P<attribute>[^\W\d]\w*(?:\.\w+)*)")
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
+_TEXTS, _IMAGES = "ForSequenceClassification", "ForImageClassification"
+_FORMS = "a Hugging Face classifier, package.module:factory or a .pt2 file"
 
 Inputs: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"  # by position and by name
 
@@ -106,8 +106,8 @@ def forget_classifier() -> None:
 @lru_cache(maxsize=1)
 def _loaded(model: ModelName) -> Classifier:
     target, precision = device_and_dtype(device=model.device, dtype=model.dtype)
-    suffix, factory = Path(model.name).suffix, FACTORY.fullmatch(model.name)
-    if suffix in PICKLES:
+    suffix, factory = Path(model.name).suffix, _FACTORY.fullmatch(model.name)
+    if suffix in _PICKLES:
         raise ValueError(
             f"{model.name} is a pickle, which is never loaded since it could run any code: save "
             "the state dict as .safetensors, and name package.module:factory and these weights"
@@ -214,7 +214,7 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
         config = transformers.AutoConfig.from_pretrained(model.name, **options)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
-        raise ValueError(f"model must be {FORMS}, got {model.name}: {reason}") from error
+        raise ValueError(f"model must be {_FORMS}, got {model.name}: {reason}") from error
     kind = _kind(model.name, config.architectures or [])
     module, report = getattr(transformers, f"AutoModel{kind}").from_pretrained(
         model.name,
@@ -226,7 +226,7 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
     check_complete(report, model.name, type(module).__name__)
     module = (module if target is None else module.to(target)).eval()
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    if kind == TEXTS:
+    if kind == _TEXTS:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model.name, **options)
         length = _longest(model.length, tokenizer.model_max_length, config)
         encode, about = partial(_encoded, tokenizer, length), f"{tokenizer!r} {length}"
@@ -239,11 +239,11 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
 
 def _kind(name: str, architectures: Sequence[str]) -> str:
     """Return what a model classifies, from the names of its classes."""
-    for kind in (TEXTS, IMAGES):
+    for kind in (_TEXTS, _IMAGES):
         if any(architecture.endswith(kind) for architecture in architectures):
             return kind
     raise ValueError(
-        f"{name} must be a classifier of texts or images ({TEXTS}, {IMAGES}), got "
+        f"{name} must be a classifier of texts or images ({_TEXTS}, {_IMAGES}), got "
         f"{comma_separated(architectures)}; token tables of language models are made "
         "by: calibrant llm collect"
     )

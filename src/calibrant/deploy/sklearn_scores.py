@@ -23,7 +23,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 
 Arguments: TypeAlias = dict[str, Any]
 Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
-RESCALINGS = 5
+_RESCALINGS = 5
 """Scales of scores to try, each 20 times the one before, or a twentieth of it."""
 
 
@@ -113,69 +113,65 @@ def out_of_fold(
     X_train, y_train = _safe_split(estimator, X, y, train)
     X_test, _ = _safe_split(estimator, X, y, test, train)
     fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
-    if y.ndim == 2:
-        logits = tag_logits(fitted, X_test, len(classes))
+    tags = y.ndim == 2
+    logits = logits_of(fitted, X_test, classes, tags=tags)
+    known = ~np.isneginf(logits)
+    if tags:  # each has scores, also where all labels were the same
         known = np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
-    else:
-        logits = logits_of(fitted, X_test, classes, tags=False)
-        known = ~np.isneginf(logits)
     return fitted if keep else None, logits, known
 
 
 def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:
     """Return scores as :class:`Scores` has them: -inf for classes that the estimator lacks."""
     if tags:
-        return tag_logits(estimator, X, len(classes))
+        return _tag_logits(estimator, X, len(classes))
     seen = np.asarray(getattr(estimator, "classes_", classes))
     logits = np.full((validation._num_samples(X), len(classes)), -np.inf)
     if len(seen) > 1:  # one class alone has no scores
-        logits[:, positions(classes, seen)] = class_logits(estimator, X, seen)
+        logits[:, positions(classes, seen)] = _class_logits(estimator, X, seen)
     return logits
 
 
-def tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
+def _tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
     """Return scores ``(n, tags, 2)``."""
-    if hasattr(estimator, "decision_function"):
-        name = f"the decision_function of {type(estimator).__name__}"
-        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
-        pairs = np.stack([np.zeros_like(scores), scores], -1)
-    else:
-        name = f"the predict_proba of {type(estimator).__name__}"
-        probs = estimator.predict_proba(X)
-        if isinstance(probs, list):  # an array for each tag, with a column for each label seen
-            columns = zip(probs, estimator.classes_, strict=True)
-            probs = np.stack(
-                [
-                    np.asarray(p)[:, list(seen).index(1)] if 1 in seen else np.zeros(len(p))
-                    for p, seen in columns
-                ],
-                -1,
-            )
-        scores = np.asarray(probs)
-        pairs = checks.logits_from_probs(np.stack([1 - scores, scores], -1))
-    if scores.ndim != 2 or scores.shape[1] != tags:
-        raise ValueError(f"{name} must be (n, {tags}), a column per tag, got {scores.shape}")
-    return pairs
-
-
-def class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
-    """Return scores ``(n, classes)``."""
-    stated = not hasattr(estimator, "decision_function")
+    name, scores, stated = _scores_of(estimator, X)
+    if isinstance(scores, list):  # an array for each tag, with a column for each label seen
+        columns = zip(scores, estimator.classes_, strict=True)
+        present = [
+            np.asarray(p)[:, list(seen).index(1)] if 1 in seen else np.zeros(len(p))
+            for p, seen in columns
+        ]
+        scores = np.stack(present, -1)
+    scores = _checked_columns(name, np.asarray(scores), tags, "tag")
     if stated:
-        name = f"the predict_proba of {type(estimator).__name__}"
-        scores = np.asarray(estimator.predict_proba(X))
-    else:
-        name = f"the decision_function of {type(estimator).__name__}"
-        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
-        if len(classes) == 2 and scores.size == len(scores):
-            return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
-        if len(classes) > 2 and _one_vs_one(estimator):
-            raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
-    if scores.ndim != 2 or scores.shape[1] != len(classes):
-        raise ValueError(
-            f"{name} must be (n, {len(classes)}), a column per class, got {scores.shape}"
-        )
+        return checks.logits_from_probs(np.stack([1 - scores, scores], -1))
+    return np.stack([np.zeros_like(scores), scores], -1)
+
+
+def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
+    """Return scores ``(n, classes)``."""
+    name, scores, stated = _scores_of(estimator, X)
+    if not stated and len(classes) == 2 and scores.size == len(scores):
+        return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
+    if not stated and len(classes) > 2 and _one_vs_one(estimator):
+        raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
+    scores = _checked_columns(name, np.asarray(scores), len(classes), "class")
     return checks.logits_from_probs(scores) if stated else scores
+
+
+def _scores_of(estimator: Any, X: Any) -> tuple[str, Any, bool]:
+    """Return the name of what scores, the scores, and True if they are probabilities."""
+    if hasattr(estimator, "decision_function"):
+        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
+        return f"the decision_function of {type(estimator).__name__}", scores, False
+    return f"the predict_proba of {type(estimator).__name__}", estimator.predict_proba(X), True
+
+
+def _checked_columns(name: str, scores: NDArray[Any], count: int, each: str) -> NDArray[Any]:
+    """Return scores ``(n, count)``, or raise."""
+    if scores.ndim != 2 or scores.shape[1] != count:
+        raise ValueError(f"{name} must be (n, {count}), a column per {each}, got {scores.shape}")
+    return scores
 
 
 def _one_vs_one(estimator: Any) -> bool:
@@ -207,7 +203,7 @@ def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) ->
     if not (wrong if weight is None else wrong & (weight > 0)).any():
         return least
     scale = least
-    for _ in range(RESCALINGS):
+    for _ in range(_RESCALINGS):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit itself warns
             fitted = TemperatureScaling().fit(logits / scale, labels, sample_weight=weight)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlflow.genai.scorers import Scorer
     from mlflow.models import EvaluationMetric
 
-DIGITS = 12
+_DIGITS = 12
 """Confidences are recovered up to this many decimals."""
 
 
@@ -223,7 +223,7 @@ def pairs_from_residuals(residuals: Sequence[float]) -> tuple[Any, Any]:
     """
     values = np.asarray(residuals, dtype=np.float64)
     outcome = ~np.signbit(values)
-    return np.round(np.where(outcome, 1 - values, -values), DIGITS), outcome
+    return np.round(np.where(outcome, 1 - values, -values), _DIGITS), outcome
 
 
 def _mlflow() -> Any:

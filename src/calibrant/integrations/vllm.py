@@ -20,10 +20,10 @@ from calibrant.llm.heads.attach import log_sharpness_of_tokens, on_device
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import bounded
 
-V1, V2 = "vllm.v1.sample.logits_processor", "vllm.v1.worker.gpu.sample.logits_processor"
+_V1, _V2 = "vllm.v1.sample.logits_processor", "vllm.v1.worker.gpu.sample.logits_processor"
 """Modules with the base class of processors, of the first and of the second model runner."""
-OPTION, VARIABLE = "calibrant_head", "CALIBRANT_HEAD"
-SERVED = ("nothing", "shape")
+_OPTION, _VARIABLE = "calibrant_head", "CALIBRANT_HEAD"
+_SERVED = ("nothing", "shape")
 """Inputs of the heads that can be served."""
 
 
@@ -38,19 +38,19 @@ def _base(module: str, *, required: bool = True) -> Any:
         return object
 
 
-class ScaledLogits:
+class _ScaledLogits:
     """The head that a server was started with, applied to batches of logits."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        folder = (getattr(vllm_config, "additional_config", None) or {}).get(OPTION)
-        folder = folder or os.environ.get(VARIABLE)
+        folder = (getattr(vllm_config, "additional_config", None) or {}).get(_OPTION)
+        folder = folder or os.environ.get(_VARIABLE)
         if not folder:
             raise ValueError(
-                f"a head is needed: pass additional_config={{'{OPTION}': FOLDER}} to vLLM, or set "
-                f"the environment variable {VARIABLE}"
+                f"a head is needed: pass additional_config={{'{_OPTION}': FOLDER}} to vLLM, or set "
+                f"the environment variable {_VARIABLE}"
             )
         fitted = load(folder, FittedHead)
-        if fitted.head.wants not in SERVED:
+        if fitted.head.wants not in _SERVED:
             raise ValueError(
                 f"the {fitted.head.kind} head needs the hidden states, which vLLM does not pass to "
                 "logits processors: fit a shape or global head (calibrant llm fit --head shape)"
@@ -71,7 +71,7 @@ class ScaledLogits:
         return logits.mul_(sharpness) if same else logits.float() * sharpness
 
 
-class HeadProcessor(_base(V1)):  # type: ignore[misc]  # known at run time
+class HeadProcessor(_base(_V1)):  # type: ignore[misc]  # known at run time
     """Logits processor for vLLM with its first model runner.
 
     Start vLLM with ``logits_processors=["calibrant.integrations.vllm:HeadProcessor"]``,
@@ -82,7 +82,7 @@ class HeadProcessor(_base(V1)):  # type: ignore[misc]  # known at run time
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self.scaled = ScaledLogits(vllm_config, device)
+        self.scaled = _ScaledLogits(vllm_config, device)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return calibrated logits."""
@@ -96,11 +96,11 @@ class HeadProcessor(_base(V1)):  # type: ignore[misc]  # known at run time
         """Do nothing: each token is scaled by its own logits alone."""
 
 
-class HeadProcessorV2(_base(V2, required=False)):  # type: ignore[misc]
+class HeadProcessorV2(_base(_V2, required=False)):  # type: ignore[misc]
     """The same for the second model runner, the default of vLLM 0.32 on GPUs."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
-        self.scaled = ScaledLogits(vllm_config, req_states.device)
+        self.scaled = _ScaledLogits(vllm_config, req_states.device)
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """Return calibrated logits."""

@@ -27,9 +27,9 @@ from calibrant._core.options import (
     unknown_option,
 )
 
-Function: TypeAlias = Callable[..., Tensor]
+_Function: TypeAlias = Callable[..., Tensor]
 """Maps logits ``(..., classes)`` and labels ``(...)`` to values, with options by keyword."""
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Extra: TypeAlias = Tensor | None
 """Features ``(..., width)`` or the indices ``(n,)`` of examples, which only some losses need."""
 
@@ -147,7 +147,7 @@ class MeanLoss(WithOptions, nn.Module):
     tensor(0.6931)
     """
 
-    def __init__(self, function: Function, **options: Any) -> None:
+    def __init__(self, function: _Function, **options: Any) -> None:
         super().__init__()
         self.function, self.options = function, _checked_options(function, options)
 
@@ -178,7 +178,7 @@ class RegularisedLoss(WithOptions, nn.Module):
 
     def __init__(
         self,
-        statistic: Function,
+        statistic: _Function,
         *,
         weight: NonNegative,
         base: nn.Module | str | None = None,
@@ -205,7 +205,7 @@ class RegularisedLoss(WithOptions, nn.Module):
         return _shown(self.statistic, {"weight": self.weight, **self.options})
 
 
-def _checked_options(function: Function, options: dict[str, Any]) -> dict[str, Any]:
+def _checked_options(function: _Function, options: dict[str, Any]) -> dict[str, Any]:
     known = _by_keyword(options_of(function))
     for name in options.keys() - known.keys():
         raise TypeError(str(unknown_option(function.__name__, name, known)))
@@ -213,10 +213,10 @@ def _checked_options(function: Function, options: dict[str, Any]) -> dict[str, A
 
 
 def _by_keyword(options: Options) -> Options:
-    return {name: option for name, option in options.items() if option.kind is KEYWORD}
+    return {name: option for name, option in options.items() if option.kind is _KEYWORD}
 
 
-def _shown(function: Function, options: dict[str, Any]) -> str:
+def _shown(function: _Function, options: dict[str, Any]) -> str:
     return ", ".join([function.__name__, *(f"{name}={value!r}" for name, value in options.items())])
 
 
@@ -258,12 +258,12 @@ class Loss(NamedTuple):
         return (inspect.getdoc(self.documented) or "").partition("\n")[0]
 
 
-def mean_of(function: Function, reference: str = "", aliases: tuple[str, ...] = ()) -> Loss:
+def mean_of(function: _Function, reference: str = "", aliases: tuple[str, ...] = ()) -> Loss:
     """Table line of a loss of each example."""
     return Loss(partial(MeanLoss, function), function, reference, aliases)
 
 
-def regularised_by(statistic: Function, weight: float, reference: str) -> Loss:
+def regularised_by(statistic: _Function, weight: float, reference: str) -> Loss:
     """Table line of a statistic of the batch, with its usual weight."""
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
 

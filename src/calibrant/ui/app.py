@@ -17,19 +17,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text
 from calibrant.show.html import escaped
 from calibrant.show.palette import themes
 from calibrant.ui.choices import STEPS, Choices
-from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
+from calibrant.ui.guard import REPORT_POLICY, Guard, Guarded
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id
 from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads, temporary_home
 from calibrant.ui.worker import FitTask, LookTask
 
-PAGE = Path(__file__).with_name("page")
-ASSETS = {
+_PAGE = Path(__file__).with_name("page")
+_ASSETS = {
     "page.css": "text/css",
     "page.js": "text/javascript",
     "icon.svg": "image/svg+xml",
@@ -42,13 +43,13 @@ RESULTS = {
     "calibrator.onnx": "application/octet-stream",
 }
 """Files of a finished job by name; no other can be asked for."""
-EXPANSION = 10
+_EXPANSION = 10
 """Arrays may take that many times the memory of the largest file."""
-LARGEST_REQUEST = 10_000
+_MAX_REQUEST_BYTES = 10_000
 """Bytes of a request other than an upload."""
 
 
-def make_app(guard: Guard, max_upload: int) -> App:
+def make_app(guard: Guard, max_upload: int) -> ASGIApp:
     """Return the application; ``max_upload`` is in bytes.
 
     Files are in a temporary folder, which is removed when the server stops.
@@ -95,7 +96,7 @@ class Service:
             "suffixes": ",".join(SUFFIXES),
             "version": __version__,
         }
-        template = Template((PAGE / "index.html").read_text("utf-8"))
+        template = Template((_PAGE / "index.html").read_text("utf-8"))
         content = template.substitute({name: escaped(value) for name, value in values.items()})
         return HTMLResponse(content, headers={"set-cookie": self.guard.set_cookie()})
 
@@ -119,7 +120,7 @@ class Service:
 
     def _look(self, key: str) -> Response:
         upload = self._upload(key)
-        task = LookTask(upload.path, upload.name, EXPANSION * self.max_upload)
+        task = LookTask(upload.path, upload.name, _EXPANSION * self.max_upload)
         job = self._add(Job(task))
         size = upload.path.stat().st_size
         answer = {"file": key, "name": upload.name, "size": size, "job": job.id}
@@ -193,12 +194,12 @@ class Service:
 async def asset(request: Request) -> Response:
     """Return a file of the page."""
     name = request.path_params["name"]
-    if name not in ASSETS:
+    if name not in _ASSETS:
         raise HTTPException(404, "there is no such file")
-    content = (PAGE / name).read_text("utf-8")
+    content = (_PAGE / name).read_text("utf-8")
     if name == "page.css":
         content = f"{themes()}\n{content}"
-    return Response(content, media_type=ASSETS[name])
+    return Response(content, media_type=_ASSETS[name])
 
 
 async def _json(request: Request) -> dict[str, Any]:
@@ -206,8 +207,8 @@ async def _json(request: Request) -> dict[str, Any]:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LARGEST_REQUEST:
-            raise HTTPException(413, f"a request may have {LARGEST_REQUEST:,} bytes")
+        if len(body) > _MAX_REQUEST_BYTES:
+            raise HTTPException(413, f"a request may have {_MAX_REQUEST_BYTES:,} bytes")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

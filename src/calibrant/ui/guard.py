@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TOKEN_HEADER = "x-calibrant-token"
-READING = ("GET", "HEAD")
+_TOKEN_HEADER = "x-calibrant-token"
+_READING = ("GET", "HEAD")
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -36,7 +33,7 @@ REPORT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 """The report has scripts of its own: in a sandbox they have no origin, and thus no access here."""
-HEADERS = {
+_HEADERS = {
     "content-security-policy": PAGE_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -79,11 +76,11 @@ class Guard:
         host = headers.get("host", "")
         if not self.is_own(host):
             return "this server does not answer to that host name: open the address it has printed"
-        if scope["method"] not in READING:
+        if scope["method"] not in _READING:
             site, origin = headers.get("sec-fetch-site"), headers.get("origin")
             if site not in (None, "same-origin") or origin not in (None, f"http://{host}"):
                 return "this request comes from another site, which may not change anything here"
-            if not self._is_token(headers.get(TOKEN_HEADER, "")):
+            if not self._is_token(headers.get(_TOKEN_HEADER, "")):
                 return "this request lacks the token of the page: reload the page"
         if scope["path"].startswith("/page/") or self._is_known(scope, headers):
             return None
@@ -116,7 +113,7 @@ class Guard:
 class Guarded:
     """An application behind a guard."""
 
-    app: App
+    app: ASGIApp
     guard: Guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,7 +126,7 @@ class Guarded:
             if message["type"] == "http.response.start":
                 given = {name for name, _ in message.get("headers", [])}
                 added = [
-                    (n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in given
+                    (n.encode(), v.encode()) for n, v in _HEADERS.items() if n.encode() not in given
                 ]
                 message["headers"] = [*message.get("headers", []), *added]
             await send(message)
@@ -137,15 +134,11 @@ class Guarded:
         reason = self.guard.refusal(scope)
         if reason is None:
             await self.app(scope, receive, with_headers)
-        else:
-            await receive()  # closing on bytes that come in resets the connection: no answer
-            await _answer(403, reason, with_headers)
-
-
-async def _answer(status: int, text: str, send: Send) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
+            return
+        await receive()  # closing on bytes that come in resets the connection: no answer
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        await with_headers({"type": "http.response.start", "status": 403, "headers": headers})
+        await with_headers({"type": "http.response.body", "body": reason.encode()})
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str:

@@ -14,17 +14,17 @@ from calibrant._core.optional import needed
 
 with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     import h11
-    import starlette  # noqa: F401
     import uvicorn
+    from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from calibrant.ui.app import make_app
-    from calibrant.ui.guard import LOOPBACK, App, Guard
+    from calibrant.ui.guard import LOOPBACK, Guard
 
 PORT = 8321
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0
 """Time for all headers of a request, and without a byte of its body."""
-SHUTDOWN_SECONDS = 2
+_SHUTDOWN_SECONDS = 2
 """Time that open requests have when the server stops."""
 
 
@@ -79,7 +79,7 @@ def listening(host: str, port: int | None) -> socket.socket:
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
 
 
-def run_app(app: App, listener: socket.socket) -> None:
+def run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve an application on a socket until it is interrupted or its terminal closes."""
     config = uvicorn.Config(
         app,
@@ -89,7 +89,7 @@ def run_app(app: App, listener: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     with suppress(KeyboardInterrupt), _hangup_terminates():
         uvicorn.Server(config).run(sockets=[listener])

@@ -28,7 +28,7 @@ from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 
 NAMES_SHOWN = 12
-FITTED_METRICS = ("accuracy", "ece", "nll", "brier")
+_FITTED_METRICS = ("accuracy", "ece", "nll", "brier")
 
 
 # ------------------------------------------------------------------------- looking
@@ -110,7 +110,7 @@ def _methods(
         if issubclass(kind, MetadataCalibrator):  # the page names no columns for it
             continue
         if kind.needs_features <= features and kind.needs_head <= dataset.has_head:
-            yield {"name": name, "title": _title(kind), "summary": plain_text(kind.summary)}
+            yield {"name": name, "title": _title(kind), "summary": _plain_text(kind.summary)}
 
 
 def _title(kind: type[Calibrator]) -> str:
@@ -124,10 +124,10 @@ def _title(kind: type[Calibrator]) -> str:
     return " ".join([words[0], *(w if w.isupper() else w.lower() for w in words[1:])])
 
 
-def plain_text(summary: str) -> str:
+def _plain_text(summary: str) -> str:
     """Return a line of the documentation without its markup.
 
-    >>> plain_text("[averages](#how) the mean of `smart` and `odds`; see {doc}`smart`")
+    >>> _plain_text("[averages](#how) the mean of `smart` and `odds`; see {doc}`smart`")
     'averages the mean of smart and odds'
     """
     text = re.sub(r"; see \{doc\}`\w+`", "", summary)
@@ -175,7 +175,7 @@ def _fit(dataset: Dataset, choices: Choices) -> Fit:
         split=choices.fit_split,
         options={"keep_argmax": choices.keep_argmax} if is_auto else None,
         estimand=choices.estimand,
-        metrics=FITTED_METRICS,
+        metrics=_FITTED_METRICS,
     )
 
 

@@ -15,13 +15,13 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.messages import comma_separated, printable
 
 SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
-SAVE = "save the arrays with numpy.savez(path, logits=..., labels=...)"
-REASONS = {
+_SAVE = "save the arrays with numpy.savez(path, logits=..., labels=...)"
+_REASONS = {
     **dict.fromkeys(
         (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"),
-        f"it is a pickle, which could run any code when it is opened; {SAVE}",
+        f"it is a pickle, which could run any code when it is opened; {_SAVE}",
     ),
-    ".npy": f"a .npy file holds one array, and labels belong to the logits; {SAVE}",
+    ".npy": f"a .npy file holds one array, and labels belong to the logits; {_SAVE}",
 }
 """Why files of some kinds are refused."""
 MAX_FILES = 6
@@ -29,7 +29,7 @@ MAX_FILES = 6
 MAX_NAME = 120
 """Characters of a name that are shown."""
 PREFIX = "calibrant-ui-"
-LOCKED = "server"
+_LOCKED = "server"
 """Name that a server locks in its folder; the system unlocks it when the process is gone."""
 
 
@@ -66,7 +66,7 @@ def suffix_of(name: str) -> str:
     suffix = PurePosixPath(shown_name(name)).suffix.lower()
     if suffix in SUFFIXES:
         return suffix
-    reason = REASONS.get(suffix, SAVE)
+    reason = _REASONS.get(suffix, _SAVE)
     raise ValueError(
         f"{shown_name(name)} cannot be read here: {reason} (read are {comma_separated(SUFFIXES)})"
     )
@@ -139,17 +139,17 @@ def temporary_home() -> Iterator[Path]:
 
     Folders of servers that were killed are removed first.
     """
-    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/.{LOCKED}.lock"):
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/.{_LOCKED}.lock"):
         with suppress(OSError):  # in use, or removed by another server
             _remove_abandoned(lock.parent)
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as home,
-        locked(Path(home) / LOCKED),
+        locked(Path(home) / _LOCKED),
     ):
         yield Path(home)
 
 
 def _remove_abandoned(folder: Path) -> None:
     if not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid():
-        with locked(folder / LOCKED, wait=False):
+        with locked(folder / _LOCKED, wait=False):
             shutil.rmtree(folder, ignore_errors=True)  # of a link it removes nothing

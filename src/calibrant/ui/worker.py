@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 from calibrant._core.messages import failure_text, printable
 from calibrant.ui.choices import Choices
 
-BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
+_BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
 DIED = (
     "the process that worked on the file ended, perhaps because there was not enough memory: use "
     "fewer classes or examples, or the command line, which reads a file in chunks"
 )
-PAUSE = 0.1
+_PAUSE = 0.1
 """Seconds between two messages on progress."""
-Update: TypeAlias = tuple[str, Any]
+_Update: TypeAlias = tuple[str, Any]
 LAST = ("done", "failed")
 """Kinds of the last update of a task."""
 
@@ -75,7 +75,7 @@ def work(connection: Connection) -> None:
             connection.send(_outcome(task, connection))
 
 
-def _outcome(task: Task, connection: Connection) -> Update:
+def _outcome(task: Task, connection: Connection) -> _Update:
     """Do a task and return its result or the reason of its failure."""
     try:
         os.chdir(task.path.parent)  # so that messages have the name alone, which is replaced
@@ -84,7 +84,7 @@ def _outcome(task: Task, connection: Connection) -> Update:
         text = failure_text(problem)
         if text is None:
             traceback.print_exc()
-            return "failed", BUG.format(type(problem).__name__)
+            return "failed", _BUG.format(type(problem).__name__)
         return "failed", printable(text.replace(task.path.name, task.name))
 
 
@@ -95,7 +95,7 @@ def _throttled(connection: Connection) -> Callable[..., object]:
     def send(kind: str, *content: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if kind != "progress" or now - last > PAUSE:
+        if kind != "progress" or now - last > _PAUSE:
             last = now if kind == "progress" else 0.0
             connection.send((kind, content))
 
@@ -120,13 +120,13 @@ class Worker:
             theirs.close()
         return self._connection
 
-    def updates(self, task: Task) -> Iterator[Update]:
+    def updates(self, task: Task) -> Iterator[_Update]:
         """Do a task; yield its steps, its progress and last its result or failure."""
         try:
             connection = self.start()
             connection.send(task)
             while True:
-                update: Update = connection.recv()
+                update: _Update = connection.recv()
                 yield update
                 if update[0] in LAST:
                     return

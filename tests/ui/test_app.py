@@ -312,7 +312,7 @@ def test_several_jobs_wait_for_each_other_and_can_be_stopped(client, content):
 
 def test_too_many_jobs_are_refused(client, content):
     upload, _ = client.looked("p.npz", content)
-    answers = [client.post("/api/jobs", {"file": upload["file"]}) for _ in range(6)]
+    answers = [client.post("/api/jobs", {"file": upload["file"]}) for _ in range(8)]
     assert answers[-1].status == 429
     assert "waiting already" in answers[-1].json()["error"]
     assert client.upload("p.npz", content).status == 429

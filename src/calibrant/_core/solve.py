@@ -18,8 +18,8 @@ from calibrant._core.checks import FloatArray
 # value and gradient (p,) at parameters (p,)
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 _IMPROVEMENT = 1e-4
-_X = TypeVar("X")
-_Y = TypeVar("Y")
+_X = TypeVar("_X")
+_Y = TypeVar("_Y")
 
 
 class Solution(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
         Route("/results/{id}/{name}", service.result),
     ]
     handlers: Any = {HTTPException: _explained, OSError: _failed, ClientDisconnect: _nobody}
+    handlers |= {Busy: _told_with(429), TooLarge: _told_with(413)}
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     return Guarded(app, guard)
 
@@ -102,26 +103,24 @@ class Service:
 
     async def upload(self, request: Request) -> Response:
         """Take a file as the body of a request, and look at it."""
-        self._check_room()
+        self.jobs.check_room()
         name = unquote(request.headers.get("x-file-name", ""))
         try:
             self.uploads.check_size(int(request.headers.get("content-length", "0")))
             key = await self.uploads.receive(name, request.stream())
-        except TooLarge as problem:
-            raise HTTPException(413, str(problem)) from problem
         except ValueError as problem:
             raise HTTPException(415, str(problem)) from problem
         return self._look(key)
 
     async def sample(self, request: Request) -> Response:
         """Take the embedded predictions as if they had been uploaded."""
-        self._check_room()
+        self.jobs.check_room()
         return self._look(await run_in_threadpool(self.uploads.add_sample))
 
     def _look(self, key: str) -> Response:
         upload = self._upload(key)
         task = LookTask(upload.path, upload.name, _EXPANSION * self.max_upload)
-        job = self._add(Job(task))
+        job = self.jobs.add(Job(task))
         size = upload.path.stat().st_size
         answer = {"file": key, "name": upload.name, "size": size, "job": job.id}
         return JSONResponse(answer, status_code=202)
@@ -136,7 +135,7 @@ class Service:
             raise HTTPException(400, str(problem)) from problem
         key = new_id()
         task = FitTask(upload.path, upload.name, self.jobs.folder(key), choices)
-        job = self._add(Job(task, STEPS, id=key))
+        job = self.jobs.add(Job(task, STEPS, id=key))
         return JSONResponse({"job": job.id}, status_code=202)
 
     async def job(self, request: Request) -> Response:
@@ -167,16 +166,6 @@ class Service:
             content_disposition_type="inline" if shown else "attachment",
             headers={"content-security-policy": REPORT_POLICY},
         )
-
-    def _check_room(self) -> None:
-        try:
-            self.jobs.check_room()
-        except Busy as problem:
-            raise HTTPException(429, str(problem)) from problem
-
-    def _add(self, job: Job) -> Job:
-        self._check_room()
-        return self.jobs.add(job)
 
     def _job(self, request: Request) -> Job:
         job = self.jobs.get(request.path_params["id"])
@@ -220,6 +209,15 @@ async def _json(request: Request) -> dict[str, Any]:
 
 async def _explained(request: Request, problem: HTTPException) -> Response:
     return JSONResponse({"error": problem.detail}, status_code=problem.status_code)
+
+
+def _told_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return what answers with the message of an error, and a status."""
+
+    async def answer(request: Request, problem: Exception) -> Response:
+        return JSONResponse({"error": str(problem)}, status_code=status)
+
+    return answer
 
 
 async def _failed(request: Request, problem: OSError) -> Response:

@@ -33,7 +33,7 @@ _LOCKED = "server"
 """Name that a server locks in its folder; the system unlocks it when the process is gone."""
 
 
-class TooLarge(ValueError):
+class TooLarge(Exception):
     """A file with more bytes than the server takes."""
 
 

@@ -1,5 +1,6 @@
 import warnings
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +147,19 @@ def test_columns_come_from_a_function(rng, lightning, callback_of):
 def test_outputs_without_labels_are_refused(callback_of, returned, got):
     with pytest.raises(TypeError, match=f"dictionary with logits and labels, got {got}"):
         callback_of().columns(returned, None)
+
+
+def test_batches_of_all_processes_are_measured(rng, module, callback_of, monkeypatch):
+    mine, others = predictions(rng, n=30), predictions(rng, n=20)
+    callback = callback_of()
+    callback._streams = [callback.accumulator.like().update(*mine)]
+    monkeypatch.setattr(module.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(cal.Accumulator, "all_reduce", lambda stream: stream.update(*others))
+    trainer = SimpleNamespace(is_global_zero=True, global_step=1)
+    callback.on_test_epoch_end(trainer, SimpleNamespace(log_dict=lambda *_, **__: None))
+    both = [np.concatenate(parts) for parts in zip(mine, others, strict=True)]
+    expected = cal.evaluate(*both)["nll"].value
+    assert callback.evaluations["test_calibration"]["nll"].value == pytest.approx(expected)
 
 
 # examples that a sampler repeats

@@ -20,7 +20,7 @@ PREFIX = "calibration"
 """First part of the names of all that is logged."""
 
 
-class Report(Protocol):
+class WritableReport(Protocol):
     """A report that can be written to a file."""
 
     def save(self, path: Any, /) -> Any:
@@ -69,7 +69,7 @@ def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
 
 
 @contextmanager
-def report_file(report: Report) -> Iterator[Path]:
+def report_file(report: WritableReport) -> Iterator[Path]:
     """Write a report to a temporary folder, from which a tracker copies it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"

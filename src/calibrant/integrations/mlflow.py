@@ -16,7 +16,7 @@ from calibrant._core.class_names import ClassNumbers, as_array
 from calibrant._core.optional import needed
 from calibrant.integrations.logged import (
     PREFIX,
-    Report,
+    WritableReport,
     reliability_figure,
     report_file,
     scalars,
@@ -39,7 +39,7 @@ def log_calibration(
     step: int | None = None,
     *,
     prefix: str = PREFIX,
-    report: Report | None = None,
+    report: WritableReport | None = None,
 ) -> None:
     """Log an evaluation to the active run of MLflow, or to a new one.
 

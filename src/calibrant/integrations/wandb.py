@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant.integrations.logged import (
     PREFIX,
-    Report,
+    WritableReport,
     reliability_figure,
     report_file,
     scalars,
@@ -25,7 +25,7 @@ def log_calibration(
     step: int | None = None,
     *,
     prefix: str = PREFIX,
-    report: Report | None = None,
+    report: WritableReport | None = None,
 ) -> None:
     """Log metrics with their intervals, the bins as a table, and the reliability diagram.
 

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, folders beside them meanwhile, and locks on them."""
+"""Atomic replacement of files, temporary folders, and locks between processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _temporary_name(target: Path) -> Path:
 
 
 def _remove_leftovers(temporary: Path) -> None:
-    """Remove old files that differ from a temporary name in the number at its end alone."""
+    """Remove old temporary files of the same target."""
     # not by process id, which means nothing on a file system that several machines share
     pattern = re.compile(re.escape(temporary.name[:-32]) + "[0-9a-f]{32}")
     for path in temporary.parent.iterdir():

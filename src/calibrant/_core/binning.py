@@ -1,4 +1,4 @@
-"""Bins of confidences, and sums per bin that add.
+"""Bins of confidences, and sums per bin, which can be added up.
 
 Bin ``i`` is ``(edges[i], edges[i + 1]]`` and the first bin also holds ``edges[0]``, so that
 confidences of exactly 0 and exactly 1 are counted.
@@ -20,7 +20,7 @@ BinCount: TypeAlias = Annotated[int, at_least(1), at_most(_MAX_BINS)]
 
 
 def uniform_edges(bins: int) -> FloatArray:
-    """Edges of ``bins`` equal-width bins of [0, 1]."""
+    """Return the edges of ``bins`` equal-width bins of [0, 1]."""
     check_bins(bins)
     # the float nearest to the edge: 0.3, where numpy.linspace gives 0.30000000000000004
     return np.arange(bins + 1) / bins
@@ -29,7 +29,7 @@ def uniform_edges(bins: int) -> FloatArray:
 def equal_mass_edges(
     confidence: FloatArray, bins: int, weight: FloatArray | None = None
 ) -> FloatArray:
-    """Edges that put about equally much weight into each bin and never split a tie.
+    """Return edges of bins of about equal weight, which never split a tie.
 
     There are fewer bins if there are fewer distinct values than ``bins``.
     """
@@ -45,7 +45,7 @@ def equal_mass_edges(
 
 
 def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
-    """Index of the bin of each confidence."""
+    """Return the index of the bin that each confidence falls into."""
     index = np.searchsorted(edges, confidence, side="left") - 1
     return np.clip(index, 0, edges.size - 2, out=index)
 
@@ -87,7 +87,7 @@ class Bins:
 
     @classmethod
     def empty(cls, edges: FloatArray) -> Bins:
-        """Bins that hold nothing yet."""
+        """Return empty bins."""
         zeros = np.zeros(edges.size - 1)
         return cls(edges, zeros.astype(np.int64), zeros, zeros, zeros, zeros, zeros)
 
@@ -99,27 +99,27 @@ class Bins:
 
     @property
     def total(self) -> float:
-        """Sum of all weights."""
+        """Return the sum of all weights."""
         return float(self.weight.sum())
 
     @property
     def effective(self) -> FloatArray:
-        """Number of equally weighted examples that each bin is worth."""
+        """Return the effective sample size of each bin."""
         return _ratio(self.weight**2, self.squares, 0.0)
 
     @property
     def gap(self) -> FloatArray:
-        """Share of the examples times (mean confidence - mean outcome), per bin."""
+        """Return the share of examples times (mean confidence - mean outcome), per bin."""
         return (self.claimed - self.observed) / self.total
 
     @property
     def confidence(self) -> FloatArray:
-        """Mean confidence per bin; NaN where the bin is empty."""
+        """Return the mean confidence per bin; NaN where the bin is empty."""
         return _ratio(self.claimed, self.weight)
 
     @property
     def accuracy(self) -> FloatArray:
-        """Mean outcome per bin; NaN where the bin is empty."""
+        """Return the mean outcome per bin; NaN where the bin is empty."""
         return _ratio(self.observed, self.weight)
 
 

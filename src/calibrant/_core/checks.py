@@ -182,7 +182,7 @@ _KNOWN_ROWS: ContextVar[bool] = ContextVar("known_rows", default=False)
 
 @contextmanager
 def known_rows() -> Iterator[None]:
-    """Do not tell again what rows look like: who opened or made them has, or knows better."""
+    """Do not warn about how rows look: the caller has warned already, or made them."""
     token = _KNOWN_ROWS.set(True)
     try:
         yield
@@ -422,7 +422,7 @@ def check_sums(probs: FloatArray, eps: float) -> None:
 
 
 def _printed_rounding(rows: FloatArray, eps: float) -> FloatArray:
-    """How far off one the rounding of printed digits can make the sum of each row, ``(n,)``.
+    """Return how far rounded digits can move the sum of each row from one, ``(n,)``.
 
     That is half a unit of the last digit for each class, and at most a hundredth: beyond, a class
     may be missing as well. Rows that are not decimals of two to six digits get 0.

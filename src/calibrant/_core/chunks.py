@@ -84,7 +84,7 @@ class Examples(NamedTuple):
         return np.concatenate([1 - exact, exact], -1) if self.one_logit else exact
 
     def labelled_weight(self) -> FloatArray | None:
-        """Weights of the labelled examples."""
+        """Return the weights of the labelled examples."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
 
     def scale_free(self) -> Examples:
@@ -103,7 +103,7 @@ class Examples(NamedTuple):
 
 
 def picked(values: Logits, rows: IntArray, *, flat: bool = False) -> Logits:
-    """Rows of values ``(..., width)``, or of ``flat`` ones, without a copy of the others."""
+    """Return rows of values ``(..., width)``, or of ``flat`` ones, without copying the others."""
     shape = values.shape if flat else values.shape[:-1]
     index = np.unravel_index(rows, tuple(shape))
     if isinstance(values, Tensor):
@@ -368,5 +368,5 @@ def explained(examples: Examples, at: int) -> ValueError:
 
 
 def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
-    """Concatenate the columns of several parts."""
+    """Concatenate the arrays of several parts, column by column."""
     return [np.concatenate(column) for column in zip(*parts, strict=True)]

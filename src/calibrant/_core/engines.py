@@ -41,7 +41,7 @@ when there is work, and its default."""
 
 
 class Work(NamedTuple):
-    """How the verbs go over shards at present.
+    """Where the verbs process shards at present, and how they report progress.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ def use(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Work]:
-    """Go over shards in several processes, and report progress, inside a ``with`` block.
+    """Process shards in several processes, and report progress, inside a ``with`` block.
 
     Parameters
     ----------

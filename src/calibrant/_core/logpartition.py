@@ -70,7 +70,7 @@ def softplus(x: FloatArray) -> Curve:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Log-partition values of ``n`` labelled examples at the nodes, and numbers without b."""
+    """Log-partition values of ``n`` examples at the nodes, and what does not depend on b."""
 
     # (n, nodes, 2): R and its slope by the node number, at LOWEST * 2 ** (i / density)
     table: NDArray[np.float32]

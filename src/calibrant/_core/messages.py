@@ -1,4 +1,4 @@
-"""Wording that errors share."""
+"""Helpers for the text of error messages."""
 
 from __future__ import annotations
 

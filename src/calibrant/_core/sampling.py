@@ -44,7 +44,7 @@ def uniform(seed: int, first: int, count: int) -> FloatArray:
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele et al. 2014): numbers in turn become as good as random ones."""
+    """Return pseudo-random numbers of consecutive ones by SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

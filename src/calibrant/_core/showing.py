@@ -1,4 +1,4 @@
-"""How results reach what shows them, which lies above them.
+"""How results find the functions that show them, which lie in a package above.
 
 A result is data. What it looks like on a terminal, in a notebook and as a figure is known to
 :mod:`calibrant.show`, which is imported when somebody looks; only a line for consoles is made here.

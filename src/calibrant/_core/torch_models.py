@@ -1,4 +1,4 @@
-"""Helpers for models of others: how they are loaded, their batches, outputs, devices and layers."""
+"""Helpers for third-party models: loading, batches, outputs, devices and layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rounds() -> bool:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off what a caller may have set that changes numbers, or makes them errors.
+    """Switch off settings of the caller that change numbers, or make them errors.
 
     That is ``torch.autocast``, since what it rounds is lost for probabilities, another default
     dtype than float32, which is one for the whole process, and errors of NumPy for underflow.

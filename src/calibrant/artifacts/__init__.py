@@ -145,7 +145,7 @@ def read(path: str | os.PathLike[str]) -> Artifact:
 
 
 class PredictionFileError(ValueError):
-    """A prediction file in place of an artifact."""
+    """A prediction file was passed in place of an artifact."""
 
 
 def _no_artifact(path: str | os.PathLike[str]) -> PredictionFileError:
@@ -157,7 +157,7 @@ def _no_artifact(path: str | os.PathLike[str]) -> PredictionFileError:
 
 @contextmanager
 def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the artifact in whatever its content makes checks and constructors raise."""
+    """Name the artifact in errors that its content causes."""
     try:
         yield
     except (OSError, PredictionFileError):

@@ -1,4 +1,4 @@
-"""Calibrated probabilities as further columns of a table, wherever the table lives.
+"""Calibrated probabilities as new columns of a table of pandas, polars or Arrow.
 
 The one function works on tables of pandas, polars and Arrow and on mappings of arrays, so that it
 runs inside of Spark, Ray Data, DuckDB and polars, a batch at a time.

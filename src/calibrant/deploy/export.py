@@ -229,7 +229,7 @@ class _Graph(nn.Module):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The calibrator, also that behind a model."""
+        """Return the calibrator, also that behind a model."""
         return self.inner.calibrator if isinstance(self.inner, CalibratedModel) else self.inner
 
     def model_output(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -366,7 +366,7 @@ def _check_export(graph: _Graph, run: _Run, runtime: str, tolerance: float) -> f
 def _difference(
     graph: _Graph, run: _Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
 ) -> float:
-    """Largest difference of a probability; raise for whatever makes the export wrong."""
+    """Return the largest difference of a probability; raise if the export is wrong."""
     args, named = graph.arguments(inputs)
     before = graph.model_output(*args, **named)
     expected = graph.calibrate(*before)
@@ -401,7 +401,7 @@ def _top(graph: _Graph, output: Tensor) -> Tensor:
 
 
 def _distance(probs: Tensor, low: Tensor, high: Tensor) -> float:
-    """Largest distance of a probability from its range; NaN is infinitely far."""
+    """Return the largest distance of a probability from its range; NaN is infinitely far."""
     beyond = torch.maximum(low - probs, probs - high)
     return float(torch.where(beyond.isnan(), torch.inf, beyond).max())
 
@@ -460,7 +460,7 @@ def _trials(graph: _Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x); the quotient corrects the rounding of 1 + x (Kahan)."""
+    """Return log(1 + x); the quotient corrects the rounding of 1 + x (Kahan)."""
     up = 1 + x
     rounded = up - 1
     exact = (rounded == 0) | (up == torch.inf)
@@ -468,19 +468,19 @@ def _log1p(x: Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """exp(x) - 1."""
+    """Return exp(x) - 1."""
     return (x / 2).tanh() * (x.exp() + 1)
 
 
 def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
-    """log(exp(x) + exp(y))."""
+    """Return log(exp(x) + exp(y))."""
     top = torch.maximum(x, y)
     apart = torch.where(top.abs() == torch.inf, 0, (x - y).abs())
     return torch.where(top.abs() == torch.inf, top, top + _log1p((-apart).exp()))
 
 
 def _log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))), by the log-softmax, which adds many classes more precisely."""
+    """Return log(sum(exp(x))), by the log-softmax, which adds many classes more precisely."""
     for dim in dims:
         top = x.amax(dim, keepdim=True)
         total = top - x.log_softmax(dim).amax(dim, keepdim=True)

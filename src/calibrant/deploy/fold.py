@@ -73,7 +73,7 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
 
 
 def _folded(calibrator: Calibrator, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight ``(classes, width)`` and bias ``(classes,)`` after calibration."""
+    """Return the weight ``(classes, width)`` and bias ``(classes,)`` after calibration."""
     if isinstance(calibrator, Auto) and calibrator.chosen_ is not None:
         return _folded(calibrator.chosen_, weight, bias)
     if isinstance(calibrator, PriorCorrection):

@@ -257,7 +257,7 @@ def _check_module(model: nn.Module, **loading: Any) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """A model, and what is taken from the inputs and written."""
+    """A model, and the columns that it reads and writes."""
 
     model: ModelName | Classifier
     fingerprint: str  # of the model

@@ -215,7 +215,7 @@ def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) ->
 
 
 def usable(scores: Scores, *, masks: bool) -> Scores:
-    """Leave out, with a warning, examples that were scored without knowledge of their class.
+    """Leave out, with a warning, examples that were scored by a fit without their class.
 
     Examples with other unknown classes stay if the method allows masked classes. Labels of
     unknown tags are ignored.

@@ -34,7 +34,7 @@ with needed("this needs Inspect", "inspect-ai"):
 
 @metric  # type: ignore[untyped-decorator]
 def ece() -> Metric:
-    """Calibration error of the confidences that :func:`with_confidence` adds to scores.
+    """Return the calibration error of confidences that :func:`with_confidence` adds to scores.
 
     Scores without a confidence are left out; the result is NaN if there are none.
     """

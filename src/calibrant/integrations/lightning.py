@@ -1,4 +1,4 @@
-"""Calibration in Lightning: a callback that logs it after each validation and test."""
+"""A callback for Lightning that logs calibration after each validation and test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calibrant.metrics.evaluation import Evaluation
 
 
 def _callback_classes() -> list[type]:
-    """``Callback`` of both names under which Lightning is installed, since trainers check it.
+    """Return ``Callback`` of both packages of Lightning, since trainers check its class.
 
     ``lightning`` and ``pytorch_lightning`` are copies of each other, with classes of their own.
     """
@@ -172,14 +172,14 @@ def _named(outputs: Any, batch: Any) -> Mapping[str, Any]:
 
 
 def _loaders(loaders: Any) -> list[Any]:
-    """Data loaders in the order of their numbers."""
+    """Return the data loaders in the order of their indices."""
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
 def ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:
-    """Labels of a batch, ignored for examples that are in it to give every process as many.
+    """Return labels of a batch, with those of examples that a sampler repeated ignored.
 
     A ``DistributedSampler`` repeats examples if their number is no multiple of the number of
     processes; counted twice, they would change every metric. Labels are left alone if they are

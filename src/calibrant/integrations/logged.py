@@ -1,4 +1,4 @@
-"""What trackers are sent: an evaluation as scalars, as a table of bins, as a figure."""
+"""The form in which trackers get an evaluation: scalars, a figure and a report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WritableReport(Protocol):
 
 
 def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
-    """Metrics with the ends of their intervals, the number of examples, and the p-value.
+    """Return metrics with the ends of their intervals, the number of examples, and the p-value.
 
     Undefined values are left out, and so are the metrics of subgroups. Without a prefix the names
     begin with those of the metrics.

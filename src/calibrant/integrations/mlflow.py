@@ -81,7 +81,7 @@ def calibration_metric(
     accumulator: Accumulator | None = None,
     prefix: str = PREFIX,
 ) -> EvaluationMetric:
-    """Metric for ``mlflow.models.evaluate(extra_metrics=[calibration_metric()])``.
+    """Return a metric for ``mlflow.models.evaluate(extra_metrics=[calibration_metric()])``.
 
     One metric computes all values, from ``calibration/ece`` to ``calibration/p_value``.
 
@@ -140,7 +140,7 @@ def calibration_scorer(
     level: float | None = 0.9,
     prefix: str = PREFIX,
 ) -> Scorer:
-    """Scorer for ``mlflow.genai.evaluate(scorers=[calibration_scorer()])``: of stated confidences.
+    """Return a scorer of stated confidences for ``mlflow.genai.evaluate(scorers=[...])``.
 
     Each answer gets three assessments: ``confidence``, ``correct``, and ``calibration``, which is
     1 - confidence if the answer is right and -confidence if it is wrong: below 0 on average for a
@@ -191,7 +191,7 @@ def calibration_scorer(
 
 
 def _aggregations(level: float | None) -> list[Callable[[list[float]], float]]:
-    """One function for each metric and each end of its interval, as MLflow wants them.
+    """Return a function for each metric and each end of its interval, as MLflow wants them.
 
     MLflow hands them one number for each answer, its residual, from which both the confidence
     and the outcome follow.
@@ -213,7 +213,7 @@ def _aggregations(level: float | None) -> list[Callable[[list[float]], float]]:
 
 
 def pairs_from_residuals(residuals: Sequence[float]) -> tuple[Any, Any]:
-    """Confidences and outcomes from ``outcome - confidence``.
+    """Return confidences and outcomes from ``outcome - confidence``.
 
     A residual of 0 is taken for a certain answer that was right, and -0.0 for one of confidence 0
     that was wrong.

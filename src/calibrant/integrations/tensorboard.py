@@ -52,7 +52,7 @@ def log_calibration(
 def interval_charts(
     evaluation: Evaluation, *, prefix: str = PREFIX
 ) -> dict[str, dict[str, list[Any]]]:
-    """Layout of charts that show each metric as a line within its interval.
+    """Return a layout of charts that show each metric as a line within its interval.
 
     Pass it once to ``SummaryWriter.add_custom_scalars``, which replaces any other layout; the
     charts are on the page *Custom scalars*.

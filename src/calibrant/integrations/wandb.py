@@ -65,7 +65,7 @@ def log_calibration(
 
 
 def bin_rows(evaluation: Evaluation) -> list[list[float]]:
-    """Rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
+    """Return the rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
     curve = evaluation.reliability()
     columns = (curve.edges[:-1], curve.edges[1:], evaluation.bins.count, *curve[1:5])
     rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -95,12 +95,12 @@ def batch_of(logits: Tensor, labels: Tensor) -> Batch:
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
-    """One entry of each row, ``(n, classes), (n,) -> (n,)``."""
+    """Return one entry of each row, ``(n, classes), (n,) -> (n,)``."""
     return values.gather(-1, index[:, None])[:, 0]
 
 
 def summed_over_ranks(values: Tensor) -> Tensor:
-    """Sum over the processes that train together, in place."""
+    """Return the sum over the processes that train together, taken in place."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(values)
     return values
@@ -259,12 +259,12 @@ class Loss(NamedTuple):
 
 
 def mean_of(function: _Function, reference: str = "", aliases: tuple[str, ...] = ()) -> Loss:
-    """Table line of a loss of each example."""
+    """Return the table line for the mean of a loss of each example."""
     return Loss(partial(MeanLoss, function), function, reference, aliases)
 
 
 def regularised_by(statistic: _Function, weight: float, reference: str) -> Loss:
-    """Table line of a statistic of the batch, with its usual weight."""
+    """Return the table line for a statistic of the batch, with its usual weight."""
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
 
 

@@ -64,7 +64,7 @@ def _focal(batch: Batch, gamma: float | Tensor) -> Tensor:
 
 
 def _log_others(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Logarithm of 1 - p of the label ``(n,)``, exact in both tails."""
+    """Return the logarithm of 1 - p of the label ``(n,)``, exact in both tails."""
     chosen = F.one_hot(labels, log_probs.shape[-1]).bool()
     return log_probs.masked_fill(chosen, -torch.inf).logsumexp(-1)
 

@@ -111,13 +111,13 @@ def cpc(
 
 
 def beyond_margin(batch: Batch, margin: float) -> Tensor:
-    """Mean excess over the margin of the distance to the largest logit, ``(n,)``."""
+    """Return the mean excess over the margin of the gap to the largest logit, ``(n,)``."""
     gap = batch.logits.amax(-1, keepdim=True) - batch.logits
     return (gap - margin).clamp(min=0).mean(-1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """Entropy of each row in nats, ``(n,)``."""
+    """Return the entropy of each row in nats, ``(n,)``."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 

@@ -73,7 +73,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
 
 @dataclass
 class Service:
-    """What requests share."""
+    """The state that requests share, and the answers to them."""
 
     guard: Guard
     max_upload: int

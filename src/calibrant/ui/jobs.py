@@ -46,7 +46,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """Return True if nothing more will happen."""
         return self.state in ("done", "failed", "stopped")
 
     def end(

@@ -1,4 +1,4 @@
-"""The work on one file: looking at what it holds, and fitting, reporting and exporting."""
+"""The work on one file: to look at what it holds, and to fit, report and export."""
 
 from __future__ import annotations
 

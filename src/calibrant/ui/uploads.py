@@ -1,4 +1,4 @@
-"""Prediction files that the page was given: under names of our own, in a folder that is removed."""
+"""Uploaded prediction files, under names of our own, in a folder that is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that works on files, so that the page answers meanwhile and a job can be stopped."""
+"""A process that works on files, so that the page answers meanwhile and jobs can be stopped."""
 
 from __future__ import annotations
 

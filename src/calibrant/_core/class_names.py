@@ -93,7 +93,16 @@ def class_names_of(scores: object) -> list[str] | None:
     if not is_frame(scores):
         return None
     names = [str(name) for name in scores.columns]
-    found = _names_of(scores, names)
+    parts = [part for part in map(score_column, names) if part is not None and part.class_name]
+    if not parts:
+        _check_classes(scores)
+    elif len(parts) < len(names) or len({part.domain for part in parts}) > 1:
+        raise ValueError(
+            "a data frame of logits must have nothing but their columns, got "
+            f"{comma_separated(names[:_MAX_NAMES])}: select them, or pass the whole frame without "
+            "labels"
+        )
+    found = [part.class_name for part in parts] or names
     numbers = [name for name in found if name.isdecimal()]
     if len(set(found)) < len(found) or 0 < len(numbers) < len(found):
         raise ValueError(
@@ -101,19 +110,6 @@ def class_names_of(scores: object) -> list[str] | None:
             f"{comma_separated(names[:_MAX_NAMES])}: rename its columns"
         )
     return found
-
-
-def _names_of(scores: Frame, names: list[str]) -> list[str]:
-    parts = [part for part in map(score_column, names) if part is not None and part.class_name]
-    if not parts:
-        _check_classes(scores)
-        return names
-    if len(parts) < len(names) or len({part.domain for part in parts}) > 1:
-        raise ValueError(
-            "a data frame of logits must have nothing but their columns, got "
-            f"{comma_separated(names[:20])}: select them, or pass the whole frame without labels"
-        )
-    return [part.class_name for part in parts]
 
 
 def _check_classes(frame: Frame) -> None:

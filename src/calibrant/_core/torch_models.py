@@ -85,14 +85,11 @@ def plain_on_cpu(logits: Tensor) -> bool:
     """Return True for tensors that NumPy can read, but not while a graph is recorded."""
     if type(logits) is not Tensor or logits.device.type != "cpu":
         return False
-    # within torch.vmap a tensor stands for many and has no numbers
-    return not (_records_graph() or torch._C._are_functorch_transforms_active())
-
-
-def _records_graph() -> bool:
-    """Return True while torch records what is computed: to compile, to export or to trace it."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return torch.compiler.is_compiling() or tracing
+    if torch.compiler.is_compiling() or tracing:  # or exporting
+        return False
+    # within torch.vmap a tensor stands for many and has no numbers
+    return not torch._C._are_functorch_transforms_active()
 
 
 def logits_of(output: Any) -> Tensor:
@@ -286,15 +283,11 @@ def check_model(path: str | os.PathLike[str]) -> None:
     if local and not file.exists():
         raise FileNotFoundError(f"there is no model at {path}")
     if file.is_dir() and not any((file / name).exists() for name in _CONFIGS):
-        found = _models_in(file)
+        # GGUF files of a folder, or the models in a folder of the cache of the hub
+        snapshots = file.glob(f"snapshots/*/{_CONFIGS[0]}")
+        found = sorted(file.glob("*.gguf")) or sorted(config.parent for config in snapshots)
         hint = f"; pass {found[0]}" if found else ""
         raise FileNotFoundError(f"{path} is no folder of a model: it has no {_CONFIGS[0]}{hint}")
-
-
-def _models_in(folder: Path) -> list[Path]:
-    """Return GGUF files of a folder, or the models of a folder of the cache of the hub."""
-    snapshots = folder.glob(f"snapshots/*/{_CONFIGS[0]}")
-    return sorted(folder.glob("*.gguf")) or sorted(config.parent for config in snapshots)
 
 
 def check_complete(report: dict[str, Any], path: object, name: str) -> None:

@@ -111,7 +111,7 @@ def _form_of(table: Any) -> _Form:
         if hasattr(frame, "with_columns"):
             columns = _unique(list(frame.columns), lambda name: frame[name].to_arrow())
             return _Form(columns, _with_polars)
-        columns = _unique(list(frame.columns), lambda name: _from_pandas(frame[name]))
+        columns = _unique(list(frame.columns), lambda name: pa.array(frame[name], from_pandas=True))
         return _Form(columns, _with_pandas)
     raise TypeError(
         "a table of pandas, polars or Arrow or a mapping of arrays is wanted, got a "
@@ -135,10 +135,6 @@ def _from_array(values: Any) -> Any:
     if array.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
     return pa.array(array.tolist() if array.dtype == object else array)
-
-
-def _from_pandas(series: Any) -> Any:
-    return load_pyarrow().array(series, from_pandas=True)
 
 
 def _with_arrow(table: Any, new: dict[str, Any]) -> Any:

@@ -228,7 +228,9 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     if kind == _TEXTS:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model.name, **options)
-        length = _longest(model.length, tokenizer.model_max_length, config)
+        positions = getattr(config, "max_position_embeddings", None)
+        limits = (model.length, tokenizer.model_max_length, positions, 1 << 20)
+        length = min(limit for limit in limits if limit)  # in tokens, to which texts are truncated
         encode, about = partial(_encoded, tokenizer, length), f"{tokenizer!r} {length}"
         return Classifier(module, encode, ("text",), names, about)
     processor = transformers.AutoImageProcessor.from_pretrained(model.name, **options)
@@ -247,12 +249,6 @@ def _kind(name: str, architectures: Sequence[str]) -> str:
         f"{comma_separated(architectures)}; token tables of language models are made "
         "by: calibrant llm collect"
     )
-
-
-def _longest(length: int | None, longest: int, config: Any) -> int:
-    """Return the number of tokens that texts are truncated to."""
-    positions = getattr(config, "max_position_embeddings", None)
-    return min(n for n in (length, longest, positions, 1 << 20) if n)
 
 
 def _encoded(tokenizer: Any, length: int, columns: Sequence[Array]) -> Inputs:

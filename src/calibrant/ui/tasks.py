@@ -22,7 +22,6 @@ from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
 from calibrant.deploy.export import export_onnx
 from calibrant.show.report.build import PREFER, report
-from calibrant.show.report.model import Subject
 from calibrant.show.report.remedies import usual_methods
 from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
@@ -42,8 +41,10 @@ def look(path: str, memory: int) -> dict[str, Any]:
     dataset = open_dataset(path)
     _check_memory(dataset, memory)
     splits = [split for name in dataset.splits if _is_usable(split := dataset.split(name))]
-    if not splits:
-        _explain(dataset)
+    if not splits:  # raise the error of a file in which no split has scores and labels
+        columns = dataset.split(None, (*dataset.splits, "")).shards[0]
+        columns.column("logits")
+        columns.column("labels")
     first = splits[0]
     multilabel = (
         first.shards[0].column("labels").shape == (first.rows, *first.shape) != (first.rows,)
@@ -77,13 +78,6 @@ def _is_usable(split: Split) -> bool:
     for column in ("logits", "labels"):
         split.shards[0].column(column)
     return True
-
-
-def _explain(dataset: Dataset) -> None:
-    """Raise the error of a file in which no split has scores and labels."""
-    split = dataset.split(None, (*dataset.splits, ""))
-    split.shards[0].column("logits")
-    split.shards[0].column("labels")
 
 
 def _described(split: Split) -> dict[str, Any]:
@@ -191,14 +185,13 @@ def _report(dataset: Dataset, out: Path, choices: Choices) -> None:
         keep_argmax=choices.keep_argmax,
         estimand=choices.estimand,
     )
-    made = replace(made, subjects=[_renamed(each, dataset.path) for each in made.subjects])
+    subjects = [
+        replace(subject, files=[replace(file, path=dataset.path) for file in subject.files])
+        for subject in made.subjects
+    ]
+    made = replace(made, subjects=subjects)
     for form in ("html", "md", "json"):
         made.save(out / f"report.{form}")
-
-
-def _renamed(subject: Subject, name: str) -> Subject:
-    """Name the file of a set of predictions as the user does."""
-    return replace(subject, files=[replace(file, path=name) for file in subject.files])
 
 
 def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:

@@ -18,7 +18,7 @@ from calibrant.llm import AnswerCalibrator, FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
-from tests.support.artifacts import examples, fitted, fitted_kind, temperature
+from tests.support.artifacts import examples, fitted, fitted_kind
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
@@ -129,17 +129,6 @@ def test_one_logit_comes_back(kind, tmp_path):
         assert again.predict_proba(logits).shape == (400,)
 
 
-@pytest.mark.parametrize("inside", [TemperatureScaling, Identity])
-def test_a_corrected_calibrator_comes_back_with_the_one_inside(inside, tmp_path):
-    module = PriorCorrection(fitted(inside())).set_priors([0.25] * 4, [0.1, 0.2, 0.3, 0.4])
-    io.save(module, tmp_path / "prior")
-    again = io.load(tmp_path / "prior", PriorCorrection)
-    assert type(again.calibrator) is inside
-    same(module, again)
-    logits = examples()[0]
-    assert np.array_equal(module.predict_proba(logits), again.predict_proba(logits))
-
-
 def test_calibrators_inside_lists_and_others_come_back(tmp_path, monkeypatch):
     monkeypatch.setitem(CALIBRATORS, "held", Held)
     deep = Held(TemperatureScaling(objective="brier"))
@@ -161,20 +150,6 @@ def test_tensors_may_share_memory(tmp_path, monkeypatch):
     same(module, io.load(tmp_path / "held"))
 
 
-def test_nothing_is_shared_with_the_saved_module(tmp_path):
-    module = temperature()
-    io.save(module, tmp_path)
-    again = io.load(tmp_path)
-    again.temperature_ += 1
-    assert float(module.temperature_) == float(io.load(tmp_path).temperature_) == 2
-
-
-def test_a_loaded_calibrator_can_be_fitted_again(tmp_path):
-    io.save(temperature(), tmp_path)
-    logits, labels = drawn(np.random.default_rng(0), 2000, 3, temperature=3.0)
-    assert float(io.load(tmp_path).fit(logits, labels).temperature_) == pytest.approx(3, rel=0.1)
-
-
 # ------------------------------------------------------------------------------------ state_dict
 
 
@@ -186,19 +161,6 @@ def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
     again.load_state_dict(module.state_dict())
     same(module, again)
     assert np.array_equal(module.predict_proba(logits), again.predict_proba(logits))
-
-
-@pytest.mark.parametrize("kind", ["ts", "auto", "vector", "odds"])
-def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
-    torch.manual_seed(0)
-    network, other = nn.Linear(5, 4), nn.Linear(5, 4)
-    model = cal.calibrated(network, fitted_kind(kind))
-    again = cal.calibrated(other, EVERY_METHOD[kind]())
-    inputs = torch.randn(6, 5)
-    with pytest.raises(RuntimeError, match="not fitted"):
-        again(inputs)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(inputs), model(inputs))
 
 
 # ------------------------------------------------------------------------------------ other kinds

@@ -245,16 +245,6 @@ def test_devices_and_types(network, inputs):
     assert low(inputs.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["ts", "smart"])
-def test_torch_export(network, inputs, name):
-    model = calibrated(network, fitted(name)).eval()
-    shapes = ({0: torch.export.Dim.DYNAMIC},)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about itself
-        program = torch.export.export(model, (inputs,), dynamic_shapes={"inputs": shapes})
-    assert torch.allclose(program.module()(inputs[:4]), model(inputs[:4]), atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("features", [False, True])
 def test_compiled(network, inputs, features):

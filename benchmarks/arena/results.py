@@ -22,7 +22,7 @@ from benchmarks.arena.methods import Method
 from benchmarks.arena.tasks import FLOOR, Predictions, Task
 from calibrant import __version__
 from calibrant._core.checks import FloatArray, IntArray
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array
 from calibrant.metrics.binned import ece

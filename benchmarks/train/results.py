@@ -17,7 +17,7 @@ from benchmarks.train.recipe import Recipe
 from benchmarks.train.trainer import Trainer, write_csv
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.data import open_dataset, save_predictions
 from calibrant.metrics.ranking import ood_auroc

@@ -22,7 +22,7 @@ from benchmarks.train.ranks import average_gradients, ranks, share_buffers
 from benchmarks.train.recipe import Recipe
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
-from calibrant._core.chunks import Progress
+from calibrant._core.engines import Progress
 from calibrant._core.torch_models import own_device, save_state
 from calibrant.losses.base import summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS

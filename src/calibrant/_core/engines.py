@@ -46,11 +46,11 @@ class Work(NamedTuple):
     Attributes
     ----------
     executor : Executor or None
-        Each shard is a task of its own there; None stands for this process.
+        Runs each shard as a task of its own; None stands for this process.
     progress : callable or None
         Called with (done, total), in examples unless a verb counts steps of its own.
     description, dashboard : str
-        Of the engine, and the page that shows its work; empty where there is none.
+        Name of the engine, and address of the page that shows its work; empty without one.
     """
 
     executor: Executor | None = None
@@ -135,7 +135,7 @@ def _set(work: Work) -> Iterator[None]:
 
 
 def silently() -> AbstractContextManager[None]:
-    """Report no progress inside a ``with`` block: what is done there is a detail."""
+    """Report no progress inside a ``with`` block, for steps that are details."""
     return _set(current_work()._replace(progress=None))
 
 
@@ -185,7 +185,7 @@ def _dask_client(address: str) -> Iterator[Any]:
 
 
 class WorkerPool(Executor):
-    """A pool of processes that survives the end of some of them.
+    """A pool of processes that goes on when some of them are killed.
 
     ``map`` keeps a few tasks ahead of the results that were taken, so that results do not pile up.
     When a process is killed, the tasks that were not finished are run again in new ones, the next

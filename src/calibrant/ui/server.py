@@ -97,9 +97,9 @@ def run_app(app: ASGIApp, listener: socket.socket) -> None:
 
 @contextmanager
 def _hangup_terminates() -> Iterator[None]:
-    """Let a hangup, which ends a process at once, have the effect of SIGTERM, which uvicorn takes.
+    """Handle a hangup, which would end the process at once, as uvicorn handles SIGTERM.
 
-    Where it is ignored, as by ``nohup``, it stays so.
+    A hangup that is ignored, as under ``nohup``, stays ignored.
     """
     hangup = getattr(signal, "SIGHUP", None)
     in_main = threading.current_thread() is threading.main_thread()
@@ -114,23 +114,23 @@ def _hangup_terminates() -> Iterator[None]:
 
 
 class TimedProtocol(H11Protocol):
-    """The protocol of uvicorn, which alone would wait for the rest of a request for ever."""
+    """HTTP with time limits: uvicorn by itself waits for the rest of a request for ever."""
 
     _awaited: object = None
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the timer of the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read data, and wait for what they leave open."""
+        """Read data, and time what is still missing."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)

@@ -66,7 +66,7 @@ Task: TypeAlias = LookTask | FitTask
 
 
 def work(connection: Connection) -> None:
-    """Do one task after another until the server closes its end."""
+    """Do one task after another until the server closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
     import_module("calibrant.ui.tasks")  # takes seconds, while the user chooses a file
     with suppress(EOFError, BrokenPipeError):
@@ -135,7 +135,7 @@ class Worker:
             yield "failed", DIED
 
     def kill(self) -> None:
-        """End the process, whatever it does; this is the only method for other threads."""
+        """End the process, whatever it does; other threads may call this method alone."""
         if self._process is not None:
             self._process.kill()
             self._process.join()

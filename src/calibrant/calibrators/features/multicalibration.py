@@ -137,7 +137,7 @@ class Multicalibration(MetadataCalibrator):
     """
 
     name = "multicalibration"
-    summary = "[corrections for subgroups](slices.md#repair-subgroups) by metadata, on top of a method"
+    summary = "[corrections of subgroups](slices.md#repair-subgroups) by metadata, after a method"
     learned_shapes = (
         "column_ rounds =; low_ rounds =; high_ rounds =; missing_ rounds =; "
         "leaf_ rounds = =|rounds = classes"

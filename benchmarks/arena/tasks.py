@@ -17,9 +17,8 @@ from scipy.special import expit
 from calibrant._core.checks import IGNORED, FloatArray, IntArray
 from calibrant._core.messages import comma_separated, printable
 from calibrant.data import Split, open_dataset, sample_path
-from calibrant.data.files import natural_order
+from calibrant.data.files import ARRAY_FORMATS, natural_order
 from calibrant.data.formats import Array
-from calibrant.data.readers import ARRAY_FORMATS
 
 HDF5 = (".h5", ".hdf5")
 ARRAYS = ("probas_cal", "labels_cal", "probas_test", "labels_test")

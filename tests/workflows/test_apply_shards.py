@@ -16,7 +16,7 @@ import calibrant
 from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.receipts import RECEIPTS
@@ -224,7 +224,7 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path, halved):
 
 KILLED = """
 import os, signal, sys
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 from calibrant.artifacts import load
 from calibrant.workflows.apply_shards import apply_shards
 

@@ -16,7 +16,7 @@ import pytest
 import calibrant
 from calibrant import use
 from calibrant._core.sampling import Sample
-from calibrant.data import dataset, save_predictions
+from calibrant.data import save_predictions
 from tests.support.predictions import (
     FORMS,
     REGIONS,
@@ -377,7 +377,7 @@ def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
 
 
 def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "CHUNK", 5 * 100)  # a hundred rows of five classes
+    monkeypatch.setattr("calibrant.data.split.CHUNK", 5 * 100)  # a hundred rows of five classes
     arrays = predictions()
     arrays["logits"][342] = np.nan
     arrays["labels"][342] = 1

@@ -1,19 +1,18 @@
-"""Datasets: everything in a prediction file, opened once and walked in chunks of rows."""
+"""Datasets: everything in a prediction file, in shards of it, or in some arrays."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from calibrant._core import checks
-from calibrant._core.checks import IGNORED, IntArray, Values
+from calibrant._core.checks import IntArray, Values
 from calibrant._core.class_names import (
     Frame,
     class_order,
@@ -21,333 +20,35 @@ from calibrant._core.class_names import (
     is_frame,
     numbers_in_order,
 )
-from calibrant._core.copies import first_rows, warn_of_copies
-from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant._core.sampling import Sample
 from calibrant._core.showing import one_line
-from calibrant.data.columns import (
-    CHUNK,
-    Columns,
-    OpenFiles,
-    array_column,
+from calibrant.data.columns import Columns, OpenFiles, array_column, read_all
+from calibrant.data.files import INPUT_FORMATS, ShardFiles, find_shards, readers_with
+from calibrant.data.formats import Array
+from calibrant.data.frames import frame_arrays, with_class_names
+from calibrant.data.keys import (
+    ARRAY_KEYS,
+    CLASS_NAMES,
+    SCORES,
+    VAL_NAMES,
     columns_by_split,
+    full_key,
     head_columns,
-    read_all,
     under_keys,
     under_split,
 )
-from calibrant.data.files import ShardFiles, find_shards
-from calibrant.data.formats import Array
-from calibrant.data.frames import frame_arrays, with_class_names
-from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key
-from calibrant.data.readers import readers_with
-from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
-from calibrant.data.shards import (
-    BadShard,
-    Chunk,
-    NoGoodShard,
-    Shard,
-    agreeing,
-    located,
-    run_all,
-    run_or_refuse,
-    run_shard,
-    sampled_labels,
-)
+from calibrant.data.shards import NoGoodShard, Shard, agreeing
+from calibrant.data.split import IN_MEMORY, Split
 from calibrant.data.tables import BY_RULES, ColumnNames
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeIs
+    from typing_extensions import TypeIs
 
-T = TypeVar("T")
-
-
-class Sums(Protocol):
-    """What a pass over chunks adds up, as :class:`calibrant.Accumulator` does."""
-
-    def like(self) -> Self: ...  # noqa: D102
-    def add(self, *args: Any, **columns: Any) -> object: ...  # noqa: D102
-    def merge(self, other: Self) -> object: ...  # noqa: D102
-
-
-S = TypeVar("S", bound=Sums)
 Stored: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
 Data: TypeAlias = "Stored | Frame"
 
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
-ROLES = ("sample_weight", "by", "groups")
-ARRAYS = "the arrays"  # in place of a path
-
-
-@dataclass(frozen=True)
-class Split:
-    """The examples under one name, over all shards that have it; the plain arrays are ``""``.
-
-    What is read whole is kept, so that several methods share it.
-    """
-
-    dataset: Dataset
-    name: str
-    shards: list[Shard]
-    sample: Sample | None = None  # of the rows whose labels count
-    floor: float = 0.0  # what zeros count as in a fit on probabilities, see floored()
-
-    def __repr__(self) -> str:
-        return one_line(self, f"{self.name!r} of {self.path}", f"{self.rows:,} rows", *self.keys)
-
-    @property
-    def path(self) -> str:
-        """Path of the dataset."""
-        return self.dataset.path
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return sum(shard.rows for shard in self.shards)
-
-    @property
-    def keys(self) -> list[str]:
-        """Columns that every shard has, as stored: with probs in place of logits, ``"probs"``."""
-        return [key for key in self.shards[0].columns if all(key in s.columns for s in self.shards)]
-
-    @property
-    def further(self) -> list[str]:
-        """Further columns with one value for each example, such as ids, metadata and weights."""
-        first = self.shards[0].columns
-        arrays = (*SCORES, "labels", "features")
-        return [key for key in self.keys if key not in arrays and len(first[key].shape) == 1]
-
-    @property
-    def domain(self) -> str:
-        """``"logits"`` or ``"probs"``; an error if the split has neither."""
-        self.shards[0].column("logits")
-        return "logits" if "logits" in self.shards[0].columns else "probs"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example's scores: ``(classes,)``, or ``()`` for one logit each."""
-        return self.shards[0].column("logits").shape[1:]
-
-    @property
-    def classes(self) -> int:
-        """Number of classes; one logit per example means two."""
-        return self.shape[-1] if self.shape else 2
-
-    @property
-    def label_count(self) -> int:
-        """Number of labels, ignored ones included."""
-        return self.rows * self.shards[0].column("labels").width
-
-    @property
-    def chunk_rows(self) -> int:
-        """Number of rows whose scores make a chunk."""
-        return max(1, CHUNK // max(1, math.prod(self.shape)))
-
-    @property
-    def has_features(self) -> bool:
-        """True if every shard has features."""
-        return "features" in self.keys
-
-    def read(self, column: str) -> Array:
-        """Return the whole of a column; a single ``.npy`` file is mapped, not loaded.
-
-        Columns are as they are stored, but ``"logits"`` are made of probabilities where the split
-        has these.
-        """
-        values = read_all(agreeing(self.shards, column))
-        if column != "logits" or self.domain == "logits":
-            return values
-        with located(self.path):
-            return self._from_probs(values)
-
-    @cached_property
-    def labels(self) -> IntArray:
-        """Labels of all rows; if the weight is 0, the label is ignored."""
-        with located(self.path):
-            labels = checks.as_labels(self.read("labels"))
-            if self.sample is not None:
-                labels = sampled_labels(labels, self.sample.keeps(0, len(labels)))
-            if self.weights is None:
-                return labels
-            weight = checks.as_weight(self.weights, labels.shape).reshape(labels.shape)
-            return np.where(weight > 0, labels, IGNORED)
-
-    @cached_property
-    def logits(self) -> Array:
-        """Logits of all rows; probabilities have become logits."""
-        return self.read("logits")
-
-    @property
-    def _from_probs(self) -> Callable[[Array], Array]:
-        return partial(checks.logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
-
-    def floored(self) -> Split:
-        """Return the split as a fit takes it: with a floor, if it has probabilities.
-
-        A warning tells of zeros among those of labelled examples.
-        """
-        if self.floor or self.domain == "logits":
-            return self
-        zeros = checks.Zeros()
-        with silently():
-            for found in self.map(_zeros, "probs", "labels", "sample_weight"):
-                zeros = zeros.plus(found)
-        floor = zeros.floor(2 if self.dataset.multilabel else self.classes)
-        warn_of_zeros(zeros, floor)
-        return replace(self, floor=floor)
-
-    @cached_property
-    def features(self) -> Array:
-        """Features of all rows."""
-        return self.read("features")
-
-    @cached_property
-    def weights(self) -> Array | None:
-        """Weights of the examples, if a column of weights was named."""
-        name = self.dataset.sample_weight
-        return None if name is None else self.read(name)
-
-    @cached_property
-    def groups(self) -> Array | None:
-        """Groups that stay together in folds, if a column of groups was named."""
-        name = self.dataset.groups
-        return None if name is None else self.read(name)
-
-    def with_column(self, name: str, values: Array) -> Split:
-        """Return the same rows with a column added or replaced."""
-        ends = np.cumsum([shard.rows for shard in self.shards])
-        shards = [
-            replace(shard, columns={**shard.columns, name: array_column(name, part, shard.path)})
-            for shard, part in zip(self.shards, np.split(values, ends[:-1]), strict=True)
-        ]
-        return replace(self, shards=shards)
-
-    def in_order(self, names: Sequence[str] | None) -> Split:
-        """Return the split with its classes in the order of these names, as of a dataset."""
-        order = class_order(names, self.dataset.class_names, self.path)
-        if order is None:
-            return self
-        views = self.dataset.views(order)
-        shards = [
-            replace(
-                shard,
-                columns={
-                    name: column.seen_by(views[name]) if name in views else column
-                    for name, column in shard.columns.items()
-                },
-            )
-            for shard in self.shards
-        ]
-        return replace(self, dataset=self.dataset.in_order(names), shards=shards)
-
-    def walk(
-        self,
-        task: Callable[[Iterator[Chunk]], T],
-        *columns: str,
-        rows: int | None = None,
-        skipped: dict[str, str] | None = None,
-    ) -> Iterator[T]:
-        """Yield ``task(chunks)`` for every shard, in order, with the executor of :func:`use`.
-
-        ``task`` is called with an iterator over the chunks of a shard; its ValueErrors and
-        TypeErrors get the file and the row in front. ``"logits"`` are converted from probs where
-        those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
-        dataset names no columns for them. By default ``rows`` make about four million numbers.
-        With an executor each shard is a task, which must be picklable for a process pool. A shard
-        that cannot be read is an error, unless ``skipped`` is passed: it gets the message by the
-        path.
-        """
-        roles = {role: getattr(self.dataset, role) for role in ROLES}
-        wanted = {name: roles.get(name, name) for name in columns}
-        stored = {name: column for name, column in wanted.items() if column is not None}
-        widths = [self.shards[0].column(column).width for column in stored.values()]
-        convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
-        rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work: Any = partial(run_shard, task, stored, convert, rows, self.sample)
-        work = work if skipped is None else partial(run_or_refuse, work)
-        progress, total, done = current_work().progress, self.rows, 0
-
-        def report(count: int) -> None:
-            nonlocal done
-            done += count
-            if progress is not None:
-                progress(done, total)
-
-        results = run_all(work, self.shards, report)
-        for shard, result in zip(self.shards, results, strict=True):
-            if isinstance(result, BadShard):
-                assert skipped is not None
-                skipped[shard.path] = result.message
-            else:
-                yield result
-
-    def map(
-        self, task: Callable[[Chunk], T], *columns: str, rows: int | None = None
-    ) -> Iterator[T]:
-        """Yield ``task(chunk)`` for every chunk, in order; for the rest see :meth:`walk`."""
-        for results in self.walk(partial(_each, task), *columns, rows=rows):
-            yield from results
-
-    def reduce(
-        self,
-        sums: S,
-        *columns: str,
-        rows: int | None = None,
-        skipped: dict[str, str] | None = None,
-    ) -> S:
-        """Add every chunk to an accumulator, and return it; for the rest see :meth:`walk`.
-
-        ``sums`` has the methods of :class:`calibrant.Accumulator`: ``like()`` returns an empty one
-        for each shard, ``add(**columns)`` takes a chunk, and ``merge(other)`` adds the shards up.
-        """
-        task = partial(_summed, sums.like())
-        for shard in self.walk(task, *columns, rows=rows, skipped=skipped):
-            sums.merge(shard)
-        return sums
-
-    def warn_if_probs(self) -> None:
-        """Warn if the logits look like probabilities; tags may add up to anything."""
-        if self.domain == "probs" or self.dataset.multilabel:
-            return
-        rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
-        logits, probs = (full_key(self.name, column) for column in SCORES)
-        for (first,) in self.shards[0].chunks(rows, ["logits"]):
-            if self.path == ARRAYS:
-                warn_if_probs(first, logits, "name them probs")
-            else:
-                warn_if_probs(first, f"{logits} of {self.path}", f"save them as {probs}")
-            return
-
-    def warn_of_copies(self) -> None:
-        """Warn if many rows of the first chunk are copies, unless groups tell them."""
-        rows = first_rows(self.shape)
-        if self.dataset.groups is not None or self.dataset.multilabel or not rows:
-            return
-        for scores, labels in self.shards[0].chunks(rows, ["logits", "labels"]):
-            warn_of_copies(scores, checks.as_labels(labels), probs=self.domain == "probs")
-            return
-
-
-def _each(task: Callable[[Chunk], T], chunks: Iterator[Chunk]) -> list[T]:
-    return list(map(task, chunks))  # no name holds a chunk while the next one is read
-
-
-def _summed(empty: S, chunks: Iterator[Chunk]) -> S:
-    sums = empty.like()
-    for chunk in chunks:
-        sums.add(**chunk.columns)
-        del chunk  # before the next one is read
-    return sums
-
-
-def _zeros(chunk: Chunk) -> checks.Zeros:
-    """Return the zeros among the probabilities of labelled examples."""
-    probs, kept = chunk.columns["probs"], chunk.counted
-    if probs.shape[: kept.ndim] != kept.shape:  # the fit refuses other labels
-        return checks.Zeros()
-    return checks.Zeros.among(probs[kept])
 
 
 @dataclass(frozen=True)
@@ -412,7 +113,7 @@ class Dataset:
                     f"{first.path} has {first.domain or 'no logits'}, but {shard.path} has "
                     f"{shard.domain or 'no logits'}; all shards of a split need the same"
                 )
-        for column in (*SCORES, "labels", "features"):
+        for column in ARRAY_KEYS:
             agreeing([shard for shard in shards if column in shard.columns], column)
         starts = np.cumsum([0, *(shard.rows for shard in shards)])
         numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
@@ -573,22 +274,20 @@ def open_dataset(
     >>> data.splits, data.split("val").read("logits").shape, data.has_head
     (['val', 'test'], (5000, 10), True)
     """
-    named = ColumnNames(labels, _names(logits), _names(probs))
+    scores = (
+        (names,) if isinstance(names, str) else tuple(names or ()) for names in (logits, probs)
+    )
+    named = ColumnNames(labels, *scores)
     if is_frame(path):
-        arrays = frame_arrays(path, {}, named)
-        return Dataset(ARRAYS, [{k: array_column(k, v, ARRAYS) for k, v in arrays.items()}])
+        return _of_arrays(frame_arrays(path, {}, named))
     place = os.fspath(path)
-    opened = partial(_opened, OpenFiles(readers_with(named)), named)
-    shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
+    opened = partial(_predictions, OpenFiles(readers_with(named)), named)
+    shards, skipped = _opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
     kept = None if cache is None else os.fspath(cache)
     return Dataset(place, shards, cache=kept, skipped=skipped, named=named)
 
 
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names or ())
-
-
-def opened_shards(
+def _opened_shards(
     path: str,
     shards: Sequence[ShardFiles],
     opened: Callable[[ShardFiles], Columns],
@@ -610,21 +309,62 @@ def opened_shards(
     return arrays, skipped
 
 
-def _opened(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
-    """Return the arrays of a shard by key."""
+def _predictions(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
+    """Return the arrays of a shard of predictions by key."""
     arrays: Columns = {}
     for key, file in shard.items():
         columns = files.columns(file)
         if not columns:
             raise ValueError(f"{file} holds no arrays; write it again, or remove it")
-        is_npy, stem = file.endswith(".npy"), PurePath(file).stem
-        if is_npy:
-            arrays[key] = columns[stem]
+        if file.endswith(".npy"):
+            arrays[key] = columns[PurePath(file).stem]
             continue
-        if not files.reader(file).table_names:
+        if named != BY_RULES and not files.reader(file).table_names:
             columns = under_keys(columns, named.keys(file))
-        arrays |= under_split(columns, key)
+        arrays |= under_split(columns, key) if key else columns
     return arrays
+
+
+def _inputs(files: OpenFiles, shard: ShardFiles) -> Columns:
+    """Return the arrays of a shard of inputs by key."""
+    arrays: Columns = {}
+    for key, file in shard.items():
+        columns = files.columns(file)
+        arrays |= {key: next(iter(columns.values()))} if file.endswith(".npy") else columns
+    return arrays
+
+
+def open_inputs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dataset:
+    """Open a file, folder or glob of inputs; only headers are read.
+
+    Files of text (``.csv``, ``.jsonl``) are read once, to count their rows.
+
+    Parameters
+    ----------
+    path
+        A file, a folder or a glob of shards, in natural order. Stems of ``.npy`` files are keys,
+        with the number of a shard in front, such as ``0_inputs.npy`` and ``0_labels.npy``.
+    skip_bad : bool
+        Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "texts.jsonl")
+    ...     with open(path, "w") as file:
+    ...         _ = file.write('{"text": "good", "label": 1}')
+    ...     [*open_inputs(path).files[0]]
+    ['text', 'label']
+    """
+    place, files = os.fspath(path), OpenFiles(INPUT_FORMATS)
+    if os.path.isfile(place) and PurePath(place).suffix not in INPUT_FORMATS:
+        suffixes = comma_separated(INPUT_FORMATS)
+        raise ValueError(f"{place} holds no inputs: the suffix must be one of {suffixes}")
+    alone = place.endswith(".npy") and not re.search(r"[*?[]", place)
+    shards = [{PurePath(place).stem: place}] if alone else find_shards(place, INPUT_FORMATS)
+    arrays, skipped = _opened_shards(place, shards, partial(_inputs, files), skip_bad=skip_bad)
+    return Dataset(place, arrays, skipped=skipped)
 
 
 def as_dataset(
@@ -680,8 +420,12 @@ def as_dataset(
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
         return replace(dataset, **names) if names else dataset
-    columns = {key: array_column(key, v, ARRAYS) for key, v in with_class_names(values).items()}
-    return Dataset(ARRAYS, [columns], **names)
+    return _of_arrays(with_class_names(values), **names)
+
+
+def _of_arrays(arrays: Mapping[str, Any], **names: Any) -> Dataset:
+    columns = {key: array_column(key, values, IN_MEMORY) for key, values in arrays.items()}
+    return Dataset(IN_MEMORY, [columns], **names)
 
 
 def is_data(data: object) -> TypeIs[Stored]:

@@ -22,13 +22,14 @@ from calibrant._core.class_names import class_order
 from calibrant._core.engines import current_work, reporting
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
+from calibrant.data.arrow_files import joined_columns
 from calibrant.data.columns import Column, joint_header, read_all
-from calibrant.data.dataset import Data, Dataset, Split, as_dataset
-from calibrant.data.files import check_writable, write_arrays
-from calibrant.data.formats import Array, NoArrayError, joined
+from calibrant.data.dataset import Data, Dataset, as_dataset
+from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
+from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.keys import SCORES, full_key
-from calibrant.data.readers import ARROW_TYPES
 from calibrant.data.shards import Chunk
+from calibrant.data.split import Split
 from calibrant.workflows.inputs import check_fitted_inputs
 
 
@@ -270,7 +271,7 @@ def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     if any(column.dtype.hasobject for column in columns):
         raise NoArrayError("Python objects")
     stored = [column.arrow() for column in columns] if suffix in ARROW_TYPES else []
-    if (values := joined(stored)) is not None:
+    if (values := joined_columns(stored)) is not None:
         return values
     if len({column.shape[1:] for column in columns}) != 1:
         raise NoArrayError("shards differ")

@@ -15,8 +15,8 @@ from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
 from calibrant.data.dataset import Dataset, as_dataset
 from calibrant.data.keys import full_key
-from calibrant.data.outputs import output_folder
 from calibrant.data.shards import Report
+from calibrant.data.storage import output_folder
 from calibrant.workflows.apply import Make, calibrated_by, check_fits, scored_splits, write_splits
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
 

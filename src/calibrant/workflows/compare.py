@@ -24,8 +24,9 @@ from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
-from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset
 from calibrant.data.records import records_of
+from calibrant.data.split import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row

@@ -16,10 +16,9 @@ from calibrant._core.checks import warn
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Dataset
-from calibrant.data.outputs import OutputFolder
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 from calibrant.data.shards import BadShard, Report, run_all
-from calibrant.data.storage import Fingerprint, is_remote, storage_of
+from calibrant.data.storage import Fingerprint, OutputFolder, is_remote, storage_of
 from calibrant.workflows.apply import check_outside_of, part_of_input
 
 RECEIPTS = ".calibrant"

@@ -20,7 +20,8 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
 from calibrant._core.engines import current_work, reporting, silently
 from calibrant.calibrators.registry import find_calibrator
-from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
+from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
+from calibrant.data.split import IN_MEMORY
 from calibrant.show.report.measure import find_subgroups, measure
 from calibrant.show.report.model import Subject
 from calibrant.show.report.remedies import try_methods, usual_methods
@@ -264,7 +265,7 @@ def _is_simple(value: Any) -> bool:
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
     """Return the command line that makes this report again; empty for arrays, which have none."""
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
-    if ARRAYS in paths:
+    if IN_MEMORY in paths:
         return ""
     splits = dict.fromkeys(split for _, split in sets.values() if split)
     words = ["calibrant", "report", *paths]

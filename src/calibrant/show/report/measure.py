@@ -18,8 +18,8 @@ import numpy as np
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Estimand, EstimandChoice
-from calibrant.data.dataset import ARRAYS, Split
 from calibrant.data.shards import Chunk
+from calibrant.data.split import IN_MEMORY, Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
@@ -266,7 +266,7 @@ def _tag_sums(total: Accumulator, edges: FloatArray) -> Bins:
 
 def _files(split: Split) -> list[SourceFile]:
     paths = dict.fromkeys(c.path for s in split.shards for c in s.columns.values())
-    there = [path for path in paths if path != ARRAYS and os.path.isfile(path)]
+    there = [path for path in paths if path != IN_MEMORY and os.path.isfile(path)]
     sizes = {path: os.path.getsize(path) for path in there}
     hashed = sum(sizes.values()) <= MOST_HASHED
     return [SourceFile(p, size, _sha256(p) if hashed else None) for p, size in sizes.items()]

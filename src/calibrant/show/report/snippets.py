@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import NamedTuple
 
-from calibrant.data.dataset import ARRAYS
+from calibrant.data.split import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.report.model import Subject
 
@@ -30,7 +30,7 @@ def snippets(subject: Subject) -> list[Snippet]:
 
 
 def _path(subject: Subject) -> str:
-    return "predictions.npz" if subject.path == ARRAYS else subject.path
+    return "predictions.npz" if subject.path == IN_MEMORY else subject.path
 
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from calibrant import evaluate
 from calibrant.data import open_dataset, save_predictions
-from calibrant.data.csv_files import LONGEST_LINE, CsvTable
+from calibrant.data.text_files import LONGEST_LINE, CsvTable
 
 
 def written(folder, text, name="a.csv"):

@@ -40,10 +40,9 @@ import calibrant as cal
 from calibrant import use
 from calibrant._core.engines import WorkerPool
 from calibrant.data.columns import Column
-from calibrant.data.dataset import Dataset
+from calibrant.data.dataset import Dataset, Split
 from calibrant.data.records import tabulated
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 
 CLASSES, TOKENS = 1000, 128_256
 SHARD = 20_000

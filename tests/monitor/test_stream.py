@@ -350,7 +350,7 @@ def test_damaged_state(rng, tmp_path, damage):
 
 
 def test_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 180, 4)
     labels[[5, 95]] = -100
     first, last = slice(90), slice(90, 180)
@@ -457,7 +457,7 @@ def test_file_without_labels(rng, tmp_path):
 
 
 def test_refused_file_leaves_no_trace(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 90, 4)
     logits[80] = np.nan
     save_predictions(tmp_path / "bad.npz", {"logits": logits, "labels": labels})

@@ -9,7 +9,7 @@ from calibrant.data import Split
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Read a few rows at a time, so that small files too are walked in many chunks."""
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 256)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 256)
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def figures(rows):
 
 @pytest.mark.parametrize(("block", "level"), [(64, None), (1 << 22, 0.8)])
 def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", block)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", block)
     (path, val, test), kinds = both, {"ts": TemperatureScaling, "x": Shift}
     found = compare(path, methods={name: kind() for name, kind in kinds.items()}, level=level)
     assert [row.method for row in found.rows] == ["ts", "x"]

@@ -70,6 +70,6 @@ def test_the_temperature_network_runs_once_per_chunk(tmp_path, monkeypatch):
 
     fitted = PerRow().fit(predictions()["logits"], predictions()["labels"])
     monkeypatch.setattr(PerRow, "_temperature", counting)
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 6 * 200)  # 200 rows
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 200)  # 200 rows
     effect(fitted, as_npz(tmp_path, predictions()), metrics=["ece"], level=None)
     assert calls == [(predictions()["labels"][i : i + 200] >= 0).sum() for i in (0, 200, 400)]

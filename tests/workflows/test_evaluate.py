@@ -377,7 +377,7 @@ def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
 
 
 def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 5 * 100)  # a hundred rows of five classes
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 5 * 100)  # a hundred rows of five classes
     arrays = predictions()
     arrays["logits"][342] = np.nan
     arrays["labels"][342] = 1

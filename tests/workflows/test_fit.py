@@ -324,7 +324,7 @@ def test_process_pool(tmp_path, process_pool):
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 6 * 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 40)
     steps: list[tuple[int, int]] = []
     with (
         ThreadPoolExecutor(2) as pool,
@@ -342,7 +342,7 @@ def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
 
 
 def test_faults_are_placed(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 6 * 100)  # 100 rows
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 100)  # 100 rows
     arrays = predictions()
     arrays["logits"][342], arrays["labels"][342] = np.nan, 1
     path = as_npz(tmp_path, arrays)

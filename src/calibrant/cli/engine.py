@@ -114,7 +114,7 @@ class Source:
     def open(self, path: str, estimand: str | None = None) -> Dataset:
         """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
         from calibrant._core.engines import current_work, reporting
-        from calibrant.data.dataset import open_dataset
+        from calibrant.data.opening import open_dataset
         from calibrant.workflows.shards import describe_skipped, open_good_shards
 
         if not self.skip_bad:

@@ -1,31 +1,25 @@
-"""Datasets: everything in a prediction file, in shards of it, or in some arrays."""
+"""Datasets: everything in a prediction file, and its splits, walked over in chunks of rows."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import IntArray, Values
-from calibrant._core.class_names import (
-    Frame,
-    class_order,
-    columns_in_order,
-    is_frame,
-    numbers_in_order,
-)
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, IntArray
+from calibrant._core.class_names import class_order, columns_in_order, numbers_in_order
+from calibrant._core.copies import first_rows, warn_of_copies
+from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
+from calibrant._core.sampling import Sample
 from calibrant._core.showing import one_line
-from calibrant.data.columns import Columns, OpenFiles, array_column, read_all
-from calibrant.data.files import INPUT_FORMATS, ShardFiles, find_shards, readers_with
+from calibrant.data.columns import CHUNK, Columns, array_column, read_all
 from calibrant.data.formats import Array
-from calibrant.data.frames import frame_arrays, with_class_names
 from calibrant.data.keys import (
     ARRAY_KEYS,
     CLASS_NAMES,
@@ -34,21 +28,318 @@ from calibrant.data.keys import (
     columns_by_split,
     full_key,
     head_columns,
-    under_keys,
-    under_split,
 )
-from calibrant.data.shards import NoGoodShard, Shard, agreeing
-from calibrant.data.split import IN_MEMORY, Split
+from calibrant.data.shards import (
+    BadShard,
+    Chunk,
+    Shard,
+    agreeing,
+    located,
+    run_all,
+    run_or_refuse,
+    run_shard,
+    sampled_labels,
+)
 from calibrant.data.tables import BY_RULES, ColumnNames
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
+    from typing_extensions import Self
 
-Stored: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
-Data: TypeAlias = "Stored | Frame"
-
+T = TypeVar("T")
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
+ROLES = ("sample_weight", "by", "groups")
+IN_MEMORY = "the arrays"
+"""Stands in place of the path of a dataset that is no file."""
+
+
+class Sums(Protocol):
+    """What a pass over chunks adds up, as :class:`calibrant.Accumulator` does."""
+
+    def like(self) -> Self: ...  # noqa: D102
+    def add(self, *args: Any, **columns: Any) -> object: ...  # noqa: D102
+    def merge(self, other: Self) -> object: ...  # noqa: D102
+
+
+S = TypeVar("S", bound=Sums)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The examples under one name, over all shards that have it; the plain arrays are ``""``.
+
+    What is read whole is kept, so that several methods share it.
+    """
+
+    dataset: Dataset
+    name: str
+    shards: list[Shard]
+    sample: Sample | None = None  # of the rows whose labels count
+    floor: float = 0.0  # what zeros count as in a fit on probabilities, see floored()
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.name!r} of {self.path}", f"{self.rows:,} rows", *self.keys)
+
+    @property
+    def path(self) -> str:
+        """Path of the dataset."""
+        return self.dataset.path
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def keys(self) -> list[str]:
+        """Columns that every shard has, as stored: with probs in place of logits, ``"probs"``."""
+        return [key for key in self.shards[0].columns if all(key in s.columns for s in self.shards)]
+
+    @property
+    def further(self) -> list[str]:
+        """Further columns with one value for each example, such as ids, metadata and weights."""
+        first = self.shards[0].columns
+        return [key for key in self.keys if key not in ARRAY_KEYS and len(first[key].shape) == 1]
+
+    @property
+    def domain(self) -> str:
+        """``"logits"`` or ``"probs"``; an error if the split has neither."""
+        self.shards[0].column("logits")
+        return "logits" if "logits" in self.shards[0].columns else "probs"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example's scores: ``(classes,)``, or ``()`` for one logit each."""
+        return self.shards[0].column("logits").shape[1:]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; one logit per example means two."""
+        return self.shape[-1] if self.shape else 2
+
+    @property
+    def label_count(self) -> int:
+        """Number of labels, ignored ones included."""
+        return self.rows * self.shards[0].column("labels").width
+
+    @property
+    def chunk_rows(self) -> int:
+        """Number of rows whose scores make a chunk."""
+        return max(1, CHUNK // max(1, math.prod(self.shape)))
+
+    @property
+    def has_features(self) -> bool:
+        """True if every shard has features."""
+        return "features" in self.keys
+
+    def read(self, column: str) -> Array:
+        """Return the whole of a column; a single ``.npy`` file is mapped, not loaded.
+
+        Columns are as they are stored, but ``"logits"`` are made of probabilities where the split
+        has these.
+        """
+        values = read_all(agreeing(self.shards, column))
+        if column != "logits" or self.domain == "logits":
+            return values
+        with located(self.path):
+            return self._from_probs(values)
+
+    @cached_property
+    def labels(self) -> IntArray:
+        """Labels of all rows; if the weight is 0, the label is ignored."""
+        with located(self.path):
+            labels = checks.as_labels(self.read("labels"))
+            if self.sample is not None:
+                labels = sampled_labels(labels, self.sample.keeps(0, len(labels)))
+            if self.weights is None:
+                return labels
+            weight = checks.as_weight(self.weights, labels.shape).reshape(labels.shape)
+            return np.where(weight > 0, labels, IGNORED)
+
+    @cached_property
+    def logits(self) -> Array:
+        """Logits of all rows; probabilities have become logits."""
+        return self.read("logits")
+
+    @property
+    def _from_probs(self) -> Callable[[Array], Array]:
+        return partial(checks.logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
+
+    def floored(self) -> Split:
+        """Return the split as a fit takes it: with a floor, if it has probabilities.
+
+        A warning tells of zeros among those of labelled examples.
+        """
+        if self.floor or self.domain == "logits":
+            return self
+        zeros = checks.Zeros()
+        with silently():
+            for found in self.map(_zeros, "probs", "labels", "sample_weight"):
+                zeros = zeros.plus(found)
+        floor = zeros.floor(2 if self.dataset.multilabel else self.classes)
+        if zeros.exact:
+            checks.warn(
+                f"{zeros.exact:,} of {zeros.total:,} probabilities are 0 and have no logarithm: "
+                f"they count as {floor:.2g} in the fit and after it, as smaller ones do; save "
+                "logits to avoid it",
+                stacklevel=5,
+            )
+        return replace(self, floor=floor)
+
+    @cached_property
+    def features(self) -> Array:
+        """Features of all rows."""
+        return self.read("features")
+
+    @cached_property
+    def weights(self) -> Array | None:
+        """Weights of the examples, if a column of weights was named."""
+        name = self.dataset.sample_weight
+        return None if name is None else self.read(name)
+
+    @cached_property
+    def groups(self) -> Array | None:
+        """Groups that stay together in folds, if a column of groups was named."""
+        name = self.dataset.groups
+        return None if name is None else self.read(name)
+
+    def with_column(self, name: str, values: Array) -> Split:
+        """Return the same rows with a column added or replaced."""
+        ends = np.cumsum([shard.rows for shard in self.shards])
+        shards = [
+            replace(shard, columns={**shard.columns, name: array_column(name, part, shard.path)})
+            for shard, part in zip(self.shards, np.split(values, ends[:-1]), strict=True)
+        ]
+        return replace(self, shards=shards)
+
+    def in_order(self, names: Sequence[str] | None) -> Split:
+        """Return the split with its classes in the order of these names, as of a dataset."""
+        order = class_order(names, self.dataset.class_names, self.path)
+        if order is None:
+            return self
+        views = self.dataset.views(order)
+        shards = [
+            replace(
+                shard,
+                columns={
+                    name: column.seen_by(views[name]) if name in views else column
+                    for name, column in shard.columns.items()
+                },
+            )
+            for shard in self.shards
+        ]
+        return replace(self, dataset=self.dataset.in_order(names), shards=shards)
+
+    def walk(
+        self,
+        task: Callable[[Iterator[Chunk]], T],
+        *columns: str,
+        rows: int | None = None,
+        skipped: dict[str, str] | None = None,
+    ) -> Iterator[T]:
+        """Yield ``task(chunks)`` for every shard, in order, with the executor of :func:`use`.
+
+        ``task`` is called with an iterator over the chunks of a shard; its ValueErrors and
+        TypeErrors get the file and the row in front. ``"logits"`` are converted from probs where
+        those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
+        dataset names no columns for them. By default ``rows`` make about four million numbers.
+        With an executor each shard is a task, which must be picklable for a process pool. A shard
+        that cannot be read is an error, unless ``skipped`` is passed: it gets the message by the
+        path.
+        """
+        roles = {role: getattr(self.dataset, role) for role in ROLES}
+        wanted = {name: roles.get(name, name) for name in columns}
+        stored = {name: column for name, column in wanted.items() if column is not None}
+        widths = [self.shards[0].column(column).width for column in stored.values()]
+        convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
+        rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
+        work: Any = partial(run_shard, task, stored, convert, rows, self.sample)
+        work = work if skipped is None else partial(run_or_refuse, work)
+        progress, total, done = current_work().progress, self.rows, 0
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(done, total)
+
+        results = run_all(work, self.shards, report)
+        for shard, result in zip(self.shards, results, strict=True):
+            if isinstance(result, BadShard):
+                assert skipped is not None
+                skipped[shard.path] = result.message
+            else:
+                yield result
+
+    def map(
+        self, task: Callable[[Chunk], T], *columns: str, rows: int | None = None
+    ) -> Iterator[T]:
+        """Yield ``task(chunk)`` for every chunk, in order; for the rest see :meth:`walk`."""
+        for results in self.walk(partial(_each, task), *columns, rows=rows):
+            yield from results
+
+    def reduce(
+        self,
+        sums: S,
+        *columns: str,
+        rows: int | None = None,
+        skipped: dict[str, str] | None = None,
+    ) -> S:
+        """Add every chunk to an accumulator, and return it; for the rest see :meth:`walk`.
+
+        ``sums`` has the methods of :class:`calibrant.Accumulator`: ``like()`` returns an empty one
+        for each shard, ``add(**columns)`` takes a chunk, and ``merge(other)`` adds the shards up.
+        """
+        task = partial(_summed, sums.like())
+        for shard in self.walk(task, *columns, rows=rows, skipped=skipped):
+            sums.merge(shard)
+        return sums
+
+    def warn_if_probs(self) -> None:
+        """Warn if the logits look like probabilities; tags may add up to anything."""
+        if self.domain == "probs" or self.dataset.multilabel:
+            return
+        rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
+        name, probs = (full_key(self.name, column) for column in SCORES)
+        remedy = f"save them as {probs}"
+        if self.path == IN_MEMORY:
+            remedy = "name them probs"
+        else:
+            name = f"{name} of {self.path}"
+        for (first,) in self.shards[0].chunks(rows, ["logits"]):
+            if reason := checks.look_like_probs(first):
+                problem = f"{name} look like probabilities: {reason}"
+                checks.warn(f"{problem}; if they are, {remedy}", stacklevel=4)
+            return
+
+    def warn_of_copies(self) -> None:
+        """Warn if many rows of the first chunk are copies, unless groups tell them."""
+        rows = first_rows(self.shape)
+        if self.dataset.groups is not None or self.dataset.multilabel or not rows:
+            return
+        for scores, labels in self.shards[0].chunks(rows, ["logits", "labels"]):
+            warn_of_copies(scores, checks.as_labels(labels), probs=self.domain == "probs")
+            return
+
+
+def _each(task: Callable[[Chunk], T], chunks: Iterator[Chunk]) -> list[T]:
+    return list(map(task, chunks))  # no name holds a chunk while the next one is read
+
+
+def _summed(empty: S, chunks: Iterator[Chunk]) -> S:
+    sums = empty.like()
+    for chunk in chunks:
+        sums.add(**chunk.columns)
+        del chunk  # before the next one is read
+    return sums
+
+
+def _zeros(chunk: Chunk) -> checks.Zeros:
+    """Return the zeros among the probabilities of labelled examples."""
+    probs, kept = chunk.columns["probs"], chunk.counted
+    if probs.shape[: kept.ndim] != kept.shape:  # the fit refuses other labels
+        return checks.Zeros()
+    return checks.Zeros.among(probs[kept])
 
 
 @dataclass(frozen=True)
@@ -235,199 +526,3 @@ class Dataset:
                 known = f", only {comma_separated(named)}: name the split to use, as --split does"
             problem = f" has no {asked}{known}"
         return ValueError(self.path + problem)
-
-
-def open_dataset(
-    path: str | os.PathLike[str] | Frame,
-    *,
-    labels: str | None = None,
-    logits: str | Sequence[str] | None = None,
-    probs: str | Sequence[str] | None = None,
-    skip_bad: bool = False,
-    cache: str | os.PathLike[str] | None = None,
-) -> Dataset:
-    """Open a prediction file; only headers are read.
-
-    Parameters
-    ----------
-    path
-        A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
-        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
-        number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
-        files named train, val or test are those splits. A ``.csv`` file is read once, to count its
-        rows. An address such as ``s3://bucket/run/*.parquet`` is read through fsspec (``pip install
-        'calibrant[cloud]'``). A data frame is taken as well.
-    labels, logits, probs : str or list of str, optional
-        Columns of a table of any names: that of the labels, and one of scores for each class, or
-        one alone for P(class 1). Of other files they are arrays, without the split in front.
-    skip_bad : bool
-        Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
-        :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
-    cache : path, optional
-        Folder for the log-partition tables of the shards, some hundred bytes for each example. Fits
-        read them in place of the logits as long as the files are unchanged.
-
-    Examples
-    --------
-    >>> from calibrant.data import sample_path
-    >>> data = open_dataset(sample_path())
-    >>> data.splits, data.split("val").read("logits").shape, data.has_head
-    (['val', 'test'], (5000, 10), True)
-    """
-    scores = (
-        (names,) if isinstance(names, str) else tuple(names or ()) for names in (logits, probs)
-    )
-    named = ColumnNames(labels, *scores)
-    if is_frame(path):
-        return _of_arrays(frame_arrays(path, {}, named))
-    place = os.fspath(path)
-    opened = partial(_predictions, OpenFiles(readers_with(named)), named)
-    shards, skipped = _opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
-    kept = None if cache is None else os.fspath(cache)
-    return Dataset(place, shards, cache=kept, skipped=skipped, named=named)
-
-
-def _opened_shards(
-    path: str,
-    shards: Sequence[ShardFiles],
-    opened: Callable[[ShardFiles], Columns],
-    *,
-    skip_bad: bool,
-) -> tuple[list[Columns], dict[str, str]]:
-    """Return the arrays of each shard, and with ``skip_bad`` the errors of others by path."""
-    arrays: list[Columns] = []
-    skipped: dict[str, str] = {}
-    for shard in shards:
-        try:
-            arrays.append(opened(shard))
-        except (ValueError, OSError) as problem:
-            if not skip_bad:
-                raise
-            skipped[next(iter(shard.values()))] = str(problem)
-    if not arrays:
-        raise NoGoodShard(path, next(iter(skipped.values())))
-    return arrays, skipped
-
-
-def _predictions(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
-    """Return the arrays of a shard of predictions by key."""
-    arrays: Columns = {}
-    for key, file in shard.items():
-        columns = files.columns(file)
-        if not columns:
-            raise ValueError(f"{file} holds no arrays; write it again, or remove it")
-        if file.endswith(".npy"):
-            arrays[key] = columns[PurePath(file).stem]
-            continue
-        if named != BY_RULES and not files.reader(file).table_names:
-            columns = under_keys(columns, named.keys(file))
-        arrays |= under_split(columns, key) if key else columns
-    return arrays
-
-
-def _inputs(files: OpenFiles, shard: ShardFiles) -> Columns:
-    """Return the arrays of a shard of inputs by key."""
-    arrays: Columns = {}
-    for key, file in shard.items():
-        columns = files.columns(file)
-        arrays |= {key: next(iter(columns.values()))} if file.endswith(".npy") else columns
-    return arrays
-
-
-def open_inputs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dataset:
-    """Open a file, folder or glob of inputs; only headers are read.
-
-    Files of text (``.csv``, ``.jsonl``) are read once, to count their rows.
-
-    Parameters
-    ----------
-    path
-        A file, a folder or a glob of shards, in natural order. Stems of ``.npy`` files are keys,
-        with the number of a shard in front, such as ``0_inputs.npy`` and ``0_labels.npy``.
-    skip_bad : bool
-        Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, "texts.jsonl")
-    ...     with open(path, "w") as file:
-    ...         _ = file.write('{"text": "good", "label": 1}')
-    ...     [*open_inputs(path).files[0]]
-    ['text', 'label']
-    """
-    place, files = os.fspath(path), OpenFiles(INPUT_FORMATS)
-    if os.path.isfile(place) and PurePath(place).suffix not in INPUT_FORMATS:
-        suffixes = comma_separated(INPUT_FORMATS)
-        raise ValueError(f"{place} holds no inputs: the suffix must be one of {suffixes}")
-    alone = place.endswith(".npy") and not re.search(r"[*?[]", place)
-    shards = [{PurePath(place).stem: place}] if alone else find_shards(place, INPUT_FORMATS)
-    arrays, skipped = _opened_shards(place, shards, partial(_inputs, files), skip_bad=skip_bad)
-    return Dataset(place, arrays, skipped=skipped)
-
-
-def as_dataset(
-    data: Data | Values | None = None,
-    labels: Values | None = None,
-    *,
-    probs: Values | None = None,
-    features: Values | None = None,
-    sample_weight: Values | str | None = None,
-    by: Values | str | None = None,
-    groups: Values | str | None = None,
-    multilabel: bool = False,
-) -> Dataset:
-    """Return a path, a mapping, a data frame or plain arrays as a dataset; a dataset as it is.
-
-    ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values;
-    ``multilabel`` says that columns of scores are tags.
-
-    Examples
-    --------
-    >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
-    ['val']
-    """
-    if labels is not None and is_data(data):
-        raise TypeError(
-            "labels go with logits, and a file, dataset or mapping has its own: leave them out, "
-            "and pass other arguments by name, as in methods=..."
-        )
-    roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
-    used = {role: v for role, v in roles.items() if v is not None}
-    names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}
-    names |= {"multilabel": True} if multilabel else {}
-    arrays = {"labels": labels, "probs": probs, "features": features, **roles}
-    values: dict[str, Any] = {
-        key: v for key, v in arrays.items() if v is not None and not isinstance(v, str)
-    }
-    if isinstance(data, Mapping):
-        values = {**data, **values}
-    elif is_frame(data) and labels is None:
-        values = frame_arrays(data, values)
-    elif not is_data(data):
-        if data is not None and labels is None:
-            raise TypeError(
-                "a path, a dataset, a data frame or a mapping of arrays is wanted, got a "
-                f"{type(data).__name__}: pass {{'logits': logits, 'labels': labels}}"
-            )
-        values |= {} if data is None else {"logits": data}
-    elif values:
-        raise TypeError(
-            f"{comma_separated(values)} must be the names of columns where the data are a file, "
-            "got arrays"
-        )
-    else:
-        dataset = data if isinstance(data, Dataset) else open_dataset(data)
-        return replace(dataset, **names) if names else dataset
-    return _of_arrays(with_class_names(values), **names)
-
-
-def _of_arrays(arrays: Mapping[str, Any], **names: Any) -> Dataset:
-    columns = {key: array_column(key, values, IN_MEMORY) for key, values in arrays.items()}
-    return Dataset(IN_MEMORY, [columns], **names)
-
-
-def is_data(data: object) -> TypeIs[Stored]:
-    """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
-    return isinstance(data, (str, os.PathLike, Mapping, Dataset))

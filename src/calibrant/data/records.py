@@ -19,8 +19,8 @@ from calibrant._core.chunks import examples
 from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import Column
+from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk, Shard
-from calibrant.data.split import Split
 from calibrant.data.storage import is_remote
 from calibrant.data.tensor_files import write_safetensors
 

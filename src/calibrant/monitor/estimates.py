@@ -6,7 +6,7 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple, Protocol
 
-from calibrant.data.split import Split
+from calibrant.data.dataset import Split
 
 WITHDRAWN = "withdrawn"
 

@@ -29,10 +29,10 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import joined
 from calibrant._core.sampling import uniform
 from calibrant.calibrators.base import Calibrator, check_calibrator
+from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 from calibrant.decide.probabilities import probabilities
 
 T = TypeVar("T")

@@ -24,12 +24,12 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.arrow_files import joined_columns
 from calibrant.data.columns import Column, joint_header, read_all
-from calibrant.data.dataset import Data, Dataset, as_dataset
+from calibrant.data.dataset import Dataset, Split
 from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.keys import SCORES, full_key
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 from calibrant.workflows.inputs import check_fitted_inputs
 
 

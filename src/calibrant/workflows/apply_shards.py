@@ -13,8 +13,9 @@ import numpy as np
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
-from calibrant.data.dataset import Dataset, as_dataset
+from calibrant.data.dataset import Dataset
 from calibrant.data.keys import full_key
+from calibrant.data.opening import as_dataset
 from calibrant.data.shards import Report
 from calibrant.data.storage import output_folder
 from calibrant.workflows.apply import Make, calibrated_by, check_fits, scored_splits, write_splits

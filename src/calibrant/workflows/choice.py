@@ -24,7 +24,7 @@ from calibrant.calibrators.auto import (
 )
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.scaling import Identity
-from calibrant.data.split import Split
+from calibrant.data.dataset import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.workflows.effect import Meter

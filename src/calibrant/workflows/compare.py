@@ -23,10 +23,9 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
-from calibrant.data import dataset as datasets
-from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.records import records_of
-from calibrant.data.split import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
@@ -119,7 +118,7 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    dataset = datasets.as_dataset(
+    dataset = as_dataset(
         data,
         labels,
         sample_weight=sample_weight,

@@ -22,10 +22,10 @@ from calibrant._core.showing import as_drawing, as_html, as_text, one_line
 from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.by_records import TemperatureCalibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset
+from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.registry import METRICS

@@ -18,9 +18,9 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.sampling import Sample
-from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data
+from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS

@@ -34,11 +34,11 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
-from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, as_dataset
+from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
-from calibrant.data.split import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 from calibrant.workflows.inputs import check_inputs, fit_inputs, input_names

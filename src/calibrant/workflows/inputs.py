@@ -10,9 +10,9 @@ from calibrant._core.checks import Features
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
+from calibrant.data.dataset import Split
 from calibrant.data.keys import full_key
 from calibrant.data.shards import located
-from calibrant.data.split import Split
 
 
 def check_inputs(calibrator: Calibrator, split: Split) -> None:

@@ -17,10 +17,10 @@ from calibrant._core.sampling import Sample
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
 from calibrant.data import records
-from calibrant.data.dataset import as_dataset
+from calibrant.data.dataset import ROLES, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import as_dataset
 from calibrant.data.shards import Chunk
-from calibrant.data.split import ROLES, Split
 
 LARGE = 1 << 30
 """Number of logits up to which a split is read whole, four gigabytes of float32."""

@@ -73,7 +73,7 @@ def test_pairs_of_chunks_are_those_of_the_whole(arrays, tmp_path, ts, monkeypatc
     for i, part in enumerate(np.array_split(np.arange(400), 3)):
         columns = {"logits": logits, "labels": labels, "g": arrays["group"], "w": arrays["weight"]}
         np.savez(tmp_path / f"{i}.npz", **{k: v[part] for k, v in columns.items()})
-    monkeypatch.setattr("calibrant.data.split.CHUNK", 90)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 90)
     data = dataset.as_dataset(tmp_path, by="g", sample_weight="w")
     found = collected(data.split(), ts, "auto")
     kept = (labels != -100) & (arrays["weight"] > 0)

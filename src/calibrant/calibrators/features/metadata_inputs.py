@@ -13,6 +13,7 @@ from calibrant._core.checks import IGNORED, Features, FloatArray, IntArray, Logi
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, feature_rows
+from calibrant.data.dataset import ROLES
 from calibrant.data.metadata import (
     NO_METADATA,
     MetadataColumn,
@@ -20,7 +21,6 @@ from calibrant.data.metadata import (
     learn_column,
     learn_numbers,
 )
-from calibrant.data.split import ROLES
 
 if TYPE_CHECKING:
     from typing_extensions import Self

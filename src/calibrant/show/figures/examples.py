@@ -12,8 +12,8 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk
-from calibrant.data.split import Split
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reductions import (
     WeightedPairs,

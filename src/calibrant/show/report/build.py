@@ -20,8 +20,8 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
 from calibrant._core.engines import current_work, reporting, silently
 from calibrant.calibrators.registry import find_calibrator
-from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
-from calibrant.data.split import IN_MEMORY
+from calibrant.data.dataset import IN_MEMORY, Dataset
+from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.show.report.measure import find_subgroups, measure
 from calibrant.show.report.model import Subject
 from calibrant.show.report.remedies import try_methods, usual_methods

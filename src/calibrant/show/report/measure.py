@@ -18,8 +18,8 @@ import numpy as np
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Estimand, EstimandChoice
+from calibrant.data.dataset import IN_MEMORY, Split
 from calibrant.data.shards import Chunk
-from calibrant.data.split import IN_MEMORY, Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage

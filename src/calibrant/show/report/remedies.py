@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
-from calibrant.data.dataset import Dataset
-from calibrant.data.split import Split
+from calibrant.data.dataset import Dataset, Split
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.reductions import WeightedPairs

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import NamedTuple
 
-from calibrant.data.split import IN_MEMORY
+from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.report.model import Subject
 

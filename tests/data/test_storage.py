@@ -11,7 +11,7 @@ import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset, save_predictions
 from calibrant.data.storage import is_remote, storage_of
-from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.apply import apply_shards
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
 
 fsspec = pytest.importorskip("fsspec")

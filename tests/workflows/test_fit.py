@@ -19,8 +19,7 @@ from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.data import dataset
-from calibrant.workflows import fit as fitting
+from calibrant.data import open_dataset
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
 from tests.support.calibrators import Featured, Shift
@@ -224,7 +223,7 @@ def test_auto_chooses_from_the_table_of_a_large_split(tmp_path, rng, monkeypatch
 
 def test_the_limit_counts_every_logit(tmp_path, rng, monkeypatch):
     tokens = {"logits": rng.normal(size=(40, 5, 3)), "labels": rng.integers(3, size=(40, 5))}
-    split = dataset.open_dataset(as_npz(tmp_path, tokens)).split("")
+    split = open_dataset(as_npz(tmp_path, tokens)).split("")
     for limit, table in ((40 * 5 * 3, False), (40 * 5 * 3 - 1, True)):
         monkeypatch.setattr(fitting, "WHOLE", limit)
         assert fitting.fits_from_table(calibrant.Auto(), split) == table

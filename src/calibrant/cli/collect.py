@@ -73,7 +73,7 @@ def collect(
       torchrun --nproc-per-node 8 -m calibrant collect model/ texts -o logits
     """  # noqa: D301
     from calibrant.deploy import collect_shards
-    from calibrant.workflows.shards import lines_on_skipped
+    from calibrant.workflows.good_shards import lines_on_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
     with engine.working(workers, dask):

@@ -171,7 +171,7 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
     from calibrant.data.files import TABLES
     from calibrant.data.storage import is_remote
     from calibrant.workflows import apply as workflow
-    from calibrant.workflows.apply_shards import apply_shards
+    from calibrant.workflows.apply import apply_shards
 
     into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
     if not into_folder and (source.workers is not None or source.dask is not None):

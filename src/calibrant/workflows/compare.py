@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from calibrant.data.records import records_of
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import Meter
+from calibrant.workflows.effect import calibrated_sums
 from calibrant.workflows.fit import (
     fit_table,
     fit_whole,
@@ -118,18 +117,11 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    dataset = as_dataset(
-        data,
-        labels,
-        sample_weight=sample_weight,
-        groups=groups,
-        multilabel=estimand == "multilabel",
-    )
+    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, labels, multilabel=estimand == "multilabel", **beside)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
-    with (
-        silently(),
-        warnings_at_caller(),
-    ):  # closed before methods are fitted, whose warnings are notes
+    # closed before methods are fitted, whose warnings are notes
+    with silently(), warnings_at_caller():
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
@@ -140,11 +132,11 @@ def compare(
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
-        facts = _Facts(splits[0], list(calibrators.values()))
-        if facts.mistake:
-            warn(f"{names[0]}: {facts.mistake}")
+        some, arrays = looked_at(splits[0], *calibrators.values())
+        if mistake := watching.mistake_of(some):
+            warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
-    with watching.told(facts.mistake), steps(len(calibrators)) as step:
+    with watching.told(mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
             step()
@@ -157,9 +149,12 @@ def compare(
             time_limit=time_limit,
             seed=seed,
         )
-    if chosen.method is not None:
-        more = facts.left_undone_by(fitted[chosen.method])
-        chosen = chosen._replace(remarks=[*chosen.remarks, *more])
+    if chosen.method is not None and not mistake:
+        calibrator = fitted[chosen.method]
+        features = calibrator.input_features(arrays)
+        inputs = None if features is None else calibrator.encoded(features)
+        if undone := watching.off_shares(calibrator, some, inputs):
+            chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen)
@@ -251,23 +246,6 @@ def _chosen(
     return {name: calibrator for name, calibrator in calibrators.items() if suits(calibrator)}
 
 
-class _Facts:
-    """Tells, once for all methods, what the examples of the fits show."""
-
-    def __init__(self, split: Split, calibrators: Sequence[Calibrator]) -> None:
-        self.some = looked_at(split, *calibrators)
-        self.mistake = watching.mistake_of(self.some[0])
-
-    def left_undone_by(self, calibrator: Calibrator) -> list[str]:
-        """Return what a fitted method leaves undone, in a sentence if there is something."""
-        if self.mistake:
-            return []
-        examples, arrays = self.some
-        features = calibrator.input_features(arrays)
-        inputs = None if features is None else calibrator.encoded(features)
-        return [*filter(None, [watching.off_shares(calibrator, examples, inputs)])]
-
-
 @dataclass
 class _Bench:
     """Fits and measures one method after the other."""
@@ -276,67 +254,62 @@ class _Bench:
     measure_on: Split
     stream: Accumulator
     time_limit: float | None
-
-    @cached_property
-    def table(self) -> tuple[Records, float]:
-        """The records that methods share, and the seconds that they took."""
-        start = time.perf_counter()
-        return records_of(self.fit_on), time.perf_counter() - start
-
-    @property
-    def records(self) -> Records | None:
-        """The records, if a method was fitted on them."""
-        return self.table[0] if "table" in vars(self) else None
+    records: Records | None = None  # that methods share, if one is fitted on them
+    seconds: float = 0.0  # that the records took
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
-        """Read what methods share, so that faults of the data are not blamed on a method."""
-        if any(map(self._from_table, calibrators)):
-            _ = self.table
+        """Read what methods share, so that faults of the data are not blamed on a method.
+
+        Return the number of examples to measure on, and of classes.
+        """
+        from_table = [fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
+        if any(from_table):
+            start = time.perf_counter()
+            self.records = records_of(self.fit_on)
+            self.seconds = time.perf_counter() - start
         else:
             self._counted(self.fit_on, "accuracy")
-        if not all(map(self._from_table, calibrators)):
+        if not all(from_table):
             _ = self.fit_on.logits, self.fit_on.groups
-        wanted = any(c.uses_features for c in calibrators) or "features" in input_names(
-            *calibrators
-        )
-        if wanted and self.fit_on.has_features:
+        wanted = "features" in input_names(*calibrators)
+        if self.fit_on.has_features and (wanted or any(c.uses_features for c in calibrators)):
             _ = self.fit_on.features
         stated = any(isinstance(c, Identity) for c in calibrators)
         return self._counted(self.measure_on, "nll" if stated else "accuracy")
 
-    def _from_table(self, calibrator: Calibrator) -> bool:
-        return fits_from_table(calibrator, self.fit_on)
+    def _counted(self, split: Split, metric: str) -> tuple[int, int]:
+        """Check every row as ``metric`` does, and return the number of examples and of classes."""
+        total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
+        result = split.reduce(total, split.domain, "labels", "sample_weight").compute()
+        return result.n, result.classes
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""
-        meter, evaluation, error = Meter([calibrator], self.stream.like()), None, None
+        from_table = fits_from_table(calibrator, self.fit_on)
+        evaluation, changed, error = None, None, None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             start = time.perf_counter()
             try:
                 try:
-                    self._fit(calibrator)
+                    with limited(self.time_limit):
+                        if from_table and self.records is not None:
+                            fit_table(calibrator, self.fit_on, self.records)
+                        else:
+                            fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                meter.walk(self.measure_on)
-                evaluation = meter.after.compute()
+                sums = calibrated_sums([calibrator], self.measure_on, self.stream.like())
+                evaluation, changed = sums.after.compute(), sums.changed
             except ENGINE_FAILURES:
                 raise
             except Exception as problem:  # a bug in one method must not cost the other rows
                 error = self._message(problem)
-        if self._from_table(calibrator) and not isinstance(calibrator, Identity):
-            seconds += self.table[1]
+        if from_table and not isinstance(calibrator, Identity):
+            seconds += self.seconds
         notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-        if evaluation is None:
-            return Row(name, None, seconds, None, error, notes)
-        return Row(name, evaluation, seconds, meter.changed, None, notes, calibrator)
-
-    def _fit(self, calibrator: Calibrator) -> None:
-        with limited(self.time_limit):
-            if self._from_table(calibrator):
-                fit_table(calibrator, self.fit_on, self.table[0])
-            else:
-                fit_whole(calibrator, self.fit_on)
+        kept = None if evaluation is None else calibrator
+        return Row(name, evaluation, seconds, changed, error, notes, kept)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:
@@ -344,9 +317,3 @@ class _Bench:
         if isinstance(problem, (TimeoutError, TypeError, ValueError, MemoryError)) and str(problem):
             return str(problem)
         return f"{type(problem).__name__}: {problem}".removesuffix(": ")
-
-    def _counted(self, split: Split, metric: str) -> tuple[int, int]:
-        """Check every row as ``metric`` does, and return the number of examples and of classes."""
-        total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
-        result = split.reduce(total, split.domain, "labels", "sample_weight").compute()
-        return result.n, result.classes

@@ -37,7 +37,7 @@ from calibrant.show.report.model import (
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
-from calibrant.workflows.shards import describe_skipped
+from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
 """Confidence above which answers are looked at on their own."""

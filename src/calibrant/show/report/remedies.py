@@ -15,7 +15,7 @@ from calibrant.show.report.measure import answers_of, coverage_of
 from calibrant.show.report.model import Remedy
 from calibrant.workflows.compare import compare, fit_and_test
 from calibrant.workflows.comparison import Comparison
-from calibrant.workflows.effect import Meter
+from calibrant.workflows.effect import calibrated_sums
 
 USUAL = ("none", "ts", "smart", "auto")
 USUAL_OF_TWO = ("none", "ts", "sigmoid", "beta", "auto")
@@ -76,8 +76,7 @@ def _remedy(
     if chosen is None or chosen.calibrator is None or estimand == "multilabel":
         return Remedy(comparison, chosen, [], [], fitted.name)
     stream = Accumulator(pairs=True, metrics=["accuracy"], level=None, estimand=estimand)
-    meter = Meter([chosen.calibrator], stream)
-    meter.walk(measured)
+    calibrated_sums([chosen.calibrator], measured, stream)
     kind = resolve_estimand(estimand, comparison.classes)
     answers, _ = answers_of(stream.kept_pairs(), kind)
     thresholds = _guaranteed(answers)

@@ -20,6 +20,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.workflows import fit as fitting
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
 from tests.support.calibrators import Featured, Shift

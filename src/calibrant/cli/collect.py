@@ -76,7 +76,7 @@ def collect(
     from calibrant.workflows.good_shards import lines_on_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    with engine.working(workers, dask):
+    with engine.Source(workers=workers, dask=dask).working():
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in lines_on_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)

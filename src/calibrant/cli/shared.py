@@ -32,7 +32,6 @@ NARROWEST = 80  # columns of tables: in fewer they would lose figures, so termin
 SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
 COLOURS = {"": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 """Styles of verdicts."""
-UsageError = click.UsageError
 AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 FRACTION: Any = {"type": float, "metavar": "FRACTION"}
 AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")

@@ -22,7 +22,7 @@ from calibrant.data.formats import (
     reading,
     rechunked,
 )
-from calibrant.data.keys import LABEL_NAMES, SCORES, owner, split_names
+from calibrant.data.keys import ARRAY_KEYS, LABEL_NAMES, owner, split_names
 
 
 def load_pyarrow() -> Any:
@@ -51,7 +51,12 @@ class ParquetReader(Reader):
             self.headers = {
                 field.name: _parquet_header(self._file, field) for field in self._file.schema_arrow
             }
-        self.optional = _optional(self.headers)
+        splits, counted = split_names(self.headers), (*ARRAY_KEYS, *LABEL_NAMES)
+        self.optional = {
+            key
+            for key, header in self.headers.items()
+            if len(header.shape) == 1 and owner(key, splits)[1] not in counted
+        }
 
     def _open_table(self) -> Any:
         pa = load_pyarrow()
@@ -117,24 +122,13 @@ class ParquetReader(Reader):
         return flat.reshape(len(column), *header.shape[1:])
 
 
-def _optional(headers: Mapping[str, Header]) -> set[str]:
-    """Return columns with one value per example that are no scores, labels or features."""
-    names = split_names(headers)
-    roles = (*SCORES, *LABEL_NAMES, "features")
-    return {
-        key
-        for key, header in headers.items()
-        if len(header.shape) == 1 and owner(key, names)[1] not in roles
-    }
-
-
 def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays, or columns of Arrow, as a ``.parquet`` file with lists for rows."""
-    table = arrow_table(arrays, ".parquet")
+    table = _table_of_arrays(arrays, ".parquet")
     load_pyarrow().parquet.write_table(table, path, write_page_checksum=True)
 
 
-def arrow_table(arrays: Mapping[str, Array], suffix: str) -> Any:
+def _table_of_arrays(arrays: Mapping[str, Array], suffix: str) -> Any:
     """Return arrays, or columns of Arrow, as a table with lists for rows."""
     pa, columns = load_pyarrow(), {}
     for key, values in arrays.items():
@@ -183,24 +177,19 @@ def _parquet_header(file: Any, field: Any) -> Header:
     pa, values = load_pyarrow(), field.type
     shape: tuple[int, ...] = (file.metadata.num_rows,)
     if isinstance(values, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
-        values, shape = values.value_type, (*shape, _list_size(file, field))
+        # the length of the first list: a damaged type may declare any, and damaged metadata of a
+        # column end the process
+        first = next(file.iter_batches(1, columns=[field.name]), None)
+        length = int(getattr(values, "list_size", 0))
+        if first is not None and first.num_rows:
+            length = int(pa.compute.list_value_length(first.column(0))[0].as_py() or 0)
+        values, shape = values.value_type, (*shape, length)
     types = pa.types
     if types.is_integer(values) or types.is_floating(values) or types.is_boolean(values):
         # to_pandas_dtype needs pandas in early versions
         return Header(shape, pa.array([], values).to_numpy(zero_copy_only=False).dtype)
     text = values.value_type if types.is_dictionary(values) else values
     return Header(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
-
-
-def _list_size(file: Any, field: Any) -> int:
-    """Return the length of the lists of a column: that of the first row, if there is one.
-
-    A damaged type may declare any length, and damaged metadata of a column end the process.
-    """
-    first = next(file.iter_batches(1, columns=[field.name]), None)
-    if first is None or not first.num_rows:
-        return int(getattr(field.type, "list_size", 0))
-    return int(load_pyarrow().compute.list_value_length(first.column(0))[0].as_py() or 0)
 
 
 class ArrowReader(ParquetReader):
@@ -214,10 +203,8 @@ class _ArrowTable:
     """The methods of a ``ParquetFile`` that its reader uses, for an Arrow IPC file."""
 
     def __init__(self, pa: Any, stream: Any) -> None:
-        self._pa, self._source = (
-            pa,
-            pa.PythonFile(stream, mode="r"),
-        )  # one: it has the lock of the stream
+        # one for all readings: it has the lock of the stream
+        self._pa, self._source = pa, pa.PythonFile(stream, mode="r")
         self.schema_arrow = self._opened().schema
         self.metadata = SimpleNamespace(num_rows=self._count_rows())
 
@@ -254,6 +241,6 @@ class _ArrowTable:
 
 def write_arrow(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays, or columns of Arrow, as an Arrow IPC file with lists for rows."""
-    pa, table = load_pyarrow(), arrow_table(arrays, ".arrow")
+    pa, table = load_pyarrow(), _table_of_arrays(arrays, ".arrow")
     with pa.ipc.new_file(str(path), table.schema) as file:
         file.write_table(table, max_chunksize=1 << 12)  # readers hold a chunk in memory

@@ -26,7 +26,7 @@ _DTYPES = {
 }
 
 
-class SafetensorsReader(Reader):
+class _MappedSafetensors(Reader):
     """A ``.safetensors`` file, which its library maps into memory."""
 
     def __init__(self, path: str) -> None:
@@ -78,7 +78,7 @@ _MAX_HEADER_BYTES = 100_000_000
 """Bytes, as in the library of the format."""
 
 
-class SafetensorsStream(Reader):
+class _StreamedSafetensors(Reader):
     """A ``.safetensors`` file whose rows are read through a stream."""
 
     def __init__(self, path: str) -> None:
@@ -128,11 +128,11 @@ class SafetensorsStream(Reader):
 
 def safetensors_reader(path: str) -> Reader:
     """Open a ``.safetensors`` file: mapped or, from an object store, through its stream."""
-    return SafetensorsStream(path) if is_remote(path) else SafetensorsReader(path)
+    return _StreamedSafetensors(path) if is_remote(path) else _MappedSafetensors(path)
 
 
-ZIP = b"PK\x03\x04"
-SAVE = "torch.save({'logits': ..., 'labels': ...}, path)"
+_ZIP_START = b"PK\x03\x04"
+_HOW_TO_SAVE = "torch.save({'logits': ..., 'labels': ...}, path)"
 
 
 class TorchReader(Reader):
@@ -145,14 +145,14 @@ class TorchReader(Reader):
         content = self._loaded()
         if not isinstance(content, Mapping):
             kind = type(content).__name__
-            raise ValueError(f"{path} holds a {kind}, a dictionary is wanted: {SAVE}")
+            raise ValueError(f"{path} holds a {kind}, a dictionary is wanted: {_HOW_TO_SAVE}")
         tensors = {str(key): v for key, v in content.items() if isinstance(v, Tensor)}
         if not split_names(tensors):
             names = comma_separated(str(key)[:40] for key in list(content)[:8])
             more = " ..." if len(content) > 8 else ""
             raise ValueError(
                 f"{path} holds no predictions, only {names}{more}: if these are the parameters of "
-                f"a model, run it and save what it says, {SAVE}"
+                f"a model, run it and save what it says, {_HOW_TO_SAVE}"
             )
         self._tensors = {key: self._checked(key, tensor) for key, tensor in tensors.items()}
         self._names = _texts(content.get(CLASS_NAMES))
@@ -164,9 +164,9 @@ class TorchReader(Reader):
             self.headers[CLASS_NAMES] = Header(self._names.shape, self._names.dtype)
 
     def _loaded(self) -> object:
-        if self.stream.read(len(ZIP)) != ZIP:
+        if self.stream.read(len(_ZIP_START)) != _ZIP_START:
             raise ValueError(
-                f"{self.path} is no file of torch.save, or one of torch before 1.6: {SAVE}"
+                f"{self.path} is no file of torch.save, or one of torch before 1.6: {_HOW_TO_SAVE}"
             )
         try:
             content: object = torch.load(
@@ -175,7 +175,7 @@ class TorchReader(Reader):
         except pickle.UnpicklingError as problem:
             raise ValueError(
                 f"{self.path} holds more than tensors, which is never loaded since it could run "
-                f"any code; save plain tensors: {SAVE}"
+                f"any code; save plain tensors: {_HOW_TO_SAVE}"
             ) from problem
         except Exception as problem:  # of many kinds, from the depths of torch
             raise damaged(self.path, problem) from problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.arrow_files import joined_columns
-from calibrant.data.columns import Column, Columns, array_column, joint_header, read_all
+from calibrant.data.columns import Column, array_column, joint_header, read_all
 from calibrant.data.dataset import Dataset, Split
 from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError
@@ -142,8 +142,8 @@ def apply_shards(
         check_fits(calibrator, split)
         split.warn_if_probs()
         shapes[split.name] = split.shape
-    shards = [_with_shapes(one, shapes) for one in _scored_files(dataset, shapes)]
     folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(calibrator)
+    shards = _scored_shards(dataset, shapes)
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_scored_rows)
     warn_of_orphans(jobs)
     write = partial(_write_shard, _calibrated_by(calibrator, dataset.class_names))
@@ -154,27 +154,26 @@ def _scored_rows(one: Dataset) -> int:
     return sum(split.rows for split in scored_splits(one))
 
 
-def _scored_files(dataset: Dataset, splits: Container[str]) -> list[Dataset]:
-    """Return a dataset for each file that has one of the splits."""
-    ones = [replace(dataset, path=_path(file), files=[file]) for file in dataset.files]
-    return [one for one in ones if any(name in splits for name in one.splits)]
+def _scored_shards(dataset: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> list[Dataset]:
+    """Return a dataset for each file that has scores, of these shapes by split.
 
-
-def _path(file: Columns) -> str:
-    """Return the path of the scores of a file, or of anything else in it."""
-    scores = [column.path for key, column in file.items() if key.endswith(("logits", "probs"))]
-    return next(iter(scores), next(iter(file.values())).path)
-
-
-def _with_shapes(one: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> Dataset:
-    """Give the scores of an empty shard, which may not know it, the shape of the others."""
-    (file,) = one.files
-    for split in scored_splits(one):
-        if split.rows == 0 and split.shape != shapes[split.name]:
-            key = full_key(split.name, split.domain)
-            empty = np.zeros((0, *shapes[split.name]), np.float32)
-            file = {**file, key: array_column(key, empty, one.path)}
-    return replace(one, files=[file])
+    An empty shard may not know the shape of its scores, and gets that of the others.
+    """
+    shards = []
+    for file in dataset.files:
+        scores = [column.path for key, column in file.items() if key.endswith(SCORES)]
+        path = next(iter(scores), next(iter(file.values())).path)
+        one = replace(dataset, path=path, files=[file])
+        if shapes.keys().isdisjoint(one.splits):
+            continue
+        arrays = dict(file)
+        for split in scored_splits(one):
+            if split.rows == 0 and split.shape != shapes[split.name]:
+                key = full_key(split.name, split.domain)
+                empty = np.zeros((0, *shapes[split.name]), np.float32)
+                arrays[key] = array_column(key, empty, path)
+        shards.append(replace(one, files=[arrays]))
+    return shards
 
 
 def _write_shard(make: Make, shard: Dataset, target: Path, report: Report) -> None:

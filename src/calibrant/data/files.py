@@ -96,7 +96,8 @@ TABLES = (".csv", *ARROW_TYPES)
 
 def readers_with(named: ColumnNames) -> dict[str, _Read]:
     """Return the readers, those of tables with the columns that a user names."""
-    return READERS | {suffix: partial(READERS[suffix], named=named) for suffix in TABLES}
+    tables: dict[str, Callable[..., Reader]] = {suffix: READERS[suffix] for suffix in TABLES}
+    return READERS | {suffix: partial(read, named=named) for suffix, read in tables.items()}
 
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")

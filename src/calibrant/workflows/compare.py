@@ -152,8 +152,8 @@ def compare(
     if chosen.method is not None and not mistake:
         calibrator = fitted[chosen.method]
         features = calibrator.input_features(arrays)
-        inputs = None if features is None else calibrator.encoded(features)
-        if undone := watching.off_shares(calibrator, some, inputs):
+        encoded = None if features is None else calibrator.encoded(features)
+        if undone := watching.off_shares(calibrator, some, encoded):
             chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)

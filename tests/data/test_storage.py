@@ -135,7 +135,7 @@ def test_a_file_address(shards):
     folder = shards(".npz")
     assert open_dataset(f"file://{folder}").split().rows == 40
     assert not is_remote(f"file://{folder}")
-    assert storage_of(f"file://{folder}")[1] == str(folder)
+    assert storage_of(f"file://{folder}")[1] == folder
 
 
 def test_refusals(store, monkeypatch, tmp_path):

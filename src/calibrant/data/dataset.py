@@ -118,11 +118,6 @@ class Split:
         return self.shape[-1] if self.shape else 2
 
     @property
-    def label_count(self) -> int:
-        """Number of labels, ignored ones included."""
-        return self.rows * self.shards[0].column("labels").width
-
-    @property
     def chunk_rows(self) -> int:
         """Number of rows whose scores make a chunk."""
         return max(1, CHUNK // max(1, math.prod(self.shape)))

@@ -23,7 +23,7 @@ from calibrant.data.formats import NpyReader, NpzReader, Reader, write_npz
 from calibrant.data.keys import CLASS_NAMES, NAMED_SPLITS, full_key, owner, split_names
 from calibrant.data.storage import LocalFiles, storage_of
 from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, layout_of, table_of
-from calibrant.data.tensor_files import TorchReader, safetensors_reader, write_safetensors
+from calibrant.data.tensor_files import SafetensorsReader, TorchReader, write_safetensors
 from calibrant.data.text_files import CsvFile, JsonLines, csv_reader, write_csv
 
 
@@ -62,7 +62,7 @@ OTHER_FORMATS: dict[str, _Read] = {".csv": csv_reader, ".pt": TorchReader, ".pth
 """Formats of many other things: in a folder they count if there are no others."""
 READERS: dict[str, _Read] = {
     ".npz": NpzReader,
-    ".safetensors": safetensors_reader,
+    ".safetensors": SafetensorsReader,
     ".parquet": partial(_read_arrow, ParquetReader),
     ".arrow": partial(_read_arrow, ArrowReader),
     ".feather": partial(_read_arrow, ArrowReader),
@@ -71,7 +71,7 @@ READERS: dict[str, _Read] = {
 }
 INPUT_FORMATS: dict[str, _Read] = {
     ".npz": NpzReader,
-    ".safetensors": safetensors_reader,
+    ".safetensors": SafetensorsReader,
     ".parquet": ParquetReader,
     ".arrow": ArrowReader,
     ".feather": ArrowReader,
@@ -170,24 +170,22 @@ def sample_path() -> Path:
 def find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
     """Return the shards of a file, folder or glob with some suffixes, in natural order."""
     storage, place = storage_of(path)
-    location = storage.path(place)
-    if storage.is_file(location):
-        found = _of_file(storage, location, formats)
+    if storage.is_file(place):
+        found = _of_file(storage, place, formats)
     else:
         found = _of_folder(storage, path, place, formats)
     return [{key: storage.address(file) for key, file in shard.items()} for shard in found]
 
 
 def _of_folder(
-    storage: LocalFiles, path: str, place: str, formats: Collection[str]
+    storage: LocalFiles, path: str, place: PurePath, formats: Collection[str]
 ) -> list[_Found]:
     """Return the shards of a folder or a glob."""
-    location, known = storage.path(place), comma_separated(formats)
-    is_folder = storage.is_folder(location)
-    if not is_folder and not re.search(r"[*?[]", place):
+    known, is_folder = comma_separated(formats), storage.is_folder(place)
+    if not is_folder and not re.search(r"[*?[]", str(place)):
         expected = "expected a prediction file, folder or glob"
         raise FileNotFoundError(f"{path} does not exist; {expected}")
-    paths = storage.children(location) if is_folder else storage.matches(place)
+    paths = storage.children(place) if is_folder else storage.matches(str(place))
     files = _readable(paths, formats)
     if is_folder:  # a table of results or the weights of a model beside predictions are no shards
         files = [file for file in files if file.suffix not in OTHER_FORMATS] or files

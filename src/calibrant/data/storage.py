@@ -21,7 +21,7 @@ from calibrant._core.optional import needed
 Fingerprint: TypeAlias = tuple[int, ...]  # inode (0 of an object), size, time or digest
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.+)?://")  # drives of Windows have one letter
-_LOCAL = ("file://", "local://")
+_LOCAL = re.compile(r"(?:file|local)://")
 
 
 def is_remote(path: str) -> bool:
@@ -30,14 +30,7 @@ def is_remote(path: str) -> bool:
     >>> is_remote("s3://bucket/a.npz"), is_remote("file:///a.npz"), is_remote("C:/a.npz")
     (True, False, False)
     """
-    return bool(_ADDRESS.match(path)) and not path.startswith(_LOCAL)
-
-
-def _without_scheme(path: str) -> str:
-    """Return the path of a ``file://`` address; others as they are."""
-    for scheme in _LOCAL:
-        path = path.removeprefix(scheme)
-    return path
+    return bool(_ADDRESS.match(path)) and not _LOCAL.match(path)
 
 
 def _filesystem(address: str) -> tuple[Any, str]:
@@ -53,10 +46,6 @@ def _filesystem(address: str) -> tuple[Any, str]:
 
 class LocalFiles:
     """Files of this machine."""
-
-    def path(self, place: str) -> PurePath:
-        """Return a place as a path, for its name, suffix and parent."""
-        return Path(place)
 
     def address(self, path: PurePath) -> str:
         """Return the text by which a file is opened."""
@@ -89,10 +78,6 @@ class _RemoteFiles(LocalFiles):
     def __init__(self, files: Any) -> None:
         self.files = files
 
-    def path(self, place: str) -> PurePath:
-        """Return a place as a path, for its name, suffix and parent."""
-        return PurePosixPath(place)
-
     def address(self, path: PurePath) -> str:
         """Return the text by which a file is opened."""
         return str(self.files.unstrip_protocol(str(path)))
@@ -119,12 +104,12 @@ class _RemoteFiles(LocalFiles):
         return bool(self.files.exists(str(path)))
 
 
-def storage_of(path: str) -> tuple[LocalFiles, str]:
+def storage_of(path: str) -> tuple[LocalFiles, PurePath]:
     """Return the storage that a path or an address is in, and the place in it."""
     if not is_remote(path):
-        return LocalFiles(), _without_scheme(path)
+        return LocalFiles(), Path(_LOCAL.sub("", path, count=1))
     files, place = _filesystem(path)
-    return _RemoteFiles(files), place
+    return _RemoteFiles(files), PurePosixPath(place)
 
 
 def open_stream(path: str) -> IO[bytes]:
@@ -150,7 +135,7 @@ class OutputFolder:
     """A folder of this machine; names of files in it are relative, with ``/`` between folders."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(_without_scheme(folder))
+        self.folder = Path(_LOCAL.sub("", folder, count=1))
 
     def address(self, name: str) -> str:
         """Return the path of a file."""

@@ -26,88 +26,49 @@ _DTYPES = {
 }
 
 
-class _MappedSafetensors(Reader):
-    """A ``.safetensors`` file, which its library maps into memory."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._file = self._opened("np")
-        self._stored, self.headers = {}, {}
-        for key in self._file.keys():  # noqa: SIM118
-            view = self._file.get_slice(key)
-            dtype = self._stored[key] = view.get_dtype()
-            if dtype not in _DTYPES:
-                raise ValueError(f"{path}: {key} is {dtype}; save it again as float32")
-            shape = tuple(view.get_shape())
-            self.headers[key] = Header(shape, np.dtype(_DTYPES[dtype]))
-        self._torch_file = self._opened("pt") if "BF16" in self._stored.values() else self._file
-
-    def _opened(self, framework: str) -> Any:
-        from safetensors import SafetensorError, safe_open
-
-        with reading(self.path, SafetensorError):
-            file = safe_open(self.path, framework)
-        # The library opens by name: make sure that it mapped the file that we hold.
-        if fingerprint(self.path) != self.fingerprint:
-            raise changed(self.path)
-        return file
-
-    def chunks(self, key: str, rows: int) -> Iterator[Array]:
-        """Yield ``rows`` rows of an array at a time."""
-        header, widened = self.headers[key], self._stored[key] == "BF16"
-        file = self._torch_file if widened else self._file
-        view = file.get_slice(key) if header.shape else file.get_tensor(key)[None]
-        for start in range(0, header.rows, rows):
-            chunk = view[start : min(start + rows, header.rows)]
-            chunk = chunk if header.shape else chunk[0]
-            yield chunk.float().numpy() if widened else chunk
-
-
-def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays as a ``.safetensors`` file."""
-    from safetensors.numpy import save_file
-
-    for key, values in arrays.items():
-        if values.dtype.name not in _DTYPES.values():
-            kind = values.dtype.name
-            raise ValueError(f".safetensors cannot hold {key}, which is {kind}; write .npz")
-    save_file(dict(arrays), path)
-
-
 _MAX_HEADER_BYTES = 100_000_000
-"""Bytes, as in the library of the format."""
+"""As in the library of the format."""
 
 
-class _StreamedSafetensors(Reader):
-    """A ``.safetensors`` file whose rows are read through a stream."""
+class SafetensorsReader(Reader):
+    """A ``.safetensors`` file, of this machine or an object of a store.
+
+    The library of the format maps files of this machine by their names; here rows are read through
+    the handle that is open.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.headers = {}
         self._places: dict[str, tuple[int, np.dtype[Any]]] = {}  # start and stored dtype
-        length = int.from_bytes(self.stream.read(8), "little")
-        size = self.fingerprint[1]
+        length, size = int.from_bytes(self.stream.read(8), "little"), self.fingerprint[1]
+        first = end = 8 + length
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise damaged(path, f"a header of {length} bytes")
         with reading(path, ValueError, KeyError, TypeError, AttributeError):
             content = json.loads(self.stream.read(length))
-            for key, entry in content.items():
-                if key != "__metadata__":
-                    self._add(key, entry, 8 + length, size)
+            content.pop("__metadata__", None)
+            for key, entry in sorted(content.items()):
+                if entry["dtype"] in _DTYPES:
+                    self._add(key, entry, first, size)
+                end = max(end, first + int(entry["data_offsets"][1]))
+            if end != size:
+                raise ValueError(f"{size} bytes of {end}")
+        for key, entry in content.items():
+            if key not in self.headers:
+                raise ValueError(f"{path}: {key} is {entry['dtype']}; save it again as float32")
 
-    def _add(self, key: str, entry: dict[str, Any], start: int, size: int) -> None:
-        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-        if dtype not in _DTYPES:
-            raise ValueError(f"{key} is {dtype}; save it again as float32")
+    def _add(self, key: str, entry: dict[str, Any], first: int, size: int) -> None:
+        dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
         begin, end = map(int, entry["data_offsets"])
         stored = np.dtype("uint16" if dtype == "BF16" else _DTYPES[dtype])
         needed = math.prod(shape) * stored.itemsize
-        if min(shape, default=0) < 0 or not 0 <= begin <= end <= size - start:
+        if min(shape, default=0) < 0 or not 0 <= begin <= end <= size - first:
             raise ValueError(f"{key} lies outside of the file")
         if end - begin != needed:
             raise ValueError(f"{key} has {end - begin} bytes of {needed}")
         self.headers[key] = Header(shape, np.dtype(_DTYPES[dtype]))
-        self._places[key] = start + begin, stored.newbyteorder("<")
+        self._places[key] = first + begin, stored.newbyteorder("<")
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time."""
@@ -126,9 +87,15 @@ class _StreamedSafetensors(Reader):
             yield (values.astype(np.uint32) << 16).view(np.float32) if wide else values
 
 
-def safetensors_reader(path: str) -> Reader:
-    """Open a ``.safetensors`` file: mapped or, from an object store, through its stream."""
-    return _StreamedSafetensors(path) if is_remote(path) else _MappedSafetensors(path)
+def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as a ``.safetensors`` file."""
+    from safetensors.numpy import save_file
+
+    for key, values in arrays.items():
+        if values.dtype.name not in _DTYPES.values():
+            kind = values.dtype.name
+            raise ValueError(f".safetensors cannot hold {key}, which is {kind}; write .npz")
+    save_file(dict(arrays), path)
 
 
 _ZIP_START = b"PK\x03\x04"

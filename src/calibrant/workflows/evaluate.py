@@ -128,7 +128,8 @@ def evaluate(
     chosen.warn_if_probs()
     chosen.warn_of_copies()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
-    if pairs and chosen.label_count > total.most_pairs:
+    labels_of_row = chosen.shards[0].column("labels").width
+    if pairs and chosen.rows * labels_of_row > total.most_pairs:
         total.pool()  # so that workers do as well
     chosen.reduce(total, *columns, rows=rows)
     if not searched:

@@ -203,7 +203,7 @@ def warn_of_orphans(jobs: Sequence[ShardJob]) -> None:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
             storage, place = storage_of(json.loads(out.read(receipt))["input"])
-            if not storage.exists(storage.path(place)):
+            if not storage.exists(place):
                 orphans.append(out.address(name))
     if orphans:
         names = comma_separated(orphans[:5]) + (" ..." if len(orphans) > 5 else "")
@@ -212,7 +212,9 @@ def warn_of_orphans(jobs: Sequence[ShardJob]) -> None:
 
 def _place(path: str) -> str:
     """Return the place of a file in its storage, from the root on."""
-    return os.path.join(os.sep, storage_of(path)[1]) if is_remote(path) else os.path.abspath(path)
+    return (
+        os.path.join(os.sep, str(storage_of(path)[1])) if is_remote(path) else os.path.abspath(path)
+    )
 
 
 def check_outside(dataset: Dataset, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shlex
 import shutil
@@ -105,10 +106,15 @@ def was_passed(name: str) -> bool:
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas; None for an empty one."""
+    """Return the names in a list with commas; None for an empty one.
+
+    A name that has a comma itself stands in quotes, as in the first line of a CSV file.
+    """
     if not text:
         return None
-    return [name.strip() for name in text.split(",") if name.strip()]
+    quoted = '"' in text
+    names = next(csv.reader([text], skipinitialspace=True)) if quoted else text.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def named_texts(settings: Iterable[str]) -> dict[str, str]:

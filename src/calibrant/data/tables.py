@@ -6,6 +6,8 @@ what a probability is told by the names of the columns, never by their values.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,9 +58,12 @@ class ColumnNames(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The options that name these columns on the command line."""
-        labels = {} if self.labels is None else {"labels": (self.labels,)}
-        named = {**labels, **self.scores}
-        return [word for key, names in named.items() for word in (f"--{key}", ",".join(names))]
+        words = [] if self.labels is None else ["--labels", self.labels]
+        for domain, names in self.scores.items():
+            line = io.StringIO()
+            csv.writer(line, lineterminator="").writerow(names)  # names with commas in quotes
+            words += [f"--{domain}", line.getvalue()]
+        return words
 
     def keys(self, file: str) -> dict[str, str]:
         """Return the keys of arrays, of a file that is no table, by the names given for them."""

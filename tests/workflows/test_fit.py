@@ -32,7 +32,6 @@ from tests.support.predictions import (
     as_npz_glob,
     as_pair,
     as_safetensors_glob,
-    cut,
     labelled,
     out_of,
     predictions,
@@ -60,14 +59,6 @@ def test_methods_that_read_whole_get_the_same_arrays(tmp_path, write):
     found = fit(write(tmp_path, arrays), method=Shift())
     expected = Shift().fit(arrays["logits"], arrays["labels"])
     torch.testing.assert_close(found.shift_, expected.shift_)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_known_temperature_is_found_over_shards(tmp_path, rng, temperature):
-    logits, labels = drawn(rng, 6000, 4, temperature)
-    path = as_npz_folder(tmp_path, {"logits": logits.astype(np.float16), "labels": labels})
-    found: Any = fit(path, method="ts")
-    assert float(found.temperature_) == pytest.approx(temperature, rel=0.08)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -303,23 +294,6 @@ def test_unknown_methods_and_options(method, options, kind, message):
 
 
 # Executors, progress, errors.
-
-
-@pytest.mark.slow
-def test_process_pool(tmp_path, process_pool):
-    arrays = predictions()
-    path = as_npz_folder(tmp_path, arrays)
-    expected = TemperatureScaling().fit(
-        arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
-    )
-    with use(executor=process_pool):
-        found: Any = fit(path, method="ts", sample_weight="importance")
-    arrays["logits"][-1] = np.nan
-    arrays["labels"][-1] = 1
-    np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
-    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"), use(executor=process_pool):
-        fit(path, method="ts")
-    assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
 
 @pytest.mark.parametrize("threads", [False, True])

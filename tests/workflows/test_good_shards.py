@@ -175,7 +175,7 @@ def test_bad_shards_are_listed_and_left_out(tmp_path, executor):
         found = calibrant.evaluate(data, level=None)
     expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
     assert_equal(found, expected)
-    lines = list(describe_skipped(data))
+    lines = list(describe_skipped(data.skipped, len(data.files)))
     assert lines[0] == "skipped 6 bad shards of 12:"
     assert "has logits of shape (10, 4), most shards have logits of shape (rows, 3)" in "".join(
         lines
@@ -201,7 +201,7 @@ def test_all_shards_are_good(tmp_path):
     np.savez(tmp_path / "a.npz", **ARRAYS)
     data = open_good_shards(tmp_path)
     assert not data.skipped
-    assert list(describe_skipped(data)) == []
+    assert list(describe_skipped(data.skipped, len(data.files))) == []
 
 
 @needs_pyarrow

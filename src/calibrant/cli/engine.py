@@ -86,7 +86,7 @@ def _added(command: F, *options: Callable[[F], F]) -> F:
 
 @dataclass
 class Source:
-    """How the prediction files of a verb are opened, and where they are worked on."""
+    """Opens the prediction files of a verb, and starts the engine that works on them."""
 
     OPTIONS = ("workers", "dask", "skip_bad", "cache")
 
@@ -147,7 +147,7 @@ class Source:
         assert self.show is not None
         with reporting(self.show):  # the pass that finds bad shards is shown, but not counted
             data = open_good_shards(path, cache=self.cache, estimand=chosen, **self.columns)
-        for line in describe_skipped(data):
+        for line in describe_skipped(data.skipped, len(data.files)):
             shared.say(line)
         return data
 

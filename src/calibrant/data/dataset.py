@@ -54,7 +54,7 @@ IN_MEMORY = "the arrays"
 
 
 class Sums(Protocol):
-    """What a pass over chunks adds up, as :class:`calibrant.Accumulator` does."""
+    """Sums that a pass over chunks adds up, such as a :class:`calibrant.Accumulator`."""
 
     def like(self) -> Self: ...  # noqa: D102
     def add(self, *args: Any, **columns: Any) -> object: ...  # noqa: D102

@@ -37,7 +37,7 @@ _MAX_FIELDS = 1 << 17
 
 
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
-"""What the error handler surrogateescape makes of bytes that are no UTF-8."""
+"""Characters by which the error handler surrogateescape replaces bytes that are no UTF-8."""
 
 
 class CsvFile(Reader):

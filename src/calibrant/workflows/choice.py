@@ -1,4 +1,4 @@
-"""Which of several methods to use: decided on the examples of the fit, out of fold."""
+"""The choice among several methods, which is made on the examples of the fit, out of fold."""
 
 from __future__ import annotations
 

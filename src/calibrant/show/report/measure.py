@@ -116,6 +116,8 @@ def measure(
     pairs = total.kept_pairs()
     answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
     (everything,) = parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
+    used = len(split.dataset.files)
+    described = describe_skipped(split.dataset.skipped, used)
     return Subject(
         name=name,
         path=split.path,
@@ -134,7 +136,7 @@ def measure(
         ignored=walk.ignored,
         by=split.dataset.by,
         warnings=list(dict.fromkeys(str(warning.message) for warning in caught)),
-        skipped=[line.strip() for line in describe_skipped(split.dataset)],
+        skipped=[line.strip() for line in described],
     )
 
 

@@ -26,6 +26,7 @@ _DTYPES = {
 }
 
 
+_HEADER_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _MAX_HEADER_BYTES = 100_000_000
 """As in the library of the format."""
 
@@ -45,7 +46,7 @@ class SafetensorsReader(Reader):
         first = end = 8 + length
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise damaged(path, f"a header of {length} bytes")
-        with reading(path, ValueError, KeyError, TypeError, AttributeError):
+        with reading(path, *_HEADER_DAMAGE):
             content = json.loads(self.stream.read(length))
             content.pop("__metadata__", None)
             for key, entry in sorted(content.items()):

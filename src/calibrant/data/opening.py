@@ -176,6 +176,7 @@ def as_dataset(
 
     Examples
     --------
+    >>> import numpy as np
     >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
     ['val']
     """

@@ -37,8 +37,8 @@ from calibrant.data.formats import Array
 from calibrant.data.keys import LABEL_NAMES
 from calibrant.data.opening import open_inputs
 from calibrant.data.shards import NoGoodShard, Place, Report, located
-from calibrant.deploy.attach import Layer
 from calibrant.data.storage import output_folder
+from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,
     Inputs,

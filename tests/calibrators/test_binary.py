@@ -18,14 +18,13 @@ from calibrant.calibrators.binary import (
     VennAbers,
     labelled_one,
 )
-from calibrant.calibrators.binning import BBQ, ScalingBinning
 from calibrant.calibrators.confidence_maps import (
     MAX_MEAN_ODDS,
     BetaCalibration,
     SigmoidScaling,
     SplineCalibration,
 )
-from calibrant.calibrators.histogram import HistogramBinning
+from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration
 from calibrant.calibrators.watch import told
 from tests.support.binned_maps import quiet

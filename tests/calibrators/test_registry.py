@@ -14,7 +14,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 
 NAMES = (
     "none ts ets vector matrix dirichlet cts pts smart sigmoid beta spline histogram "
-    "histogram_ovr isotonic isotonic_ovr bbq scaling_binning gc procal fc maccal auto"
+    "bbq scaling_binning histogram_ovr isotonic isotonic_ovr gc procal fc maccal auto"
 )
 
 

@@ -25,6 +25,7 @@ from calibrant.calibrators.features.boosting import (
     number_splits,
 )
 from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
+from calibrant.calibrators.features.metadata_inputs import learned_columns
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
 
@@ -363,7 +364,7 @@ def test_weights_count_as_often(rng):
     trees = []
     for method, rows, extra in ((plain, order, {}), (weighted, slice(None), {"w": weight})):
         meta = several if rows is order else metadata
-        method.metadata_ = weighted._learned_columns(metadata, labels, None)
+        method.metadata_ = learned_columns(metadata, labels, None)
         checked = examples(odds[rows], labels[rows], extra.get("w")).scale_free()
         numbers = np.asarray(method.encoded(meta), np.float32)
         method.base_.fit_examples(checked)
@@ -506,10 +507,19 @@ def test_groups_stay_together():
     assert "too little data" in alone.reasons_
 
 
+def test_groups_stay_together_in_the_fit_of_the_base():
+    odds, _, labels, metadata = planted(3, 600)
+    groups = np.arange(600) // 5
+    method: dict[str, Any] = {"columns": NAMES, "base": "auto", "rounds": 1}
+    fitted = Multicalibration(**method).fit(odds, labels, features=metadata, groups=groups)
+    grouped, alone = cal.Auto().fit(odds, labels, groups=groups), cal.Auto().fit(odds, labels)
+    assert fitted.base_.reasons_ == grouped.reasons_ != alone.reasons_
+
+
 def test_many_examples_are_a_sample(monkeypatch):
     from calibrant.calibrators.features import multicalibration
 
-    monkeypatch.setattr(multicalibration, "MAX_EXAMPLES", 3000)
+    monkeypatch.setattr(multicalibration, "MAX_LEARNED", 3000)
     monkeypatch.setattr(multicalibration, "MAX_JUDGED", 2500)
     odds, truth, labels, metadata = planted(0, 6000)
     fitted = Multicalibration(columns=NAMES, base="ts", rounds=20).fit(

@@ -344,19 +344,6 @@ def test_a_comparison_has_them_for_two_classes_only(rng):
     assert "venn_abers" not in {row.method for row in methods}
 
 
-# tests of deploy export every method for several classes
-@pytest.mark.parametrize("kind", [*OPTIONAL, *ONLY_TWO])
-@pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_a_fit_on_log_odds_is_exported_for_any_number_of_rows(rng, kind):
-    odds, labels, _ = biased(rng, 300)
-    rows = torch.from_numpy(odds).float()
-    fitted = kind().fit(rows, labels)
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
-
-
 def test_only_ratios_of_weights_matter_to_a_part_of_another_method(rng):
     """``fit`` makes their mean 1; examples of a fold reach the method without it."""
     logits, weight = 2 * rng.normal(size=300), rng.uniform(0.5, 2, 300)

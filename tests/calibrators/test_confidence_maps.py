@@ -11,8 +11,6 @@ from scipy.interpolate import CubicSpline
 from scipy.special import expit, log_expit, logit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
-from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.confidence_maps import (
     MAX_CURVE_POINTS,
     MAX_MEAN_ODDS,
@@ -289,19 +287,6 @@ def test_one_confidence_becomes_the_accuracy(rng):
     assert found[1] == pytest.approx(right.mean() + expit(2.5) - expit(2.0), abs=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*rows are copies")
-def test_weight_two_is_a_row_twice(rng):
-    logits, labels = drawn(rng, 600, 4, 2.0)
-    again = np.repeat(np.arange(600), np.where(np.arange(600) % 3 == 0, 2, 1))
-    weight = np.where(np.arange(600) % 3 == 0, 2.0, 1.0)
-    for kind in ALL:
-        weighted = kind().fit(logits, labels, sample_weight=weight)
-        twice = kind().fit(logits[again], labels[again])
-        for name, values in twice.state_dict().items():
-            if name != "least_":
-                np.testing.assert_allclose(values, weighted.state_dict()[name], atol=2e-4)
-
-
 def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     odds = rng.gamma(2, 1.5, 20_000)
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
@@ -373,33 +358,6 @@ def test_one_confidence_and_few_samples_are_fitted(kind):
         fitted = kind(keep_argmax=False).fit(logits, labels)
         found = fitted.predict_proba(logits)[:, 1]
         np.testing.assert_allclose(found, np.mean(right), atol=1e-3)
-
-
-def test_sizes():
-    assert [kind().size(9) for kind in ALL] == [2, 3, 6]
-    assert SplineCalibration(knots=9).size(9) == 9
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_claims_are_those_of_the_map(kind, data):
-    logits, labels, weight = data
-    fitted = kind().fit(logits, labels, sample_weight=weight)
-    claims = fitted.predict_records(tabulate(examples(logits, labels)))
-    probs = fitted.predict_proba(logits)
-    np.testing.assert_allclose(claims.confidence, probs.max(-1), atol=2e-4)
-    own = probs[np.arange(len(labels)), labels]
-    np.testing.assert_allclose(claims.nll, -np.log(own), atol=3e-3)
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_fit_is_exported_for_any_number_of_rows(kind, data):
-    logits, labels, _ = data
-    fitted = kind().fit(logits, labels)
-    rows = torch.from_numpy(logits).float()
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
 
 
 def test_float32_keeps_apart_what_it_cannot_tell_from_one():

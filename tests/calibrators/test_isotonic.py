@@ -370,17 +370,6 @@ def test_with_a_temperature_it_is_the_fit_to_tempered_logits(rng, kind, weigh):
     assert kind is IsotonicCalibration or np.abs(plain - fitted.predict_proba(logits)).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_weight_two_is_a_row_twice(rng, kind):
-    logits, labels = drawn(rng, 300, 4, 2.0)
-    weight = np.where(np.arange(300) % 3 == 0, 2.0, 1.0)
-    again = np.repeat(np.arange(300), weight.astype(int))
-    weighted = quiet(kind, logits, labels, sample_weight=weight)
-    twice = quiet(kind, logits[again], labels[again])
-    for name, values in weighted.state_dict().items():
-        np.testing.assert_allclose(twice.state_dict()[name], values, rtol=1e-6)
-
-
 # The walk
 
 
@@ -470,34 +459,6 @@ def test_one_sided_answers_are_told(rng, kind, answers):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)
     assert confidence.mean() > 0.9 if answers == "right" else confidence.mean() < 0.6
-
-
-def test_a_refit_forgets_the_temperature(rng):
-    logits, labels = drawn(rng, 300, 3, 2.0)
-    fitted = quiet(IsotonicCalibration, logits, labels, temperature=True)
-    fitted.temperature = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fitted.fit(logits, labels)
-    assert fitted.solution_ is None
-    assert float(fitted.temperature_) == 1
-
-
-def test_sizes():
-    assert [kind().size(7) for kind in BOTH] == [11, 71]
-    assert [kind(temperature=True).size(7) for kind in BOTH] == [11, 71]
-    assert IsotonicOneVsRest(temperature=False).config() == {"temperature": False}
-
-
-@pytest.mark.parametrize(("kind", "one_logit"), [(BOTH[0], True), (BOTH[1], False)])
-def test_a_fit_is_exported_for_any_number_of_rows(rng, kind, one_logit):
-    logits, labels = drawn(rng, 400, 2 if one_logit else 5, 2.0)
-    rows = torch.from_numpy(logits[:, 1] - logits[:, 0] if one_logit else logits).float()
-    fitted = quiet(kind, rows, labels, temperature=True)
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
 
 
 COST = """

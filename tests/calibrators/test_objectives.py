@@ -139,11 +139,6 @@ def records(data):
     return tabulate(examples(logits, labels, weight))
 
 
-def test_every_objective_has_a_definition():
-    assert set(DEFINITIONS) == set(ALL)
-    assert {"nll", "brier", "mse", "ls"} == set(PROPER)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("u", [-2.5, -0.7, 0.0, 0.9, 2.2])
 def test_one_sharpness_gives_the_value_of_the_definition(data, records, name, u):

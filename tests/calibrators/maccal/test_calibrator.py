@@ -130,12 +130,6 @@ def test_result_depends_on_the_seed_and_on_no_global_state(data):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_second_fit_forgets_the_first(data, rng):
-    module = MaCCal(**QUICK).fit(rng.normal(size=(50, 3)), rng.integers(2, size=50))
-    found = module.fit(*data).predict_proba(data[0])
-    assert np.array_equal(found, MaCCal(**QUICK).fit(*data).predict_proba(data[0]))
-
-
 @pytest.mark.parametrize("kind", ["tensor", "float64", "half", "mapped", "tokens"])
 def test_arrays_and_tensors_of_every_dtype_give_the_same_result(data, tmp_path, kind):
     features, labels = (np.round(data[0] * 16) / 16), data[1]  # which half precision holds too
@@ -379,8 +373,7 @@ def test_two_classes_may_be_one_logit(rng):
     assert ((probs > 0.5) == labels).mean() > 0.85
 
 
-@pytest.mark.parametrize("samples", [0, 2])
 @pytest.mark.usefixtures("operators_read_once")
-def test_it_is_exported_to_onnx(data, tmp_path, samples):
-    module = MaCCal(**QUICK, keep=0.7, samples=samples).fit(*data)
+def test_the_average_over_masks_is_exported_to_onnx(data, tmp_path):
+    module = MaCCal(**QUICK, keep=0.7, samples=2).fit(*data)
     assert cal.export_onnx(module, tmp_path / "classifier.onnx") <= 1e-5

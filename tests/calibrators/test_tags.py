@@ -158,9 +158,9 @@ class InParts:
 
     classes = 4
 
-    def __init__(self, logits, labels):
+    def __init__(self, logits, labels, weight):
         rows = np.array_split(np.arange(len(labels)), 3)
-        self.parts = [examples(logits[r], labels[r], None, "multilabel") for r in rows]
+        self.parts = [examples(logits[r], labels[r], weight[r], "multilabel") for r in rows]
 
     def sums(self, task):
         return [np.sum(column, axis=0) for column in zip(*map(task, self.parts), strict=True)]
@@ -172,10 +172,12 @@ def test_passes_over_all_examples_refine_a_fit_on_some(data, kind):
     labels[300:, 1] = labels[:, 2] = -100  # one tag has labels among the first only, one none
     rare = r"TagScaling: 1 of 4 tags have no label 0 or no label 1 \(2\): they lean on"
     told = partial(pytest.warns, UserWarning, match=rare) if kind is TagScaling else nullcontext
+    weight = 7 * np.random.default_rng(0).exponential(size=1500)
     with told():
-        whole, fitted = kind().fit(logits, labels), kind().fit(logits[:500], labels[:500])
+        whole = kind().fit(logits, labels, sample_weight=weight)
+        fitted = kind().fit(logits[:500], labels[:500])
     with told():
-        fitted.refine(InParts(logits, labels))
+        fitted.refine(InParts(logits, labels, weight))
     np.testing.assert_allclose(fitted.slope_, whole.slope_, rtol=1e-4)
     np.testing.assert_allclose(fitted.intercept_, whole.intercept_, atol=1e-4)
     assert fitted.solution_.converged

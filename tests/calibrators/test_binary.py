@@ -16,7 +16,7 @@ from calibrant.calibrators.binary import (
     QuadraticScaling,
     RobustSigmoid,
     VennAbers,
-    labelled_one,
+    _labelled_one,
 )
 from calibrant.calibrators.confidence_maps import (
     MAX_MEAN_ODDS,
@@ -277,7 +277,7 @@ def test_one_more_hit_is_a_max_of_min_of_means(rng):
     for _ in range(60):
         m = int(rng.integers(1, 9))
         hits, more = rng.integers(0, 4, m).astype(float), rng.integers(1, 4, m)
-        mass, found = hits + more, labelled_one(hits, hits + more)
+        mass, found = hits + more, _labelled_one(hits, hits + more)
         for i in range(m):
             value = max(
                 min(

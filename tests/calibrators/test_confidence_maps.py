@@ -12,15 +12,15 @@ from scipy.special import expit, log_expit, logit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
 from calibrant.calibrators.confidence_maps import (
-    MAX_CURVE_POINTS,
+    _MAX_CURVE_POINTS,
     MAX_MEAN_ODDS,
     MAX_SLOPE,
     BetaCalibration,
     SigmoidScaling,
     SplineCalibration,
+    _smooth_slope,
     fit_beta,
     fit_platt,
-    smooth_slope,
 )
 from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
@@ -238,13 +238,13 @@ def test_the_spline_is_the_best_one_for_the_broken_line(rng, parts):
     heights, *_ = np.linalg.lstsq(values, np.interp(t, ends, curve), rcond=None)
     spline = CubicSpline(at, heights, bc_type="natural")
     expected = np.diff(spline(ends)) / mass
-    np.testing.assert_allclose(smooth_slope(mass, gain, 5), expected, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(_smooth_slope(mass, gain, 5), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_parts_of_no_length_have_the_slope_of_their_neighbours(rng):
     mass = np.where(np.arange(2000) % 20 == 7, 1e-60, 1.0)
     gain = (np.sin(np.arange(2000) / 300) + rng.normal(size=2000)) * mass / mass.sum()
-    found = smooth_slope(mass / mass.sum(), gain, 6)
+    found = _smooth_slope(mass / mass.sum(), gain, 6)
     at = np.flatnonzero(mass < 1)
     np.testing.assert_allclose(found[at], (found[at - 1] + found[at + 1]) / 2, atol=1e-4)
     assert np.ptp(found) > 0.5
@@ -291,8 +291,8 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     odds = rng.gamma(2, 1.5, 20_000)
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
-    assert len(short.odds_) == len(short.shift_) <= MAX_CURVE_POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.MAX_CURVE_POINTS", 30_000)
+    assert len(short.odds_) == len(short.shift_) <= _MAX_CURVE_POINTS
+    monkeypatch.setattr("calibrant.calibrators.confidence_maps._MAX_CURVE_POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))

@@ -220,7 +220,7 @@ def test_mixture_is_its_definition_and_its_gradient_its_slope(shape, rng):
     size = count * sides
     weight, v = rng.normal(size=(count, sides, 4)), rng.normal(size=(count, sides))
     x = np.concatenate([weight.reshape(-1), v.reshape(-1)])
-    objective = groups.mixture_objective(
+    objective = groups._mixture_objective(
         tabulate(examples(logits, labels)), torch.from_numpy(features), shape, 0.7
     )
     value, gradient = objective(x)
@@ -244,7 +244,7 @@ def test_weights_of_samples_count_in_the_mixture(rng):
 
     def objective(rows, weights=None):
         records = tabulate(examples(logits[rows], labels[rows], weights))
-        return groups.mixture_objective(records, torch.from_numpy(features[rows]), (1, 2), 0.1)(x)
+        return groups._mixture_objective(records, torch.from_numpy(features[rows]), (1, 2), 0.1)(x)
 
     weighted, repeated = (
         objective(np.arange(90), weight.astype(float)),
@@ -260,7 +260,7 @@ def test_a_group_has_the_temperature_that_is_best_for_it_and_a_little_of_all(rng
     member = np.zeros((500, 1), int)
     member[150:153] = 1  # three samples: hardly a group
     member[:150] = 2
-    found = groups.group_temperatures(tabulate(examples(logits, labels)), member, 4)[0]
+    found = groups._group_temperatures(tabulate(examples(logits, labels)), member, 4)[0]
 
     def loss(temperature, which):
         each = -log_softmax(logits / temperature, -1)[np.arange(500), labels]
@@ -278,7 +278,7 @@ def test_a_group_has_the_temperature_that_is_best_for_it_and_a_little_of_all(rng
     assert found[2] > 1.5 * found[0]
     # only proportions of weights count
     light = tabulate(examples(logits, labels, np.full(500, 1e-3)))
-    np.testing.assert_allclose(groups.group_temperatures(light, member, 4)[0], found, rtol=1e-6)
+    np.testing.assert_allclose(groups._group_temperatures(light, member, 4)[0], found, rtol=1e-6)
 
 
 def test_prediction_is_the_mean_over_partitions_of_the_hard_groups(rng):
@@ -309,7 +309,7 @@ def seen(monkeypatch):
     """What partitions were learned on, with how many of them, and what temperatures."""
     learned: list[tuple[set[float], int]] = []
     measured: list[set[float]] = []
-    learn, measure = groups.mixture_objective, groups.group_temperatures
+    learn, measure = groups._mixture_objective, groups._group_temperatures
 
     def learning(records, inputs, shape, *rest):
         learned.append((set(records.top), shape[0]))
@@ -319,8 +319,8 @@ def seen(monkeypatch):
         measured.append(set(records.top))
         return measure(records, *rest)
 
-    monkeypatch.setattr(groups, "mixture_objective", learning)
-    monkeypatch.setattr(groups, "group_temperatures", measuring)
+    monkeypatch.setattr(groups, "_mixture_objective", learning)
+    monkeypatch.setattr(groups, "_group_temperatures", measuring)
     return learned, measured
 
 
@@ -388,21 +388,21 @@ def test_groups_on_constant_features_are_temperature_scaling(rng):
 @pytest.mark.parametrize("block", [7, 1 << 22])
 @pytest.mark.parametrize("count", [1, 3, 10, 500])
 def test_neighbours_are_those_of_all_distances(block, count, rng, monkeypatch):
-    monkeypatch.setattr(proximity, "DISTANCES_AT_A_TIME", block * 40)
+    monkeypatch.setattr(proximity, "_DISTANCES_AT_A_TIME", block * 40)
     reference, rows = rng.normal(size=(40, 5)), rng.normal(size=(60, 5))
     reference[7] = reference[3]  # twins are neighbours at no distance
     distances = np.sort(cdist(rows, reference), axis=1)[:, :count].mean(-1)
     given = [torch.from_numpy(x).float() for x in (rows, reference)]
-    found = proximity.mean_distances(given[0], given[1], count)
+    found = proximity._mean_distances(given[0], given[1], count)
     np.testing.assert_allclose(found, distances, rtol=1e-4)
     # the same samples: no one is a neighbour of itself, which others may be that are equal to it
     inside = cdist(reference, reference)
     np.fill_diagonal(inside, np.inf)
     expected = np.sort(inside, axis=1)[:, : min(count, 39)].mean(-1)
-    found = proximity.mean_distances(given[1], given[1], count, torch.arange(40))
+    found = proximity._mean_distances(given[1], given[1], count, torch.arange(40))
     np.testing.assert_allclose(found, expected, atol=3e-3 if count == 1 else 1e-3)
     some = torch.where(torch.arange(40) % 2 == 0, torch.arange(40), -1)
-    found = proximity.mean_distances(given[1], given[1], 1, some)
+    found = proximity._mean_distances(given[1], given[1], 1, some)
     assert (found[1::2] < 3e-3).all()
     assert (found[[0, 2, 4]] > 0.1).all()
 
@@ -410,9 +410,9 @@ def test_neighbours_are_those_of_all_distances(block, count, rng, monkeypatch):
 def test_widths_of_kernels_follow_the_normal_reference_rule(rng):
     values = rng.gamma(2.0, size=500)
     expected = 1.06 * values.std() * 500 ** (-1 / 6)
-    assert proximity.reference_width(values, np.ones(500)) == pytest.approx(expected)
-    assert proximity.reference_width(values, np.full(500, 7.0)) == pytest.approx(expected)
-    doubled = proximity.reference_width(np.repeat(values, 2), np.ones(1000))
+    assert proximity._reference_width(values, np.ones(500)) == pytest.approx(expected)
+    assert proximity._reference_width(values, np.full(500, 7.0)) == pytest.approx(expected)
+    doubled = proximity._reference_width(np.repeat(values, 2), np.ones(1000))
     assert doubled == pytest.approx(expected * 2 ** (-1 / 6))
 
 
@@ -437,12 +437,12 @@ def test_densities_are_those_of_direct_sums(rng):
     confidence, closeness = rng.uniform(0.3, 1.0, 300), rng.beta(2, 3, 300)
     correct = rng.random(300) < confidence
     axes = np.linspace(0.2, 1, 101), np.linspace(0, 1, 121)
-    mass = proximity.density_masses((confidence, closeness), correct, np.ones(300), axes)
+    mass = proximity._density_masses((confidence, closeness), correct, np.ones(300), axes)
     where = [grid.reshape(-1) for grid in np.meshgrid(*axes, indexing="ij")]
     before = np.clip(where[0], 1e-4, 1 - 1e-4)
     expected = kernel_odds((confidence, closeness), correct, where, before)
     given = [torch.from_numpy(x.reshape(-1)) for x in (*mass, logit(before))]
-    np.testing.assert_allclose(proximity.mixed_odds(*given), expected, atol=1e-8)
+    np.testing.assert_allclose(proximity._mixed_odds(*given), expected, atol=1e-8)
 
 
 def test_weights_of_samples_count_in_the_densities(rng):
@@ -452,7 +452,7 @@ def test_weights_of_samples_count_in_the_densities(rng):
 
     def masses(rows, weight):
         points = confidence[rows], closeness[rows]
-        return proximity.density_masses(points, correct[rows], weight, axes)
+        return proximity._density_masses(points, correct[rows], weight, axes)
 
     plain = masses(np.arange(200), np.ones(200))
     np.testing.assert_allclose(masses(np.arange(200), np.full(200, 3.0)), plain)
@@ -470,12 +470,12 @@ def test_interpolation_on_a_grid(rng):
     at = rng.uniform(0, 1, size=(200, 2))
     side = np.linspace(0, 1, 6)
     expected = RegularGridInterpolator((side, side), table)(at)
-    found = proximity.on_grid(torch.from_numpy(table), torch.from_numpy(at))
+    found = proximity._on_grid(torch.from_numpy(table), torch.from_numpy(at))
     np.testing.assert_allclose(found, expected, atol=1e-12)
     beyond = torch.tensor([[-1.0, -1.0], [2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], dtype=torch.float64)
-    found = proximity.on_grid(torch.from_numpy(table), beyond)
+    found = proximity._on_grid(torch.from_numpy(table), beyond)
     np.testing.assert_array_equal(found, table[[0, 5, 0, 5], [0, 0, 5, 5]])
-    one = proximity.on_grid(torch.tensor([[4.0]]), torch.tensor([[0.3, 0.7]]))
+    one = proximity._on_grid(torch.tensor([[4.0]]), torch.tensor([[0.3, 0.7]]))
     assert one.tolist() == [4.0]
 
 
@@ -576,7 +576,7 @@ def test_of_many_samples_some_are_kept(method, rng, monkeypatch):
     logits, labels, features, _ = near_and_far(rng, 3000)
     whole = method().fit(logits, labels, features=features)
     assert whole.reference_.shape == (3000, 4)
-    monkeypatch.setattr(proximity, "MAX_REFERENCE", 600)
+    monkeypatch.setattr(proximity, "_MAX_REFERENCE", 600)
     module = method().fit(logits, labels, features=features)
     assert module.reference_.shape == (600, 4)
     distance = cdist(module.reference_ + module.centre_, features)
@@ -801,7 +801,7 @@ def test_values_are_judged_at_their_own_temperatures(rng):
 
 def test_values_between_those_of_the_grid_are_tried(rng, monkeypatch):
     logits, labels, features, head, _ = clipped_data(rng, n=2000)
-    monkeypatch.setattr(clipping, "TAILS", (1e-3, 0.5, 4))
+    monkeypatch.setattr(clipping, "_TAILS", (1e-3, 0.5, 4))
     module = FeatureClipping(max_accuracy_loss=1.0, temperature=False)
     clip = float(fitted(module, logits, labels, features, head).clip_)
     coarse = np.quantile(np.abs(features), 1 - np.geomspace(1e-3, 0.5, 4))
@@ -891,8 +891,8 @@ def test_of_many_samples_and_features_some_are_searched(rng, monkeypatch):
     logits, labels, features, head, _ = clipped_data(rng, n=3000)
     fit = partial(FeatureClipping(max_accuracy_loss=1.0).fit, features=features, head=head)
     whole = copy.deepcopy(fit(logits, labels))
-    monkeypatch.setattr(clipping, "MAX_SEARCHED", 1000)
-    monkeypatch.setattr(clipping, "LOOKED_AT", 5000)
+    monkeypatch.setattr(clipping, "_MAX_SEARCHED", 1000)
+    monkeypatch.setattr(clipping, "_LOOKED_AT", 5000)
     some = fit(logits, labels)
     assert float(some.clip_) != float(whole.clip_)
     assert float(some.clip_) == pytest.approx(float(whole.clip_), abs=0.3)

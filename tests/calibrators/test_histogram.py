@@ -17,13 +17,13 @@ from sklearn.linear_model import LogisticRegression
 from calibrant._core.solve import time_limit
 from calibrant.calibrators import histogram
 from calibrant.calibrators.histogram import (
+    _EDGE_SLACK,
     BBQ,
-    EDGE_SLACK,
     HistogramBinning,
     HistogramOneVsRest,
     ScalingBinning,
-    class_odds,
-    ranked,
+    _class_odds,
+    _ranked,
 )
 from calibrant.calibrators.top_label import MAX_ODDS
 from calibrant.calibrators.watch import told
@@ -87,7 +87,7 @@ def test_a_confidence_on_an_edge_is_in_the_bin_below_at_the_fit_and_later(classe
     levels = expit(fitted.levels_.double().numpy())
     share = 0.1 if classes == 2 else 0.9  # of class 1, or of the top class
     np.testing.assert_allclose(levels[30 // classes - 1], share, atol=1e-6)
-    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=EDGE_SLACK)
+    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=_EDGE_SLACK)
     np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-6)
 
 
@@ -171,8 +171,8 @@ def test_another_library_has_the_same_histograms_of_classes(rng):
 def test_log_odds_of_classes_have_their_digits_near_0_and_1(rng):
     logits = torch.from_numpy(rng.normal(size=(300, 5)) * np.geomspace(0.1, 100, 300)[:, None])
     logits -= logits.amax(-1, keepdim=True)
-    np.testing.assert_allclose(class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
-    single = class_odds(logits.float())
+    np.testing.assert_allclose(_class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
+    single = _class_odds(logits.float())
     np.testing.assert_allclose(
         single, row_odds(logits.float().double().numpy()), rtol=3e-6, atol=3e-6
     )
@@ -230,7 +230,7 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
     labels[::9] = -100
     alone = quiet(HistogramOneVsRest, logits, labels)
     threads(threads_used)
-    monkeypatch.setattr(histogram, "ODDS_AT_A_TIME", 4 * 130)
+    monkeypatch.setattr(histogram, "_ODDS_AT_A_TIME", 4 * 130)
     again = quiet(HistogramOneVsRest, logits, labels)
     for name, values in alone.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name], values)
@@ -351,13 +351,13 @@ def test_bbq_is_the_average_over_all_binnings(rng, n, ties, weigh):
 )
 def test_bbq_tries_numbers_of_bins_around_the_cube_root(rng, n, least, most):
     odds = np.linspace(0, 20, n)
-    found = histogram.binnings(ranked(odds, odds > 3, np.ones(n)))
+    found = histogram._binnings(_ranked(odds, odds > 3, np.ones(n)))
     assert [len(cuts) + 1 for cuts in found] == list(range(least, most + 1))
 
 
 def test_bbq_takes_binnings_that_come_out_the_same_once():
     odds, right = np.repeat([1.0, 2.0, 3.0], 100), np.arange(300) % 3 > 0
-    found = histogram.binnings(ranked(odds, right, np.ones(300)))
+    found = histogram._binnings(_ranked(odds, right, np.ones(300)))
     assert sorted(len(cuts) + 1 for cuts in found) == [1, 2, 3]
 
 

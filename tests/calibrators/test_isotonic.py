@@ -13,13 +13,13 @@ from scipy.special import expit, logit, softmax
 from calibrant._core import chunks as _walk
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.isotonic import (
-    Between,
     IsotonicCalibration,
     IsotonicOneVsRest,
+    _Between,
+    _rounded_class_odds,
+    _violators,
     pooled,
-    rounded_class_odds,
     steps,
-    violators,
 )
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.watch import told
@@ -160,7 +160,7 @@ def test_pooling_is_the_largest_of_the_least_means(rows):
     """The value at i is max over j <= i of min over k >= i of the mean from j to k."""
     hits, extra = rows
     total = hits + extra
-    first = violators(hits, total)
+    first = _violators(hits, total)
     assert first[0] == 0
     value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
     found = np.repeat(value, np.diff(np.append(first, len(hits))))
@@ -185,14 +185,14 @@ def test_what_lies_between_two_hits_is_pooled_with_the_first(rng):
         curve = pooled(marks, hits, misses)
         x, which = np.unique(odds, return_inverse=True)
         hits, total = (np.bincount(which, w).astype(float) for w in (weight * hit, weight))
-        first = violators(hits, total)
+        first = _violators(hits, total)
         value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
         expected = np.repeat(value, np.diff(np.append(first, len(x))))
         np.testing.assert_allclose(np.interp(x, curve.odds, curve.prob), expected, rtol=1e-12)
 
 
 def test_nothing_below_the_first_hit_means_no_step_at_zero():
-    marks, misses = np.array([1.0, 2.0]), Between(np.zeros(3), np.full(3, -np.inf))
+    marks, misses = np.array([1.0, 2.0]), _Between(np.zeros(3), np.full(3, -np.inf))
     curve = pooled(marks, np.array([1.0, 3.0]), misses)
     np.testing.assert_array_equal(curve.odds, [1, 2])  # both pooled: 1 of 1 and 3 of 3
     np.testing.assert_array_equal(curve.prob, [1, 1])
@@ -246,11 +246,11 @@ def test_odds_of_every_class(rng):
     logits = 6 * rng.normal(size=(200, 5))
     logits -= logits.max(-1, keepdims=True)
     tensor = torch.from_numpy(logits)
-    found = rounded_class_odds(tensor, tensor.log_softmax(-1))
+    found = _rounded_class_odds(tensor, tensor.log_softmax(-1))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found, logit(softmax(logits, -1)), rtol=1e-5, atol=1e-5)
     far = torch.tensor([[0.0, -60.0, -torch.inf], [0.0, -torch.inf, -torch.inf]])
-    found = rounded_class_odds(far, far.log_softmax(-1))
+    found = _rounded_class_odds(far, far.log_softmax(-1))
     np.testing.assert_allclose(found[0], [60, -60, -np.inf])
     assert found[1, 0] > 1e20
     assert torch.isfinite(found[1, 0])
@@ -385,8 +385,8 @@ def test_blocks_threads_and_groups_of_classes_change_nothing(
         whole.setitem(_walk.CHUNK_SIZE, "cpu", 1 << 18)
         expected = quiet(kind, logits, labels, sample_weight=weight)
         probs = expected.predict_proba(logits)
-    monkeypatch.setattr(isotonic, "MAX_HELD", 1)  # one class at a time
-    monkeypatch.setitem(isotonic.NUMBERS_AT_A_TIME, "cpu", 7)
+    monkeypatch.setattr(isotonic, "_MAX_HELD", 1)  # one class at a time
+    monkeypatch.setitem(isotonic._NUMBERS_AT_A_TIME, "cpu", 7)
     for count in (1, 3):
         threads(count)
         found = quiet(kind, torch.from_numpy(logits), labels, sample_weight=weight)

@@ -203,7 +203,7 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
     parts = [np.arange(0, 600, 2), np.arange(1, 600, 2)]
     alone = best_rounds(run, parts, 3, None)
     pairs = best_rounds(run, parts, 3, np.arange(600) // 2)
-    corrections = itertools.islice(boosting.held_out_corrections(run, parts), alone.rounds + 1)
+    corrections = itertools.islice(boosting._held_out_corrections(run, parts), alone.rounds + 1)
     *_, last = (correction.copy() for correction in corrections)
     none, all_of_it, scaled = (run.predictions.losses(x * last) for x in (0, 1, alone.scale))
     assert scaled.mean() <= all_of_it.mean()
@@ -519,8 +519,8 @@ def test_groups_stay_together_in_the_fit_of_the_base():
 def test_many_examples_are_a_sample(monkeypatch):
     from calibrant.calibrators.features import multicalibration
 
-    monkeypatch.setattr(multicalibration, "MAX_LEARNED", 3000)
-    monkeypatch.setattr(multicalibration, "MAX_JUDGED", 2500)
+    monkeypatch.setattr(multicalibration, "_MAX_LEARNED", 3000)
+    monkeypatch.setattr(multicalibration, "_MAX_JUDGED", 2500)
     odds, truth, labels, metadata = planted(0, 6000)
     fitted = Multicalibration(columns=NAMES, base="ts", rounds=20).fit(
         odds, labels, features=metadata, groups=np.arange(6000) // 2

@@ -14,7 +14,7 @@ from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import time_limit
 from calibrant.calibrators import network
 from calibrant.calibrators.network import (
-    MIN_TEMPERATURE,
+    _MIN_TEMPERATURE,
     ParametrizedTemperatureScaling,
     _initial,
     _network_objective,
@@ -102,7 +102,7 @@ def test_straight_lines_join_the_outputs_of_many_single_inputs(rng, monkeypatch,
     whole: list[Any] = []
     joined: list[Any] = []
     for points, results in ((4000, whole), (800, joined)):
-        monkeypatch.setattr(network, "MAX_POINTS", points)
+        monkeypatch.setattr(network, "_MAX_POINTS", points)
         results += _network_objective(inputs, widths, measure)(parameters)
     assert joined[0] == pytest.approx(whole[0], rel=1e-5)
     scale = np.abs(whole[1]).max()
@@ -125,7 +125,7 @@ def test_every_sample_starts_at_one_temperature(rng, widths, temperature):
 
 def test_a_start_below_the_floor_is_just_above_it():
     parameters = _initial((1, 1), 0.05, 0)
-    assert MIN_TEMPERATURE < outputs(parameters, (1, 1), [[0.0]])[0] < 0.11
+    assert _MIN_TEMPERATURE < outputs(parameters, (1, 1), [[0.0]])[0] < 0.11
 
 
 @pytest.mark.parametrize("kind", [SMART, ParametrizedTemperatureScaling])

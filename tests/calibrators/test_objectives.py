@@ -11,14 +11,14 @@ from scipy.special import log_softmax, softmax
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.objectives import (
+    _CENTRES,
     BINS,
-    CENTRES,
     PROPER,
     Objective,
+    _gridded_gaps,
     binned_gaps,
     brier,
     ece,
-    gridded_gaps,
     memberships,
     mse,
     nll,
@@ -239,7 +239,7 @@ def test_the_binned_error_has_no_gradient(records):
     assert np.isnan(ece(records, 0.2).gradient).all()
 
 
-@pytest.mark.parametrize("gaps", [binned_gaps, gridded_gaps])
+@pytest.mark.parametrize("gaps", [binned_gaps, _gridded_gaps])
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.3, 5.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.1])
 def test_the_gradient_of_binned_gaps_is_that_of_differences(rng, gaps, sigma, delta):
@@ -261,7 +261,8 @@ def test_the_grid_changes_next_to_nothing(rng, delta):
     arguments = confidence, outcome, rng.dirichlet(np.ones(3000))
     for sigma in (0.03, 0.05, 0.3):
         exact, gridded = (
-            measure(*arguments, sigma=sigma, delta=delta) for measure in (binned_gaps, gridded_gaps)
+            measure(*arguments, sigma=sigma, delta=delta)
+            for measure in (binned_gaps, _gridded_gaps)
         )
         assert gridded[0] == pytest.approx(exact[0], rel=1e-6)
         error = np.abs(gridded[1] - exact[1]).max()
@@ -276,15 +277,15 @@ def test_bins_without_a_gap_or_without_a_sample_pull_nowhere():
 
 
 def test_parts_of_a_sample_sum_to_one(rng):
-    confidence = np.concatenate([rng.random(100), CENTRES, np.arange(BINS + 1) / BINS])
+    confidence = np.concatenate([rng.random(100), _CENTRES, np.arange(BINS + 1) / BINS])
     for sigma in (0.003, 0.05, 0.5, 100.0):
         part = memberships(confidence, sigma)
         assert part.shape == (BINS, len(confidence))
         np.testing.assert_allclose(part.sum(0), 1, rtol=1e-12)
-        nearest = np.abs(confidence - CENTRES[:, None])
+        nearest = np.abs(confidence - _CENTRES[:, None])
         own = np.take_along_axis(part, nearest.argmin(0)[None], 0)
         assert (own >= part.max(0) - 1e-12).all()
-    np.testing.assert_allclose(memberships(CENTRES, 0.003), np.eye(BINS), atol=1e-12)
+    np.testing.assert_allclose(memberships(_CENTRES, 0.003), np.eye(BINS), atol=1e-12)
     np.testing.assert_allclose(memberships(confidence, 100.0), 1 / BINS, rtol=1e-3)
 
 

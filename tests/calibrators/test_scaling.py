@@ -444,7 +444,7 @@ def test_newton_steps_over_the_logits_find_the_optimum_of_the_table(rng, kind, m
     if kind == "tokens":
         logits, labels = logits.reshape(30, 100, 20), labels.reshape(30, 100)
     expected = TemperatureScaling().fit(logits, labels, **options)
-    monkeypatch.setattr(scaling, "NEWTON_FROM", 1)
+    monkeypatch.setattr(scaling, "_NEWTON_FROM", 1)
     monkeypatch.setattr(scaling, "tabulate", spy := mock.Mock(side_effect=tabulate))
     found = TemperatureScaling().fit(logits, labels, **options)
     assert found.solution_ is not None
@@ -456,7 +456,7 @@ def test_newton_steps_over_the_logits_find_the_optimum_of_the_table(rng, kind, m
 @pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 def test_newton_steps_give_way_to_the_table_where_there_is_no_optimum(rng, monkeypatch):
     logits = rng.normal(size=(2000, 5))
-    monkeypatch.setattr(scaling, "NEWTON_FROM", 1)
+    monkeypatch.setattr(scaling, "_NEWTON_FROM", 1)
     with told(), pytest.warns(UserWarning, match="no best temperature in"):
         fitted = TemperatureScaling().fit(logits, logits.argmax(-1))
     assert float(fitted.temperature_) == pytest.approx(0.05)

@@ -12,7 +12,7 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.smart import INDICATORS, SMART, SmartIndicator, SmartObjective
+from calibrant.calibrators.smart import _INDICATORS, SMART, SmartIndicator, SmartObjective
 from tests.support.networks import at_rate, fitted, margins, masked, value_of
 from tests.support.simulate import drawn
 
@@ -46,7 +46,7 @@ def described(name, logits):
 @pytest.mark.parametrize("indicator", TABLED)
 def test_indicators_of_the_table_and_of_logits_are_what_they_are_called(data, indicator):
     logits, labels, _ = data
-    of_records, of_logits = INDICATORS[indicator]
+    of_records, of_logits = _INDICATORS[indicator]
     expected = described(indicator, logits)
     records = of_records(tabulate(examples(logits, labels)))
     np.testing.assert_allclose(records, expected, rtol=2e-5, atol=2e-6)

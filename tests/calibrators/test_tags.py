@@ -15,7 +15,7 @@ from calibrant._core.chunks import examples
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS, make_calibrator
-from calibrant.calibrators.tags import PRIOR_SPREAD, PooledTags, TagIdentity, TagScaling
+from calibrant.calibrators.tags import _PRIOR_SPREAD, PooledTags, TagIdentity, TagScaling
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import export_program, fold_into_linear
 from calibrant.monitor import Monitor
@@ -101,13 +101,13 @@ def test_lines_are_modes_of_their_posterior(rng):
         root = np.array([[np.exp(values[2]), 0], [values[3], np.exp(values[4])]])
         spread = root @ root.T
         value = values[0] ** 2 / 2 + values[1] ** 2 / 18
-        value += np.linalg.slogdet(spread)[1] + PRIOR_SPREAD**2 * np.trace(np.linalg.inv(spread))
+        value += np.linalg.slogdet(spread)[1] + _PRIOR_SPREAD**2 * np.trace(np.linalg.inv(spread))
         for one, there in zip(information, seen, strict=True):
             total, d = spread + np.linalg.inv(one), there - values[:2]
             value += (np.linalg.slogdet(total)[1] + d @ np.linalg.solve(total, d)) / 2
         return value
 
-    start = np.array([*pool, np.log(PRIOR_SPREAD), 0.0, np.log(PRIOR_SPREAD)])
+    start = np.array([*pool, np.log(_PRIOR_SPREAD), 0.0, np.log(_PRIOR_SPREAD)])
     best = minimize(marginal, start, method="Nelder-Mead", options={"maxiter": 5000, "xatol": 1e-6})
     root = np.array([[np.exp(best.x[2]), 0], [best.x[3], np.exp(best.x[4])]])
     np.testing.assert_allclose(best.x[:2], pool, atol=0.01)

@@ -12,7 +12,7 @@ from calibrant.calibrators import network
 
 def at_rate(rate):
     """Let networks learn at another rate inside a ``with`` block."""
-    return mock.patch.object(network, "RATE", rate)
+    return mock.patch.object(network, "_RATE", rate)
 
 
 def fitted(calibrator, logits, labels, **options) -> Any:

@@ -29,23 +29,23 @@ from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, top_odds
 
 T = TypeVar("T")
-DIGITS = 5
+_DIGITS = 5
 """Decimals to which log-odds are distinguished: a fit sees them with an error of some 1e-6."""
-EDGE_SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences on the edge
-ODDS_AT_A_TIME = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
-PRIOR_STRENGTH = 2.0  # examples that the prior of BBQ is worth, N' of Naeini et al. 2015
-MIN_POSTERIOR_SHARE = 1e-6  # share of the posterior below which a binning is left out
-STEP_SHAPES = "edges_ cuts; levels_ cuts+1"
+_EDGE_SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences on the edge
+_ODDS_AT_A_TIME = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
+_PRIOR_STRENGTH = 2.0  # examples that the prior of BBQ is worth, N' of Naeini et al. 2015
+_MIN_POSTERIOR_SHARE = 1e-6  # share of the posterior below which a binning is left out
+_STEP_SHAPES = "edges_ cuts; levels_ cuts+1"
 """Shapes of the learned values of step functions."""
 
 
-def as_steps(edges: FloatArray, confidence: FloatArray) -> dict[str, FloatArray]:
+def _as_steps(edges: FloatArray, confidence: FloatArray) -> dict[str, FloatArray]:
     """Return what a step function learns: log-odds between bins, and those that the bins give."""
     with np.errstate(divide="ignore"):
         return {"edges_": edges, "levels_": np.clip(logit(confidence), -MAX_ODDS, MAX_ODDS)}
 
 
-def step_map(calibrator: Calibrator, odds: Tensor) -> Tensor:
+def _step_map(calibrator: Calibrator, odds: Tensor) -> Tensor:
     """Return the learned log-odds of the bins that log-odds are in."""
     return at_place(calibrator.levels_.to(odds.dtype), place(odds, calibrator.edges_))
 
@@ -84,7 +84,7 @@ class HistogramBinning(TopLabelMap):
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
     tempered = False
-    learned_shapes = STEP_SHAPES
+    learned_shapes = _STEP_SHAPES
 
     def __init__(
         self, *, bins: BinCount = 15, mass: bool = True, keep_argmax: bool | None = None
@@ -99,10 +99,10 @@ class HistogramBinning(TopLabelMap):
         return self.bins
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        self._store(**as_steps(*histogram(odds, outcome, weight, self.bins, self.mass)))
+        self._store(**_as_steps(*_edges_and_shares(odds, outcome, weight, self.bins, self.mass)))
 
     def _map(self, odds: Tensor) -> Tensor:
-        return step_map(self, odds)
+        return _step_map(self, odds)
 
 
 class BBQ(TopLabelMap):
@@ -140,7 +140,7 @@ class BBQ(TopLabelMap):
     name = "bbq"
     summary = "a Bayesian average over histograms"
     tempered = False
-    learned_shapes = STEP_SHAPES
+    learned_shapes = _STEP_SHAPES
     parameter_count = 10
     """Bins in the middle of the range for a thousand examples: they grow with the examples."""
 
@@ -149,18 +149,18 @@ class BBQ(TopLabelMap):
         self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        ranks = ranked(odds, outcome, weight)
-        result = [score(ranks, cuts) for cuts in binnings(ranks)]
+        ranks = _ranked(odds, outcome, weight)
+        result = [_score(ranks, cuts) for cuts in _binnings(ranks)]
         share = np.exp([b.log_score for b in result] - logsumexp([b.log_score for b in result]))
-        kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= MIN_POSTERIOR_SHARE]
+        kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= _MIN_POSTERIOR_SHARE]
         cuts = np.unique(np.concatenate([b.cuts for b, _ in kept]))
         last = np.append(cuts, len(ranks.value) - 1)  # the last example of each step
         mean = sum(s * b.mean[np.searchsorted(b.cuts, last)] for b, s in kept)
         confidence = np.asarray(mean) / sum(s for _, s in kept)
-        self._store(**as_steps(ranks.edge[cuts], confidence))
+        self._store(**_as_steps(ranks.edge[cuts], confidence))
 
     def _map(self, odds: Tensor) -> Tensor:
-        return step_map(self, odds)
+        return _step_map(self, odds)
 
 
 class ScalingBinning(TopLabelMap):
@@ -188,7 +188,7 @@ class ScalingBinning(TopLabelMap):
     name = "scaling_binning"
     summary = "a line for the log-odds, cut into steps"
     tempered = False
-    learned_shapes = STEP_SHAPES
+    learned_shapes = _STEP_SHAPES
 
     def __init__(self, *, bins: BinCount = 15, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -202,14 +202,14 @@ class ScalingBinning(TopLabelMap):
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         slope, offset = self._keep(fit_platt(odds, outcome, weight), len(odds))
         # the line rises, so bins of its outputs are bins of its inputs
-        ranks = ranked(odds, outcome, weight)
-        edges = ranks.edge[equal_mass(ranks, self.bins)]
+        ranks = _ranked(odds, outcome, weight)
+        edges = ranks.edge[_equal_mass(ranks, self.bins)]
         line = expit(slope * odds + offset)
-        confidence = bin_means(ranks.value[ranks.group], line, edges, weight)
-        self._store(**as_steps(edges, confidence))
+        confidence = _bin_means(ranks.value[ranks.group], line, edges, weight)
+        self._store(**_as_steps(edges, confidence))
 
     def _map(self, odds: Tensor) -> Tensor:
-        return step_map(self, odds)
+        return _step_map(self, odds)
 
 
 class HistogramOneVsRest(Calibrator):
@@ -257,7 +257,7 @@ class HistogramOneVsRest(Calibrator):
         kept = examples.labels != IGNORED
         check_some(int(kept.sum()))
         weight = np.ones(kept.size) if examples.weight is None else examples.weight
-        held = max(1, ODDS_AT_A_TIME // int(kept.sum()))
+        held = max(1, _ODDS_AT_A_TIME // int(kept.sum()))
         chunks, task = partial(_odds_chunks, examples), partial(self._histogram, weight[kept])
         edges, levels = zip(*by_class(examples, held, chunks, task), strict=True)
         self._store(edges_=_filled(edges, BEYOND), levels_=_filled(levels, -MAX_ODDS))
@@ -270,17 +270,17 @@ class HistogramOneVsRest(Calibrator):
         """Edges and levels of a class."""
         possible = np.isfinite(column)
         odds, mass = column[possible].astype(np.float64), self.mass and bool(possible.any())
-        edges, share = histogram(odds, own[possible], weight[possible], self.bins, mass)
+        edges, share = _edges_and_shares(odds, own[possible], weight[possible], self.bins, mass)
         with np.errstate(divide="ignore"):
             return edges, np.maximum(np.log(share), -MAX_ODDS)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        levels = at_place(self.levels_.to(logits.dtype), place(class_odds(logits), self.edges_))
+        levels = at_place(self.levels_.to(logits.dtype), place(_class_odds(logits), self.edges_))
         levels = torch.where(torch.isneginf(logits), -torch.inf, levels)
         return torch.where(levels.amax(-1, keepdim=True) > -MAX_ODDS, levels, logits)
 
 
-class RankedOdds(NamedTuple):
+class _RankedOdds(NamedTuple):
     """Examples in the order of their log-odds, those that cannot be told apart taken together."""
 
     value: FloatArray  # (m,) log-odds
@@ -290,51 +290,51 @@ class RankedOdds(NamedTuple):
     group: IntArray  # (n,) place of each example
 
 
-def ranked(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> RankedOdds:
+def _ranked(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> _RankedOdds:
     """Sort examples by their log-odds."""
-    value, group = np.unique(np.round(odds, DIGITS), return_inverse=True)
+    value, group = np.unique(np.round(odds, _DIGITS), return_inverse=True)
     mass, right = (
         np.cumsum(np.bincount(group, part).astype(np.float64, copy=False))
         for part in (weight, weight * correct)
     )
-    return RankedOdds(value, (value[1:] + value[:-1]) / 2, mass, right, group)
+    return _RankedOdds(value, (value[1:] + value[:-1]) / 2, mass, right, group)
 
 
-def equal_mass(ranks: RankedOdds, bins: int) -> IntArray:
+def _equal_mass(ranks: _RankedOdds, bins: int) -> IntArray:
     """Last place of each bin but the last, by the rule of ``_core.binning.equal_mass_edges``."""
     wanted = ranks.mass[-1] * np.arange(1, bins) / bins
     cuts = np.unique(np.searchsorted(ranks.mass, wanted * (1 - 1e-12)))
     return np.asarray(cuts[cuts < len(ranks.mass) - 1])
 
 
-def histogram(
+def _edges_and_shares(
     odds: FloatArray, correct: BoolArray, weight: FloatArray, bins: int, mass: bool
 ) -> tuple[FloatArray, FloatArray]:
     """Edges on the log-odds ``(m,)``, and the accuracy of each bin ``(m + 1,)``."""
     if mass:
-        ranks = ranked(odds, correct, weight)
-        cuts = equal_mass(ranks, bins)
+        ranks = _ranked(odds, correct, weight)
+        cuts = _equal_mass(ranks, bins)
         edges, odds = ranks.edge[cuts], ranks.value[ranks.group]
     else:
-        edges = logit(uniform_edges(bins)[1:-1]) + EDGE_SLACK
-    return edges, bin_means(odds, correct.astype(np.float64), edges, weight)
+        edges = logit(uniform_edges(bins)[1:-1]) + _EDGE_SLACK
+    return edges, _bin_means(odds, correct.astype(np.float64), edges, weight)
 
 
-def bin_means(
+def _bin_means(
     odds: FloatArray, outcome: FloatArray, edges: FloatArray, weight: FloatArray
 ) -> FloatArray:
     """Mean outcome of each bin; the centre of a bin that holds nothing."""
     result = fill(odds, outcome, np.concatenate([[-np.inf], edges, [np.inf]]), weight).accuracy
-    return np.where(np.isnan(result), centres(edges)[0], result)
+    return np.where(np.isnan(result), _centres(edges)[0], result)
 
 
-def centres(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _centres(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Centre of each bin in confidence, and one minus it, exact near 1 as well."""
     low, high = np.append(-np.inf, edges), np.append(edges, np.inf)
     return (expit(low) + expit(high)) / 2, (expit(-low) + expit(-high)) / 2
 
 
-class Binning(NamedTuple):
+class _Binning(NamedTuple):
     """A binning and what the examples say about it."""
 
     cuts: IntArray  # (bins - 1,) places after which a bin ends
@@ -342,30 +342,30 @@ class Binning(NamedTuple):
     log_score: float
 
 
-def binnings(ranks: RankedOdds) -> list[IntArray]:
+def _binnings(ranks: _RankedOdds) -> list[IntArray]:
     """The different binnings that are averaged over, by their cuts."""
     total = float(ranks.mass[-1])
     root = float(np.cbrt(total))
     least = max(1, math.floor(root / 10))
     most = min(math.ceil(10 * root), math.ceil(total / 5), len(ranks.value))
-    result = (equal_mass(ranks, bins) for bins in range(least, max(least, most) + 1))
+    result = (_equal_mass(ranks, bins) for bins in range(least, max(least, most) + 1))
     return list({cuts.tobytes(): cuts for cuts in result}.values())
 
 
-def score(ranks: RankedOdds, cuts: IntArray) -> Binning:
+def _score(ranks: _RankedOdds, cuts: IntArray) -> _Binning:
     """Marginal likelihood and posterior means under a Beta prior in each bin."""
     check_time()
     ends = np.append(cuts, len(ranks.value) - 1)
     count, right = (np.diff(sums[ends], prepend=0) for sums in (ranks.mass, ranks.right))
-    strength = PRIOR_STRENGTH / len(ends)
-    alpha, beta = (strength * centre for centre in centres(ranks.edge[cuts]))
+    strength = _PRIOR_STRENGTH / len(ends)
+    alpha, beta = (strength * centre for centre in _centres(ranks.edge[cuts]))
     wrong = np.maximum(count - right, 0)
     terms = gammaln(strength) - gammaln(count + strength)
     terms += gammaln(right + alpha) - gammaln(alpha) + gammaln(wrong + beta) - gammaln(beta)
-    return Binning(cuts, (right + alpha) / (count + strength), float(terms.sum()))
+    return _Binning(cuts, (right + alpha) / (count + strength), float(terms.sum()))
 
 
-def class_odds(logits: Tensor) -> Tensor:
+def _class_odds(logits: Tensor) -> Tensor:
     """Log-odds of every class, ``(..., classes)``, of logits whose largest is 0."""
     # those of the top class come from the sum of the others: 1 - p has no digits left
     log_probs = logits.log_softmax(-1)
@@ -411,7 +411,7 @@ def _odds_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Ten
     """Yield the log-odds of all classes; -inf where they are masked."""
     for chunk in gap_chunks(examples, row_range):
         masked = torch.isneginf(chunk.chunk.logits)
-        yield class_odds(-chunk.gaps).masked_fill(masked, -torch.inf)
+        yield _class_odds(-chunk.gaps).masked_fill(masked, -torch.inf)
 
 
 def _filled(rows: Sequence[FloatArray], value: float) -> FloatArray:

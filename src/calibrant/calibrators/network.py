@@ -32,10 +32,10 @@ from calibrant.calibrators import objectives
 from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
-Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
-MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
-MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
-RATE = 5e-3  # of Adam
+_Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
+_MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
+_MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
+_RATE = 5e-3  # of Adam
 
 
 def untrained(width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def trained(
         _network_objective(np.asarray((held - mean) / deviation), widths, measure),
         _initial(widths, float(np.exp(-best)) if start == "ts" else 1.0, seed),
         steps=steps,
-        rate=RATE,
+        rate=_RATE,
         patience=patience,
     )
     for i, (weight, bias) in enumerate(_layers(solution.x, widths)):
@@ -109,7 +109,7 @@ def temperatures(calibrator: Any, inputs: Tensor) -> Tensor:
     for i in range(last + 1):
         x = x @ layers[2 * i] + layers[2 * i + 1]
         x = x.relu() if i < last else x
-    return F.softplus(x) + MIN_TEMPERATURE
+    return F.softplus(x) + _MIN_TEMPERATURE
 
 
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
@@ -120,11 +120,11 @@ def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray
     for fan_in, fan_out in pairwise(widths[:-1]):
         bound = 1 / math.sqrt(fan_in)
         layers += [rng.uniform(-bound, bound, size) for size in (fan_in * fan_out, fan_out)]
-    above_floor = max(temperature - MIN_TEMPERATURE, 1e-3)
+    above_floor = max(temperature - _MIN_TEMPERATURE, 1e-3)
     return np.concatenate([*layers, np.zeros(widths[-2]), [math.log(math.expm1(above_floor))]])
 
 
-def _layers(parameters: FloatArray, widths: Sequence[int]) -> Layers:
+def _layers(parameters: FloatArray, widths: Sequence[int]) -> _Layers:
     """Weight ``(in, out)`` and bias ``(out,)`` of each layer, as views of the parameters."""
     layers, at = [], 0
     for fan_in, fan_out in pairwise(widths):
@@ -149,7 +149,7 @@ def _network_objective(
         layers = _layers(parameters, widths)
         values = [_activations(layers, each) for each in columns]
         above_floor, rise = softplus(np.concatenate([output[0] for *_, output in values]))
-        temperature = above_floor + MIN_TEMPERATURE
+        temperature = above_floor + _MIN_TEMPERATURE
         log_sharpness = -np.log(temperature)
         value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
         back = -(slope if split is None else split @ slope) * rise / temperature
@@ -166,10 +166,10 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are,
     and so do few: these need no weights.
     """
-    if inputs.shape[1] > 1 or len(inputs) <= MAX_POINTS:
+    if inputs.shape[1] > 1 or len(inputs) <= _MAX_POINTS:
         return inputs, None
     values = inputs[:, 0]
-    steps = np.linspace(0, 1, MAX_POINTS // 2)
+    steps = np.linspace(0, 1, _MAX_POINTS // 2)
     low, high = values.min(), values.max()
     points = np.unique([np.quantile(values, steps), low + (high - low) * steps])
     left = np.clip(np.searchsorted(points, values, "right") - 1, 0, max(len(points) - 2, 0))
@@ -182,7 +182,7 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     return points[:, None], csr_array((weights.ravel(), columns.ravel(), ends), shape)
 
 
-def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
+def _activations(layers: _Layers, inputs: FloatArray) -> list[FloatArray]:
     """Inputs of each layer ``(in, points)``, then the output ``(1, points)``."""
     values = [inputs]
     for weight, bias in layers:
@@ -193,7 +193,7 @@ def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
     return values
 
 
-def _back(layers: Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
+def _back(layers: _Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
     """Gradient by the parameters, from the activations and that by the output ``(1, points)``."""
     gradients = [back.sum(1), (values[-2] @ back.T).ravel()]
     for (weight, _), above, below in zip(

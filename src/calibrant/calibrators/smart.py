@@ -139,7 +139,7 @@ class SMART(TemperatureCalibrator):
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         if self.indicator == "all":
             return network.temperatures(self, logits)
-        return network.temperatures(self, INDICATORS[self.indicator].of_logits(logits, top))
+        return network.temperatures(self, _INDICATORS[self.indicator].of_logits(logits, top))
 
     def _sharpness(self, records: Records) -> FloatArray:
         inputs = self._tensor(self._indicator(records))
@@ -148,7 +148,7 @@ class SMART(TemperatureCalibrator):
     def _indicator(self, records: Records) -> FloatArray:
         if self.indicator == "all":
             raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
-        return INDICATORS[self.indicator].of_records(records)[:, None]
+        return _INDICATORS[self.indicator].of_records(records)[:, None]
 
     def curve(self) -> tuple[FloatArray, FloatArray]:
         """Return values of the indicator within the range of the fit, and their temperatures.
@@ -170,7 +170,7 @@ class SMART(TemperatureCalibrator):
         return {"temperature": f"{temperature.min():.4g}..{temperature.max():.4g}"}
 
 
-class Indicator(NamedTuple):
+class _Indicator(NamedTuple):
     """A description of an example: ``(n,)`` of records, ``(..., 1)`` of logits less their top."""
 
     of_records: Callable[[Records], FloatArray]
@@ -194,15 +194,15 @@ def _mean_gap(logits: Tensor, top: Tensor) -> Tensor:
     return -total / possible.sum(-1, keepdim=True)
 
 
-INDICATORS: dict[str, Indicator] = {
-    "margin": Indicator(lambda records: records.margin, _margin),
-    "entropy": Indicator(lambda records: np.subtract(*records.log_partition(1.0)), _entropy),
-    "confidence": Indicator(
+_INDICATORS: dict[str, _Indicator] = {
+    "margin": _Indicator(lambda records: records.margin, _margin),
+    "entropy": _Indicator(lambda records: np.subtract(*records.log_partition(1.0)), _entropy),
+    "confidence": _Indicator(
         lambda records: np.exp(-records.log_partition(1.0).value),
         lambda logits, top: (-logits.logsumexp(-1, keepdim=True)).exp(),
     ),
-    "max_logit": Indicator(lambda records: records.top, lambda logits, top: top),
-    "max_minus_mean": Indicator(lambda records: records.mean_gap, _mean_gap),
+    "max_logit": _Indicator(lambda records: records.top, lambda logits, top: top),
+    "max_minus_mean": _Indicator(lambda records: records.mean_gap, _mean_gap),
 }
 """Descriptions of an example, as in SMART's table 4; the option ``all`` takes the logits."""
 

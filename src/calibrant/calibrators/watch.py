@@ -18,9 +18,9 @@ from calibrant.calibrators.data_checks import one_label
 from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
-MAX_EXAMPLES, MAX_LOGITS = 10_000, 1 << 18
+_MAX_EXAMPLES, _MAX_LOGITS = 10_000, 1 << 18
 """Number of examples, and of logits, that are looked at for mistakes."""
-OFF, HALF_OR_TWICE, SIGNIFICANT = 0.1, 0.02, 1e-3
+_OFF, _HALF_OR_TWICE, _SIGNIFICANT = 0.1, 0.02, 1e-3
 """By how much the share of a class must be off: in any case, where it is half or twice the right
 one, and at which level."""
 _TOLD: ContextVar[bool] = ContextVar("told", default=False)
@@ -78,7 +78,7 @@ def told(mistake: str = "") -> Iterator[None]:
 
 def most_rows(classes: int) -> int:
     """Return how many examples are looked at: of many classes few, but enough to tell."""
-    return max(2 * ENOUGH, min(MAX_EXAMPLES, MAX_LOGITS // classes))
+    return max(2 * ENOUGH, min(_MAX_EXAMPLES, _MAX_LOGITS // classes))
 
 
 def _looked_at(examples: Examples) -> tuple[Examples, IntArray]:
@@ -146,8 +146,8 @@ def off_shares(calibrator: Fit, examples: Examples, features: Logits | None = No
     noise = np.sqrt(share**2 @ (probs - own - gap) ** 2)
     claimed = labelled + gap
     twice = np.maximum(claimed, labelled) >= 2 * np.minimum(claimed, labelled)
-    beyond_noise = -ndtri(SIGNIFICANT / 2 / some.classes) * noise
-    least = np.maximum(np.where(twice, HALF_OR_TWICE, OFF), beyond_noise)
+    beyond_noise = -ndtri(_SIGNIFICANT / 2 / some.classes) * noise
+    least = np.maximum(np.where(twice, _HALF_OR_TWICE, _OFF), beyond_noise)
     off = np.flatnonzero(np.abs(gap) >= least)
     if not off.size:
         return ""

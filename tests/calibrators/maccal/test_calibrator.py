@@ -81,7 +81,7 @@ def test_control_on_the_training_set_brings_masked_confidence_to_its_target():
 
 
 def test_history_has_the_figures_that_the_controller_used(data, rng, monkeypatch):
-    monkeypatch.setattr(training, "WARM_UP_STEPS", 1)
+    monkeypatch.setattr(training, "_WARM_UP_STEPS", 1)
     val = clustered_features(rng, 200, 1.5)
     options = {**QUICK, "epochs": 4, "step": 1.0, "gamma": 1.0, "rate": 0.01}
     with pytest.warns(UserWarning, match="did not settle"):
@@ -99,8 +99,8 @@ def test_history_has_the_figures_that_the_controller_used(data, rng, monkeypatch
 
 
 def test_little_data_is_learned_before_the_control_starts(rng, monkeypatch):
-    assert (maccal.DEFAULT_EPOCHS, maccal.MIN_STEPS) == (20, 2000)
-    monkeypatch.setattr(maccal, "MIN_STEPS", 400)
+    assert (maccal._DEFAULT_EPOCHS, maccal._MIN_STEPS) == (20, 2000)
+    monkeypatch.setattr(maccal, "_MIN_STEPS", 400)
     train, val, test = (clustered_features(rng, n, 2.5) for n in (600, 300, 2000))
     module = MaCCal(rate=0.003).fit(*train, held_out=val)
     steps = -(-600 // 256)
@@ -199,7 +199,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("warm_up", [1, 35])  # of 10 steps in an epoch
 def test_stopped_run_continues_to_the_same_result(data, rng, tmp_path, monkeypatch, warm_up):
-    monkeypatch.setattr(training, "WARM_UP_STEPS", warm_up)
+    monkeypatch.setattr(training, "_WARM_UP_STEPS", warm_up)
     val = clustered_features(rng, 100, 1.0)
     options = {**QUICK, "epochs": 6, "step": 2.0, "gamma": 0.8, "keep": 0.6, "decay": 1e-3}
 

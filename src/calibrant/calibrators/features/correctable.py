@@ -20,9 +20,9 @@ from calibrant._core.logpartition import Records
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.top_label import MAX_ODDS, record_odds
 
-STEP = 0.05
+_STEP = 0.05
 """Change of the logarithm of a sharpness over which a second derivative is taken."""
-DOUBT = 8.0
+_DOUBT = 8.0
 """Gain that the slope of the log-odds in a subgroup must exceed to be corrected."""
 MAX_LOG_TEMPERATURE = float(np.log(BOUNDS[1]))
 """Largest correction of the logarithm of a temperature, up or down."""
@@ -43,7 +43,7 @@ class ClassOneOdds:
     @property
     def doubt(self) -> FloatArray:
         """None about offsets, and some about slopes, which would often be noise."""
-        return np.array([0.0, DOUBT])
+        return np.array([0.0, _DOUBT])
 
     @property
     def _unit(self) -> FloatArray:
@@ -111,8 +111,8 @@ class Temperatures:
         """
         b = self._sharpness(correction)
         mean = self.records.log_partition(b).slope
-        beside = self.records.log_partition(b * np.exp(STEP)).slope
-        variance = np.maximum((beside - mean) / STEP - mean, 0)
+        beside = self.records.log_partition(b * np.exp(_STEP)).slope
+        variance = np.maximum((beside - mean) / _STEP - mean, 0)
         return -(b * self.records.own_gap + mean)[:, None], variance[:, None]
 
     def odds(self, correction: FloatArray) -> FloatArray:

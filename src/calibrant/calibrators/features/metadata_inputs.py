@@ -21,7 +21,7 @@ from calibrant.data.metadata import (
 
 BINS = 32
 """Bins of a column of numbers."""
-MAX_VALUES = 20
+_MAX_VALUES = 20
 """Values of a text that trees tell apart; rarer ones share a code."""
 
 
@@ -72,7 +72,7 @@ def learned_columns(
     if sample_weight is not None:
         counts &= as_weight(sample_weight, targets.shape) > 0
     return [
-        learn_column(name, values[counts], bins=BINS, most=MAX_VALUES) or _constant(name)
+        learn_column(name, values[counts], bins=BINS, most=_MAX_VALUES) or _constant(name)
         for name, values in arrays.items()
     ]
 

@@ -47,14 +47,14 @@ from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn
 
-MIN_EXAMPLES_FOR_CORRECTIONS = 100
-DEFAULT_FOLDS, FEWER_FOLDS_FROM = (5, 3), 2000
+_MIN_EXAMPLES_FOR_CORRECTIONS = 100
+_DEFAULT_FOLDS, _FEWER_FOLDS_FROM = (5, 3), 2000
 """Number of folds, and with so many examples."""
-MAX_LEARNED, MAX_JUDGED = 1 << 21, 1 << 18
+_MAX_LEARNED, _MAX_JUDGED = 1 << 21, 1 << 18
 """Number of examples that trees are learned from, and that their number is chosen on, at most."""
-MAX_CLASSES, MAX_CLASS_LOGITS = 100, 1 << 25
+_MAX_CLASSES, _MAX_CLASS_LOGITS = 100, 1 << 25
 """Numbers of classes and of logits at most, where classes have corrections of their own."""
-MAX_DEPTH = 6
+_MAX_DEPTH = 6
 
 
 class Multicalibration(Calibrator):
@@ -157,7 +157,7 @@ class Multicalibration(Calibrator):
         columns: Sequence[str | int] | None = None,
         base: str = "auto",
         keep_argmax: bool | None = None,
-        depth: Annotated[int, at_least(1), at_most(MAX_DEPTH)] = 3,
+        depth: Annotated[int, at_least(1), at_most(_MAX_DEPTH)] = 3,
         rounds: Count = 100,
         rate: Positive = 0.1,
         penalty: Positive = 10.0,
@@ -266,17 +266,17 @@ class Multicalibration(Calibrator):
         features = self._labelled_features(examples, context).cpu().numpy()
         if self.columns is None:
             self.metadata_ = learned_numbers(features.astype(np.float64))
-        if self._corrects_classes(examples.classes) and examples.classes > MAX_CLASSES:
+        if self._corrects_classes(examples.classes) and examples.classes > _MAX_CLASSES:
             raise ValueError(
-                f"keep_argmax=False corrects each of up to {MAX_CLASSES} classes, got "
+                f"keep_argmax=False corrects each of up to {_MAX_CLASSES} classes, got "
                 f"{examples.classes:,}: leave it out, which corrects the temperatures of examples"
             )
         self.base_.fit_examples(examples, Context(groups=context.groups, records=context.records))
         self.solution_ = self.base_.solution_
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        most = MAX_LEARNED
+        most = _MAX_LEARNED
         if self._corrects_classes(examples.classes):
-            most = min(most, MAX_CLASS_LOGITS // examples.classes)
+            most = min(most, _MAX_CLASS_LOGITS // examples.classes)
         some = self._drawn(len(features), most)
         if some is not None:
             examples, features = examples.take(some), features[some]
@@ -338,16 +338,16 @@ class Multicalibration(Calibrator):
 
     def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
-        some = self._drawn(len(run.weight), MAX_JUDGED)
+        some = self._drawn(len(run.weight), _MAX_JUDGED)
         if some is not None:
             run, groups = run.take(some), None if groups is None else groups[some]
         count = len(run.weight)
         # not by class: folds with the same classes as the rest flatter what learns of these
         strata = np.zeros(count, dtype=np.int64)
-        folds = self.folds or DEFAULT_FOLDS[count >= FEWER_FOLDS_FROM]
+        folds = self.folds or _DEFAULT_FOLDS[count >= _FEWER_FOLDS_FROM]
         parts = folds_of(strata, folds, groups=groups, seed=self.seed)
-        if count < MIN_EXAMPLES_FOR_CORRECTIONS or len(parts) < 2:
-            least = f"{MIN_EXAMPLES_FOR_CORRECTIONS} examples of two groups are needed"
+        if count < _MIN_EXAMPLES_FOR_CORRECTIONS or len(parts) < 2:
+            least = f"{_MIN_EXAMPLES_FOR_CORRECTIONS} examples of two groups are needed"
             return 0, 1.0, f"no corrections: too little data to judge them by, {least}"
         rounds, scale, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
         figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"

@@ -37,13 +37,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
-TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
-HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
-DEFAULT_EPOCHS = 20
-"""Epochs by default."""
-MIN_STEPS = 2000
-"""Least number of steps by default: small data get more epochs."""
-MAX_SAMPLES = 1000
+_TRAINING_GAMMA = 0.95  # without held-out examples: accuracy on the training set is inflated
+_HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
+_DEFAULT_EPOCHS, _MIN_STEPS = 20, 2000  # least number of each by default
+_MAX_SAMPLES = 1000
 
 
 class MaCCal(Calibrator):
@@ -122,7 +119,7 @@ class MaCCal(Calibrator):
         least_keep: Share = 0.1,
         gamma: Annotated[float, above(0), at_most(2)] | None = None,
         step: NonNegative = 4.0,
-        samples: Annotated[int, at_least(0), at_most(MAX_SAMPLES)] = 0,
+        samples: Annotated[int, at_least(0), at_most(_MAX_SAMPLES)] = 0,
         seed: Seed = 0,
     ) -> None:
         super().__init__()
@@ -240,11 +237,11 @@ class MaCCal(Calibrator):
         known.check_finite()
         strata = examples.labels[kept]
         if context.groups is None:
-            part = kept[frozen.stratified_share(strata, HELD_OUT_SHARE, self.seed)]
+            part = kept[frozen.stratified_share(strata, _HELD_OUT_SHARE, self.seed)]
         else:
             names = np.unique(context.groups[kept])
             alike = np.zeros(len(names), dtype=np.int64)
-            some = frozen.stratified_share(alike, HELD_OUT_SHARE, self.seed)
+            some = frozen.stratified_share(alike, _HELD_OUT_SHARE, self.seed)
             part = kept[np.isin(context.groups[kept], names[some])]
         rest = np.setdiff1d(kept, part)
         train, watched = known._replace(kept=rest), known._replace(kept=part)
@@ -273,7 +270,7 @@ class MaCCal(Calibrator):
 
         sizes = int(train.features.shape[-1]), classes
         steps = -(-len(train.kept) // self.batch_size)
-        epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
+        epochs = max(_DEFAULT_EPOCHS, -(-_MIN_STEPS // steps))
         self._train(batches, sizes, train.fingerprint(), watched, epochs, checkpoint)
 
     def fit_model(
@@ -323,7 +320,7 @@ class MaCCal(Calibrator):
             watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
         data = f"{layer} {digest(model)} "
-        self._train(batches, sizes, data, watched, DEFAULT_EPOCHS, checkpoint)
+        self._train(batches, sizes, data, watched, _DEFAULT_EPOCHS, checkpoint)
         return self._of_features(classes)
 
     def _hold_out(
@@ -365,7 +362,7 @@ class MaCCal(Calibrator):
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
         """Train on the batches of each epoch, of so many features and classes, and keep it."""
-        gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
+        gamma = self.gamma or (_TRAINING_GAMMA if watched is None else 1.0)
         training = Training(
             self._new_classifier(*sizes, self.bottleneck),
             KeepRate(self.keep, self.step, gamma, self.least_keep),

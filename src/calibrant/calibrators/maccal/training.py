@@ -18,10 +18,10 @@ from calibrant._core.torch_models import save_state
 from calibrant.calibrators.maccal.features import Batch, LabelledFeatures
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
 
-WARM_UP_STEPS = 100
+_WARM_UP_STEPS = 100
 """Steps before the control starts: an untrained classifier would lose its weights."""
-MIN_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
-MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target without a warning
+_MIN_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+_MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target without a warning
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Training:
             for _ in self.history:
                 step()
             for epoch in range(len(self.history), self.epochs):
-                if self.steps >= WARM_UP_STEPS:
+                if self.steps >= _WARM_UP_STEPS:
                     last = self.history[-1]
                     self.controller.update(last.confidence, last.accuracy)
                 self.history.append(self._epoch(batches(epoch), epoch))
@@ -132,7 +132,7 @@ class Training:
         """Warn where the control of the keep rate did not do what it is for."""
         last, least = self.history[-1], self.controller.least
         target = self.controller.gamma * last.accuracy
-        if last.accuracy * self.classifier.classes < MIN_LIFT:
+        if last.accuracy * self.classifier.classes < _MIN_LIFT:
             warn(
                 f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
                 "epochs, or raise rate"
@@ -142,7 +142,7 @@ class Training:
                 "every held-out example is predicted right, so over-confidence cannot be seen: "
                 "hold out examples that the network was not trained on"
             )
-        elif abs(last.confidence - target) > MAX_FINAL_GAP:
+        elif abs(last.confidence - target) > _MAX_FINAL_GAP:
             warn(
                 f"the keep rate did not settle: confidence {last.confidence:.3f} should be "
                 f"{target:.3f}, at a keep rate of {last.keep:.3f} in [{least:g}, 1]; "

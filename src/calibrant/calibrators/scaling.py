@@ -24,7 +24,7 @@ from calibrant.calibrators.by_records import (
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
 _NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
-_START_ROWS = 1000  # rows whose optimum they start at
+_START_ROWS = 1000  # rows, about, at whose optimum they start
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
@@ -268,8 +268,17 @@ def _newton_sharpness(examples: Examples) -> Solution | None:
     Starting at the optimum of some rows, two passes suffice: less work than the table. The steps
     are Halley's, Newton's with a third derivative, each of which leaves the cube of an error.
     """
+    rows = np.flatnonzero(examples.labels != IGNORED)
+    check_some(len(rows))
+    chosen = np.full(examples.labels.size, IGNORED)
+    some = rows[:: max(1, len(rows) // _START_ROWS)]
+    chosen[some] = examples.labels[some]
+    drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))
+    weight = None if examples.weight is None else examples.weight[some]
     try:
-        start = best_sharpness(tabulate(_sample(examples)))
+        logits = torch.cat([chunk.logits for chunk in drawn])
+        sample = Examples(logits, examples.labels[some], weight, "top_label")
+        start = best_sharpness(tabulate(sample))
     except ValueError:  # a row without a softmax: the table of all names it
         return None
     if not start.converged:
@@ -287,19 +296,6 @@ def _newton_sharpness(examples: Examples) -> Solution | None:
         if abs(move) < 1e-3:
             return Solution(np.array([math.log(b)]), math.nan, step, True)
     return None
-
-
-def _sample(examples: Examples) -> Examples:
-    """About a thousand of the labelled rows."""
-    rows = np.flatnonzero(examples.labels != IGNORED)
-    check_some(len(rows))
-    some = rows[:: max(1, len(rows) // _START_ROWS)]
-    chosen = np.full(examples.labels.size, IGNORED)
-    chosen[some] = examples.labels[some]
-    drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))
-    weight = None if examples.weight is None else examples.weight[some]
-    logits = torch.cat([chunk.logits for chunk in drawn])
-    return Examples(logits, examples.labels[some], weight, "top_label")
 
 
 def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:

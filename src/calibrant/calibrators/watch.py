@@ -1,18 +1,18 @@
-"""Facts about the examples of a fit, and about what it leaves undone, told once for all methods."""
+"""Warnings about mistakes in the examples of a fit, and about errors that a fit leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, warn
+from calibrant._core.checks import IGNORED, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
 from calibrant.calibrators.data_checks import one_label
 from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
@@ -26,25 +26,8 @@ one, and at which level."""
 _TOLD: ContextVar[bool] = ContextVar("told", default=False)
 
 
-class Fit(Protocol):
-    """What is asked of a calibrator about its fit."""
-
-    @property
-    def keeps_argmax(self) -> bool:
-        """True if the predicted class never changes."""
-
-    def size(self, classes: int) -> int:
-        """Return the number of parameters."""
-
-    def left_out(self) -> list[str]:
-        """Return sentences about clear gains that it left out."""
-
-    def probs_of_classes(self, logits: Logits, features: Logits | None = None) -> FloatArray:
-        """Return calibrated probabilities ``(n, classes)``."""
-
-
 @contextmanager
-def watched(calibrator: Fit, examples: Examples, features: Logits | None = None) -> Iterator[None]:
+def watched(calibrator: Any, examples: Examples, features: Logits | None = None) -> Iterator[None]:
     """Warn of what the examples of the fit inside show, and of what it leaves undone.
 
     Where they are a mistake, the fit is silent: what it would complain of follows from that.
@@ -82,7 +65,7 @@ def most_rows(classes: int) -> int:
 
 
 def _looked_at(examples: Examples) -> tuple[Examples, IntArray]:
-    """Return at most so many labelled examples, evenly spread, and the numbers of their rows."""
+    """Return some of the labelled examples, evenly spread, and the numbers of their rows."""
     rows = np.flatnonzero(examples.labels != IGNORED)
     checks.check_some(len(rows))
     rows = rows[:: max(1, -(-len(rows) // most_rows(examples.classes)))]
@@ -128,7 +111,7 @@ def figures_of(examples: Examples) -> Figures:
     )
 
 
-def off_shares(calibrator: Fit, examples: Examples, features: Logits | None = None) -> str:
+def off_shares(calibrator: Any, examples: Examples, features: Logits | None = None) -> str:
     """Return how far a fit that keeps predictions leaves a class off, if one clearly is.
 
     That is, how far its mean probability is from its share of the labels.

@@ -104,7 +104,9 @@ class TreeLearner:
             below = self._sums(codes, place, 2**level, values)
             for i, sums in enumerate(below):
                 split[2**level - 1 + i] = self._best(sums)
-            place = 2 * place + _goes_right(split, place + 2**level - 1, codes)
+            column, low, high = split[place + 2**level - 1].T
+            code = codes[column, np.arange(codes.shape[1])]
+            place = 2 * place + ((code >= low) & (code < high))
         totals = np.array([np.bincount(place, v, nodes + 1) for v in values], np.float64)
         column, low, high = split.T
         return Tree(column, low, high, self._leaves(totals, slope.shape[1])), place
@@ -190,13 +192,6 @@ def codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> _Codes:
     """Return the codes of numbers in single precision, in which predictions compare them."""
     codes = np.searchsorted(_cuts_of(column), numbers, side="right")
     return np.where(np.isnan(numbers), column.size - 1, codes).astype(np.int16)
-
-
-def _goes_right(split: IntArray, node: IntArray, codes: _Codes) -> IntArray:
-    """Return 1 for examples whose code is in the range of their node ``(n,)``, else 0."""
-    column, low, high = split[node].T
-    code = codes[column, np.arange(codes.shape[1])]
-    return np.asarray((code >= low) & (code < high), np.int64)
 
 
 @dataclass

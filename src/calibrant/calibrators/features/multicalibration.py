@@ -178,7 +178,16 @@ class Multicalibration(Calibrator):
         self.fewest = fewest
         self.folds = folds
         self.seed = seed
-        self.base_ = _made_base(base, keep_argmax)
+        from calibrant.calibrators.registry import find_calibrator  # which knows this module
+
+        _, kind = find_calibrator(base)
+        if kind.needs_features or kind.needs_head:
+            raise ValueError(
+                f"base must be a method that needs no features, got {base!r}: pass auto"
+            )
+        with_choice = "keep_argmax" in inspect.signature(kind).parameters
+        chosen: dict[str, Any] = {"keep_argmax": keep_argmax} if with_choice else {}
+        self.base_ = kind(**chosen)
         self._store(spread_=torch.tensor(1.0))
         self.metadata_ = []
         self._keep()
@@ -468,14 +477,3 @@ class Multicalibration(Calibrator):
         self.metadata_ = [MetadataColumn.from_config(config) for config in state["metadata"]]
         self.corrections_ = [Correction(*correction) for correction in state["corrections"]]
         self.reasons_ = str(state["reasons"])
-
-
-def _made_base(name: str, keep_argmax: bool | None) -> Calibrator:
-    from calibrant.calibrators.registry import find_calibrator  # which knows this module
-
-    _, kind = find_calibrator(name)
-    if kind.needs_features or kind.needs_head:
-        raise ValueError(f"base must be a method that needs no features, got {name!r}: pass auto")
-    wanted = {"keep_argmax": keep_argmax}
-    options = wanted if "keep_argmax" in inspect.signature(kind).parameters else {}
-    return kind(**options)

@@ -57,16 +57,6 @@ def test_an_offset_of_the_log_odds_is_undone(rng, kind):
     assert (found > 0.5).mean() < (odds > 0).mean() - 0.2
 
 
-@pytest.mark.parametrize("kind", [*OPTIONAL, *ONLY_TWO])
-@pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_log_odds_and_two_logits_are_the_same_problem(rng, kind):
-    odds, labels, _ = biased(rng, 300)
-    one, two = kind().fit(odds, labels), kind().fit(two_columns(odds), labels)
-    found = two.predict_proba(two_columns(odds))
-    np.testing.assert_allclose(found[:, 1], one.predict_proba(odds), atol=1e-5)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", OPTIONAL)
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*parameters for")
@@ -305,17 +295,6 @@ def test_bounds_have_the_form_of_the_rows(rng):
         one.predict_bounds([np.nan])
     with pytest.raises(RuntimeError, match="is not fitted"):
         VennAbers().predict_bounds([0.0])
-
-
-def test_the_scale_of_weights_does_not_matter(rng):
-    odds, labels, _ = biased(rng, 300)
-    weight = rng.exponential(size=300)
-    for kind in ONLY_TWO:
-        large, small = (
-            kind().fit(odds, labels, sample_weight=w).predict_proba(odds)
-            for w in (1000 * weight, weight / 1000)
-        )
-        np.testing.assert_allclose(large, small, atol=1e-6)
 
 
 def test_it_never_claims_certainty(rng):

@@ -298,21 +298,6 @@ def test_one_vs_rest_undoes_what_differs_between_classes(rng):
     assert not IsotonicOneVsRest.keeps_argmax
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [False, True])
-def test_the_order_of_the_classes_is_kept(rng, dtype, temperature):
-    logits, labels = drawn(rng, 3000, 7, 2.0)
-    fitted = quiet(IsotonicCalibration, logits, labels, temperature=temperature)
-    rows = torch.from_numpy(2 * rng.normal(size=(10_000, 7))).to(dtype)
-    rows[::3, 2] = torch.nextafter(rows.amax(-1), torch.tensor(-torch.inf, dtype=dtype))[::3]
-    out = fitted(rows)
-    assert (out.argmax(-1) == rows.argmax(-1)).all()
-    order = rows.argsort(stable=True, dim=-1)
-    assert (out.gather(-1, order).diff(dim=-1) >= -1e-6).all()
-    assert fitted.keeps_argmax
-    assert fitted.monotone
-
-
 def test_where_the_curve_is_level_the_old_order_remains(rng):
     logits, labels = drawn(rng, 400, 4, 2.0)
     fitted = IsotonicCalibration(temperature=False).fit(logits, labels)

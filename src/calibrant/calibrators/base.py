@@ -512,7 +512,7 @@ class Calibrator(nn.Module):
     def _predicted(
         self, call: Callable[..., Tensor], logits: Values, features: Features | None
     ) -> Tensor | NDArray[Any]:
-        """What ``call`` makes of checked logits: a tensor for a tensor, and an array otherwise."""
+        """Call with checked logits; return a tensor for a tensor, and an array otherwise."""
         values, places = in_order(logits, self.class_names_)
         if not self.multilabel:
             checks.warn_of_probs(as_scores(values), PASS_LOGARITHM, checks.MANY_ODDS)

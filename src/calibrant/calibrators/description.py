@@ -1,4 +1,4 @@
-"""What calibrators say of themselves: in a line, as HTML, as a frame, and as a fingerprint.
+"""Descriptions of calibrators: in a line, as a frame, as a plot, and as a fingerprint.
 
 The functions are methods of :class:`~calibrant.calibrators.base.Calibrator`; some methods have
 their own.
@@ -125,7 +125,7 @@ def in_words(calibrator: Any) -> str:
 
 
 def properties(calibrator: Any) -> str:
-    """What the calibrator guarantees and needs, in words."""
+    """Return in words what the calibrator guarantees and needs."""
     texts = {**_PROPERTIES, **({"accepts_masked": ""} if calibrator.multilabel else {})}
     return "; ".join(text for name, text in texts.items() if text and getattr(calibrator, name))
 

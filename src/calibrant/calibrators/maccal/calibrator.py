@@ -28,8 +28,8 @@ from calibrant._core.options import (
 from calibrant._core.tables import frame
 from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.maccal import features as frozen
-from calibrant.calibrators.maccal.features import Batch, LabelledFeatures, as_labelled_features
+from calibrant.calibrators.maccal import frozen
+from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, as_labelled_features
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier
 from calibrant.calibrators.maccal.training import Training
 

@@ -15,7 +15,7 @@ from calibrant._core.checks import warn
 from calibrant._core.engines import steps
 from calibrant._core.solve import check_time
 from calibrant._core.torch_models import save_state
-from calibrant.calibrators.maccal.features import Batch, LabelledFeatures
+from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
 
 _WARM_UP_STEPS = 100

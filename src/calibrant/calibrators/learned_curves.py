@@ -1,4 +1,4 @@
-"""What a calibrator has learned as data for plots: curves over the margin or the confidence."""
+"""Curves of a fitted calibrator over the margin or the confidence, as data for plots."""
 
 from __future__ import annotations
 

@@ -209,17 +209,17 @@ class Multicalibration(Calibrator):
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Whether the predicted class never changes; before a fit, that of more than two."""
+        """True if the predicted class never changes; before a fit, that of more than two."""
         return keeps_by_task(self) and self.base_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
-        """Whether the order of the classes never changes."""
+        """True if the order of the classes never changes."""
         return self.keeps_argmax and self.base_.monotone
 
     @property
     def accepts_masked(self) -> bool:  # type: ignore[override]
-        """Whether the base takes logits of -inf."""
+        """True if the base takes logits of -inf."""
         return self.base_.accepts_masked
 
     def size(self, classes: int) -> int:
@@ -304,7 +304,7 @@ class Multicalibration(Calibrator):
         return np.sort(np.random.default_rng(self.seed).permutation(count)[:most])
 
     def _corrects_classes(self, classes: int) -> bool:
-        """Whether each class has a correction of its own."""
+        """Return True if each class has a correction of its own."""
         return classes > 2 and self.keep_argmax is False
 
     def _started(self, examples: Examples, features: NDArray[np.float32]) -> Boosting:

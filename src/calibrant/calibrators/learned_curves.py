@@ -94,9 +94,10 @@ def margin_change(calibrator: Calibrator, logits: Values, *, bins: int = 30) -> 
     scores = as_scores(logits)
     wide = as_tensor(scores).double()
     probs = wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)  # of class 1 for log-odds
+    after_fit: Any = calibrator.predict_proba(scores)
     before, after = (
         np.maximum(p, 1 - p) if wide.ndim == 1 else p.max(-1)
-        for p in map(as_float64, (probs, calibrator.predict_proba(scores)))
+        for p in (as_float64(probs), as_float64(after_fit))
     )
     change = (after - before).reshape(-1)
     return MarginChange(*(np.array([x[p].mean() for p in parts]) for x in (margin, change)))

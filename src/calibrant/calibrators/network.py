@@ -254,10 +254,15 @@ class ParametrizedTemperatureScaling(TemperatureCalibrator):
         return parameter_count(TOP, self.hidden)
 
     def _fit_records(self, records: Records) -> None:
-        search = {"steps": self.steps, "patience": 100, "seed": self.seed}
-        objective = objectives.PROPER[self.objective]
-        inputs = self._leading_of(records)
-        values, self.solution_ = trained(records, inputs, objective, hidden=self.hidden, **search)
+        values, self.solution_ = trained(
+            records,
+            self._leading_of(records),
+            objectives.PROPER[self.objective],
+            hidden=self.hidden,
+            steps=self.steps,
+            patience=100,
+            seed=self.seed,
+        )
         self._store(**values)
 
     def _sharpness(self, records: Records) -> FloatArray:

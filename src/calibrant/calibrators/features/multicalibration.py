@@ -143,6 +143,7 @@ class Multicalibration(Calibrator):
         "column_ rounds =; low_ rounds =; high_ rounds =; missing_ rounds =; "
         "leaf_ rounds = =|rounds = classes"
     )
+    metadata_: list[MetadataColumn]
     column_: Tensor
     low_: Tensor
     high_: Tensor

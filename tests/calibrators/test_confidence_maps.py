@@ -100,28 +100,6 @@ def test_only_on_wish_another_class_may_come_out_on_top(kind, rng):
     assert kind(**free.config()).keep_argmax is False
 
 
-@pytest.mark.parametrize("weigh", [False, True])
-def test_the_line_is_that_of_logistic_regression(data, weigh):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    logits, labels, weight = data
-    weight = weight if weigh else np.ones(len(labels))
-    fitted = SigmoidScaling().fit(logits, labels, sample_weight=weight)
-    other = linear_model.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
-    other.fit(odds_of(logits)[:, None], logits.argmax(-1) == labels, weight)
-    assert float(fitted.slope_) == pytest.approx(other.coef_[0, 0], rel=2e-3)
-    assert float(fitted.offset_) == pytest.approx(other.intercept_[0], abs=2e-3)
-    assert fitted.solution_ is not None
-    assert fitted.solution_.converged
-
-
-def test_a_known_line_is_found(rng):
-    odds = rng.gamma(2, 1.5, 40_000)
-    logits, labels = of_two(odds, rng.random(40_000) < expit(0.4 * odds + 0.3))
-    fitted = SigmoidScaling().fit(logits, labels)
-    assert float(fitted.slope_) == pytest.approx(0.4, abs=0.03)
-    assert float(fitted.offset_) == pytest.approx(0.3, abs=0.06)
-
-
 def beta_data(rng, a, b, m, n=3000, spread=1.5):
     odds = rng.normal(1, spread, n)
     return odds, rng.random(n) < expit(beta_odds((a, b, m), odds)), rng.exponential(size=n)
@@ -429,9 +407,3 @@ def test_an_optimum_beyond_a_bound_is_said(rng):
     found = fit_platt(odds, rng.random(20_000) < expit(50 * (odds - 15)), np.ones(20_000))
     assert not found.converged
     np.testing.assert_allclose(found.x, [MAX_SLOPE, -15 * MAX_SLOPE], rtol=0.01)
-
-
-def test_one_confidence_has_an_optimum():
-    found = fit_platt(np.full(50, 4.0), np.arange(50) % 5 > 0, np.ones(50))
-    assert found.converged
-    np.testing.assert_allclose(expit(4 * found.x[0] + found.x[1]), 0.8, atol=1e-5)

@@ -332,12 +332,6 @@ def test_bbq_tries_numbers_of_bins_around_the_cube_root(rng, n, least, most):
     assert [len(cuts) + 1 for cuts in found] == list(range(least, most + 1))
 
 
-def test_bbq_takes_binnings_that_come_out_the_same_once():
-    odds, right = np.repeat([1.0, 2.0, 3.0], 100), np.arange(300) % 3 > 0
-    found = histogram._binnings(_ranked(odds, right, np.ones(300)))
-    assert sorted(len(cuts) + 1 for cuts in found) == [1, 2, 3]
-
-
 def test_the_error_of_bbq_falls_with_the_number_of_samples(rng):
     grid, errors = np.linspace(0.05, 6, 200), []
     for n in (300, 3000, 30_000, 300_000):

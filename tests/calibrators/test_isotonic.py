@@ -15,10 +15,8 @@ from calibrant.calibrators import isotonic
 from calibrant.calibrators.isotonic import (
     IsotonicCalibration,
     IsotonicOneVsRest,
-    _Between,
     _rounded_class_odds,
     _violators,
-    pooled,
     steps,
 )
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -171,31 +169,6 @@ def test_pooling_is_the_largest_of_the_least_means(rows):
         ]
         assert found[i] == pytest.approx(max(lows))
     assert (np.diff(value) > 0).all()
-
-
-def test_what_lies_between_two_hits_is_pooled_with_the_first(rng):
-    """Groups and all pairs have one solution; ties of a hit and a miss included."""
-    for _ in range(50):
-        odds = np.sort(rng.integers(0, 12, 40)).astype(np.float32)
-        hit, weight = rng.random(40) < 0.3, rng.random(40) + 0.1
-        hit[rng.integers(40)] = True
-        marks, hits = isotonic.counted(odds[hit], weight[hit])
-        misses = isotonic.nothing(marks)
-        isotonic.tally(marks, odds[~hit], weight[~hit], misses)
-        curve = pooled(marks, hits, misses)
-        x, which = np.unique(odds, return_inverse=True)
-        hits, total = (np.bincount(which, w).astype(float) for w in (weight * hit, weight))
-        first = _violators(hits, total)
-        value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
-        expected = np.repeat(value, np.diff(np.append(first, len(x))))
-        np.testing.assert_allclose(np.interp(x, curve.odds, curve.prob), expected, rtol=1e-12)
-
-
-def test_nothing_below_the_first_hit_means_no_step_at_zero():
-    marks, misses = np.array([1.0, 2.0]), _Between(np.zeros(3), np.full(3, -np.inf))
-    curve = pooled(marks, np.array([1.0, 3.0]), misses)
-    np.testing.assert_array_equal(curve.odds, [1, 2])  # both pooled: 1 of 1 and 3 of 3
-    np.testing.assert_array_equal(curve.prob, [1, 1])
 
 
 # The line between the steps

@@ -431,6 +431,18 @@ def test_new_values_and_missing_ones_have_codes():
     assert probs[2:] == pytest.approx(np.full(3, 0.5), abs=0.2)
 
 
+def test_examples_that_do_not_count_teach_no_values():
+    odds, _, labels, metadata = planted(5, 600)
+    metadata["site"] = np.where(np.arange(600) < 200, "D", metadata["site"])
+    weight = np.where(metadata["site"] == "D", 0.0, 1.0)
+    ignored = np.where(metadata["site"] == "D", -100, labels)
+    method: dict[str, Any] = {"columns": NAMES, "base": "none", "rounds": 1}
+    weighted = Multicalibration(**method).fit(odds, labels, features=metadata, sample_weight=weight)
+    left_out = Multicalibration(**method).fit(odds, ignored, features=metadata)
+    for fitted in (weighted, left_out):
+        assert fitted.metadata_[1].values == ("A", "B", "C")
+
+
 def test_booleans_dates_and_numbers_as_text():
     odds, truth, labels, metadata = planted(0, 4000)
     start = np.datetime64("2020-01-01")

@@ -2,8 +2,8 @@
 
 For each situation, gates are fitted to many samples of graded answers. A promise is broken if, in
 a large sample of new answers, more of the accepted (or verified) ones are wrong than promised; this
-may happen in a share of ``1 - level`` of the samples. The naive threshold, the lowest one with few
-enough errors among the answers it was found with, and promises that take turns for independent
+may happen in a share of ``1 - certainty`` of the samples. The naive threshold, the lowest one with
+few enough errors among the answers it was found with, and promises that take turns for independent
 answers stand beside it. Prints a table; asserts nothing.
 
     python benchmarks/gate.py --runs 400
@@ -32,7 +32,7 @@ from calibrant.llm import Gate, GateWatch, fit_gate
 from calibrant.llm.answers.calibrating import calibrated
 from calibrant.llm.answers.graded import AnswerRows, read_answers
 
-MAX_ERROR, LEVEL, MISSES = 0.1, 0.9, 0.3
+MAX_ERROR, CERTAINTY, MISSES = 0.1, 0.9, 0.3
 NEW = 60_000
 """New answers, or conversations, by which promises are judged."""
 
@@ -159,7 +159,7 @@ def measure(situation: Situation, runs: int) -> dict[str, float]:
     share = []
     for seed in range(runs):
         sample = draw(np.random.default_rng(seed), n)
-        terms = {"max_error": MAX_ERROR, "level": LEVEL, "seed": seed}
+        terms = {"max_error": MAX_ERROR, "certainty": CERTAINTY, "seed": seed}
         gate = fit_gate(sample.rows(), **terms, **options)
         accepted, verified = decisions(gate, new)
         bad = any(loss(new, chosen, unit) > MAX_ERROR for chosen in accepted)
@@ -190,7 +190,7 @@ def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
         rows = AnswerRows.of(
             [{"confidence": float(confidence[i]), "correct": bool(right[i])} for i in at]
         )
-        gate = fit_gate(rows, max_error=max_error, level=0.95)
+        gate = fit_gate(rows, max_error=max_error, certainty=0.95)
         above = calibrated(gate.calibrator, confidence) >= gate.bands[0].accept.threshold
         accepted.append(above.mean())
         broken.append(bool(above.any()) and (~right[above]).mean() > max_error)
@@ -258,7 +258,9 @@ def main() -> None:
     if given.answers:
         print_files(given.answers, runs)
         return
-    print(f"{runs} samples each; a promise may be broken in {100 * (1 - LEVEL):.0f} % of them\n")
+    print(
+        f"{runs} samples each; a promise may be broken in {100 * (1 - CERTAINTY):.0f} % of them\n"
+    )
     print(f"{'situation':<16}{'graded':>8}  {'gate for':<34}{'broken %':>9}{'naive %':>9}", end="")
     print(f"{'as answers %':>14}{'accepted %':>12}")
     for situation in SITUATIONS:

@@ -34,7 +34,7 @@ def test_threshold_is_that_of_the_definition(max_error, rounded):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = threshold(
-                confidence=claimed, outcome=right, max_error=max_error, level=0.6
+                confidence=claimed, outcome=right, max_error=max_error, certainty=0.6
             ).threshold
         expected = slow_threshold(claimed, right, max_error, 0.6)
         assert found == pytest.approx(expected, rel=1e-12)
@@ -105,7 +105,7 @@ def test_threshold_is_wrong_as_seldom_as_promised(name, n, max_error):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = threshold(
-                confidence=claimed[drawn_at], outcome=right, max_error=max_error, level=0.8
+                confidence=claimed[drawn_at], outcome=right, max_error=max_error, certainty=0.8
             )
         accepted = int((claimed >= found.threshold).sum())
         failures += bool(accepted and truth[accepted - 1] > max_error)
@@ -113,8 +113,8 @@ def test_threshold_is_wrong_as_seldom_as_promised(name, n, max_error):
 
 
 @pytest.mark.parametrize("n", [1, 10, 60, 72, 73, 200, 1000])
-@pytest.mark.parametrize("level", [0.8, 0.95])
-def test_threshold_of_equal_confidences_fails_with_an_exact_probability(n, level):
+@pytest.mark.parametrize("certainty", [0.8, 0.95])
+def test_threshold_of_equal_confidences_fails_with_an_exact_probability(n, certainty):
     """Of examples that are all alike the threshold depends on the number of wrong ones only."""
     limit, chance = 0.05, 0.0
     for wrong in range(n + 1):
@@ -122,14 +122,14 @@ def test_threshold_of_equal_confidences_fails_with_an_exact_probability(n, level
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = threshold(
-                confidence=np.full(n, 0.96), outcome=right, max_error=limit, level=level
+                confidence=np.full(n, 0.96), outcome=right, max_error=limit, certainty=certainty
             )
         if found.threshold == math.inf:
             break
         chance += binom.pmf(wrong, n, limit)  # the true error is the limit, as bad as can be
-    assert chance <= 1 - level
+    assert chance <= 1 - certainty
     if n == 1000:
-        assert chance > (1 - level) / 4  # and it is no more careful than it has to be
+        assert chance > (1 - certainty) / 4  # and it is no more careful than it has to be
 
 
 def test_threshold_shares_its_error_probability():
@@ -261,8 +261,8 @@ def test_what_is_accepted_is_what_was_tested_in_every_precision(rng, precision):
 def test_threshold_refuses_impossible_wishes(bad):
     with pytest.raises(ValueError, match="max_error must be between 0 and 1, got"):
         threshold(confidence=[0.9], outcome=[1], max_error=bad)
-    with pytest.raises(ValueError, match="level must be between 0 and 1, got"):
-        threshold(confidence=[0.9], outcome=[1], max_error=0.1, level=bad)
+    with pytest.raises(ValueError, match="certainty must be between 0 and 1, got"):
+        threshold(confidence=[0.9], outcome=[1], max_error=0.1, certainty=bad)
     with pytest.raises(TypeError, match=r"max_error must be a number, got '5%': 0\.05 allows"):
         threshold(confidence=[0.9], outcome=[1], max_error="5%")  # type: ignore[arg-type]
 

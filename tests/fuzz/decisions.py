@@ -34,16 +34,18 @@ def check_threshold(rng: np.random.Generator) -> None:
     confidence = random_confidences(rng, n)
     right = rng.random(n) < rng.choice([0.5, 1.0, 1.5]) * confidence
     max_error = float(rng.choice([0.01, 0.1, 0.2, 0.5, 0.9]))
-    level = float(rng.choice([0.3, 0.6, 0.95]))
-    found = quiet(threshold, confidence=confidence, outcome=right, max_error=max_error, level=level)
-    expected = slow.slow_threshold(confidence.tolist(), right.tolist(), max_error, level)
+    certainty = float(rng.choice([0.3, 0.6, 0.95]))
+    found = quiet(
+        threshold, confidence=confidence, outcome=right, max_error=max_error, certainty=certainty
+    )
+    expected = slow.slow_threshold(confidence.tolist(), right.tolist(), max_error, certainty)
     assert found.threshold == expected or math.isclose(found.threshold, expected, rel_tol=1e-12)
     accepted = right[confidence >= found.threshold]
     assert found.coverage == len(accepted) / n
     if len(accepted):
         assert math.isclose(found.error, 1 - accepted.mean(), abs_tol=1e-12)
         assert found.bound <= max_error + 1e-9
-        assert found.error <= found.bound or level < 0.5
+        assert found.error <= found.bound or certainty < 0.5
     again = restored(artifact_of(found))
     assert str(again) == str(found)  # NaN is not equal to itself
 

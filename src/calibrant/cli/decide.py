@@ -92,7 +92,6 @@ def decide(
             "a saved --rule has its calibrator, and decides about all splits: leave out "
             "--calibrator, --save, --fit-split and --split"
         )
-    options["level"] = options.pop("certainty")
     options |= {"max_error": max_error, "coverage": coverage, "test_split": split}
     written = [shared.how_written(name) for name in (target, out) if name]
     with source.working():

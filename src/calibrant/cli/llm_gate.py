@@ -33,7 +33,11 @@ def gate() -> None:
     "--max-error", type=float, required=True, metavar="FRACTION", help="Largest share of errors."
 )
 @click.option(
-    "--level", type=float, default=0.95, metavar="FRACTION", help="Certainty of the promise."
+    "--certainty",
+    type=float,
+    default=0.95,
+    metavar="FRACTION",
+    help="Probability that the promise is kept.",
 )
 @click.option(
     "--unit",

@@ -81,7 +81,7 @@ def report(
     from calibrant.llm.answers.logs.report import answer_lines, save_answer_report
 
     log = read_log(file, **reading)
-    study = study_answers(log, max_error=max_error, level=certainty, seed=seed)
+    study = study_answers(log, max_error=max_error, certainty=certainty, seed=seed)
     written = shared.how_written(out)
     names = save_answer_report(study, out)
     with until_closed():

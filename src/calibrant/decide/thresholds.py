@@ -37,7 +37,7 @@ REACH = 7
 """Log-odds up to which they lie above ``1 - max_error``, and down to which below zero."""
 FALL = 3.0
 """Factor by which the error probability of a search falls per unit of distance of its start."""
-PROMISE = ("max_error", "level")
+PROMISE = ("max_error", "certainty")
 """Attributes of a threshold that early states do not have."""
 
 
@@ -57,8 +57,8 @@ class Threshold(NamedTuple):
     """Number of examples."""
     max_error: float = math.nan
     """What is guaranteed about the error; NaN if it was saved by a release that did not keep it."""
-    level: float = math.nan
-    """Certainty of the guarantee."""
+    certainty: float = math.nan
+    """Probability with which it holds."""
 
     def __repr__(self) -> str:
         if self.threshold == math.inf:
@@ -67,14 +67,14 @@ class Threshold(NamedTuple):
             self,
             f"{threshold_text(self.threshold)}: accepts {100 * self.coverage:.1f} %",
             f"{100 * self.error:.2f} % of them wrong",
-            f"max_error={self.max_error:g}, level={self.level:g}",
+            f"max_error={self.max_error:g}, certainty={self.certainty:g}",
         )
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if nothing is accepted, or if unknown."""
         if self.threshold == math.inf or math.isnan(self.max_error):
             return ""
-        certain, most = (f"{100 * v:g} %" for v in (self.level, self.max_error))
+        certain, most = (f"{100 * v:g} %" for v in (self.certainty, self.max_error))
         return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
 
     def _repr_html_(self) -> str:
@@ -119,7 +119,7 @@ def threshold(
     labels: Input = None,
     *,
     max_error: float,
-    level: float = 0.95,
+    certainty: float = 0.95,
     **data: Unpack[Data],
 ) -> Threshold:
     r"""Lowest confidence from which on the error is shown to be at most ``max_error``.
@@ -127,7 +127,7 @@ def threshold(
     With :math:`R(t) = P(\text{wrong} \mid \text{confidence} \ge t)`, the error among accepted
     examples of the population, and the threshold :math:`\hat t` that comes back,
 
-    .. math:: P\left(R(\hat t) \le \mathtt{max\_error}\right) \ge \mathtt{level}
+    .. math:: P\left(R(\hat t) \le \mathtt{max\_error}\right) \ge \mathtt{certainty}
 
     over the draw of the examples, for any number of them, calibrated or not. They must be
     independent, from the population to which the threshold will be applied, and not those on
@@ -138,14 +138,14 @@ def threshold(
     :math:`P(\mathrm{Bin}(m, \mathtt{max\_error}) \le k)` is a p-value. Each test has the error
     probability of the one before, if that one passed (the fallback procedure of Wiens and
     Dmitrienko 2005, in the way of Learn then Test, Angelopoulos et al. 2021), and half of
-    :math:`1 - \mathtt{level}` enters next to ``1 - max_error``, where calibrated confidences are
-    safe.
+    :math:`1 - \mathtt{certainty}` enters next to ``1 - max_error``, where calibrated confidences
+    are safe.
 
     Parameters
     ----------
     logits : (..., classes), calibrated
     labels : (...) integers, -100 ignored
-    max_error, level : float in (0, 1)
+    max_error, certainty : float in (0, 1)
     probs, or confidence and outcome
         In place of logits, as for :func:`calibrant.ece`. Weights are not supported.
 
@@ -167,13 +167,13 @@ def threshold(
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
     claimed, happened, _ = answers_from(logits, labels, **data)
     check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
-    check_share(level, "level", "0.95 means 95 %")
+    check_share(certainty, "certainty", "0.95 means 95 %")
     grid = _as_held(threshold_grid(max_error), data.get("confidence"))
     order = np.argsort(-claimed)
     accepted = np.searchsorted(-claimed[order], -grid, side="right")
     wrong = np.append(0, np.cumsum(happened[order] == 0))[accepted]
     trials = Trials(grid, accepted, wrong, binomial_p_values(accepted, wrong, max_error))
-    return lowest_passing(trials, claimed.size, max_error=max_error, level=level)
+    return lowest_passing(trials, claimed.size, max_error=max_error, certainty=certainty)
 
 
 class Trials(NamedTuple):
@@ -202,17 +202,17 @@ def binomial_p_values(
     return np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
 
 
-def lowest_passing(trials: Trials, n: int, *, max_error: float, level: float) -> Threshold:
+def lowest_passing(trials: Trials, n: int, *, max_error: float, certainty: float) -> Threshold:
     """Return the lowest threshold that passes in the procedure of :func:`threshold`, of n units."""
     shares = _shares(max_error)
-    levels, passed = _fallback(trials.p_values, (1 - level) * shares)
+    levels, passed = _fallback(trials.p_values, (1 - certainty) * shares)
     if not passed.any():
-        _warn_of_none(n, max_error, level, float(shares.max()))
-        return Threshold(math.inf, 0.0, math.nan, math.nan, n, max_error, level)
+        _warn_of_none(n, max_error, certainty, float(shares.max()))
+        return Threshold(math.inf, 0.0, math.nan, math.nan, n, max_error, certainty)
     at = int(passed.nonzero()[0][-1])
     m, k = int(trials.accepted[at]), float(trials.wrong[at])
     bound = float(clopper_pearson(trials.wrong[at], trials.accepted[at], levels[at])[1])
-    return Threshold(float(trials.grid[at]), m / n, k / m, bound, n, max_error, level)
+    return Threshold(float(trials.grid[at]), m / n, k / m, bound, n, max_error, certainty)
 
 
 def threshold_grid(max_error: float) -> FloatArray:
@@ -258,12 +258,12 @@ def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, Boo
     return levels, passed
 
 
-def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
+def _warn_of_none(n: int, max_error: float, certainty: float, share: float) -> None:
     # what a test next to 1 - max_error needs when nothing is wrong
-    needed = math.ceil(math.log((1 - level) * share) / math.log1p(-max_error))
+    needed = math.ceil(math.log((1 - certainty) * share) / math.log1p(-max_error))
     warn(
-        f"no threshold keeps the error at {max_error:g} with {level:.0%} certainty on these {n:,} "
-        f"examples, so none is accepted; about {needed:,} confident ones without a mistake are "
-        "needed: label more, calibrate first, or allow more errors",
+        f"no threshold keeps the error at {max_error:g} with {certainty:.0%} certainty on these "
+        f"{n:,} examples, so none is accepted; about {needed:,} confident ones without a mistake "
+        "are needed: label more, calibrate first, or allow more errors",
         stacklevel=5,
     )

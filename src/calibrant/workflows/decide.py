@@ -156,7 +156,7 @@ def decide(
     labels: Values | None = None,
     *,
     max_error: float | None = None,
-    level: float = 0.95,
+    certainty: float = 0.95,
     coverage: float | None = None,
     score: Score = "aps",
     calibrator: Calibrator | None = None,
@@ -172,7 +172,7 @@ def decide(
         As for :func:`calibrant.evaluate`.
     labels : (n,) integers
         With logits; -100 is ignored.
-    max_error, level : float
+    max_error, certainty : float
         For a threshold, as in :func:`calibrant.threshold`.
     coverage, score : float and str
         For sets, as in :func:`calibrant.conformal`; either this or ``max_error``.
@@ -211,7 +211,7 @@ def decide(
     with located(dataset.path), known_rows():
         guarantee: Threshold | ConformalSets
         if coverage is None:
-            guarantee = threshold(**examples, max_error=max_error, level=level)  # type: ignore[arg-type]
+            guarantee = threshold(**examples, max_error=max_error, certainty=certainty)  # type: ignore[arg-type]
         else:
             guarantee = conformal(**examples, coverage=coverage, score=score, seed=seed)
     rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from scipy.stats import binom
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
@@ -265,3 +266,24 @@ def test_signals_are_fitted_measured_and_applied():
         assert row["calibrated"] == p
         assert row["abstains"] == (p < limit.threshold)
     assert {row["abstains"] for row in rows} == {True, False}
+
+
+def test_intervals_of_signals_are_those_of_independent_questions():
+    """Answers to one question share their luck: intervals that forget it are too narrow."""
+    rng, truth, runs = np.random.default_rng(0), 0.75, 60
+    held = {"raw": 0, "alone": 0, "independent": 0}
+    for _ in range(runs):
+        question = np.repeat(np.arange(50), 6)
+        confidence = rng.uniform(0.5, 1, 300)
+        right = rng.random(50)[question] < confidence
+        rows = [
+            {"question": f"q{q}", "signals": {"own": c}, "correct": bool(y)}
+            for q, c, y in zip(question, confidence.tolist(), right, strict=True)
+        ]
+        fitted = fit_signals(AnswerRows.of(rows), stage="sigmoid")
+        alone = calibrating.evaluate_answers(confidence, right)
+        found = {"raw": fitted.raw["own"], "alone": fitted.alone["own"], "independent": alone}
+        for name, evaluation in found.items():
+            held[name] += evaluation["accuracy"].low <= truth <= evaluation["accuracy"].high
+    assert held["independent"] < 0.7 * runs
+    assert min(held["raw"], held["alone"]) >= binom.ppf(0.001, runs, 0.9)

@@ -242,9 +242,9 @@ def test_bad_fits_are_refused(answers):
 def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
     sure, right = drawn_answers(rng, 2000, lambda s: expit(s - 0.5))
     fitted = AnswerCalibrator(None).fit(sure[:500], right[:500])
-    found = fitted.control(sure[500:], right[500:], max_error=0.25, level=0.9)
+    found = fitted.control(sure[500:], right[500:], max_error=0.25, certainty=0.9)
     after = fitted.predict(sure[500:])
-    assert found == threshold(confidence=after, outcome=right[500:], max_error=0.25, level=0.9)
+    assert found == threshold(confidence=after, outcome=right[500:], max_error=0.25, certainty=0.9)
     np.testing.assert_array_equal(fitted.abstains(after), after < found.threshold)
     assert fitted.abstains([found.threshold]).tolist() == [False]
     assert fitted.abstains(torch.tensor([0.0])).tolist() == [True]
@@ -266,7 +266,7 @@ def test_error_guarantee_holds(rng):
         fitted = AnswerCalibrator(None).fit(sure[:150], right[:150])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where none is safe, none is given
-            fitted.control(sure[150:], right[150:], max_error=target, level=1 - delta)
+            fitted.control(sure[150:], right[150:], max_error=target, certainty=1 - delta)
         kept = ~fitted.abstains(fitted.predict(population))
         given += bool(kept.any())
         failed += bool(kept.any() and 1 - chance[kept].mean() > target)
@@ -283,7 +283,7 @@ def test_zeros_and_ones_keep_the_guarantee(stage, rng):
         fitted = AnswerCalibrator(None, stage=stage).fit(sure[:500], right[:500])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where none is safe, none is given
-            fitted.control(sure[500:], right[500:], max_error=target, level=1 - delta)
+            fitted.control(sure[500:], right[500:], max_error=target, certainty=1 - delta)
         kept = ~fitted.abstains(fitted.predict(SAID))
         assert (np.diff(kept.astype(int)) >= 0).all()  # what is surer is answered first
         failed += bool(kept.any() and HOW_OFTEN[kept] @ (WORTH[kept] - 1 + target) < 0)

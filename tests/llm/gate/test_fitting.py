@@ -28,7 +28,7 @@ def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     (band,) = gate.bands
     assert band.accept.n == 900
     assert (band.verify, band.kinds) == (None, None)
-    assert band.accept.level == 0.95
+    assert band.accept.certainty == 0.95
     assert gate.source == Source("judge", "", "m")
     wanted = fit_answers(answers.answers())
     assert gate.calibrator.learned_ is not None
@@ -37,7 +37,7 @@ def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     assert fit_gate(answers, max_error=0.2, stage="isotonic").bands[0].accept.n == 600
     three = fit_gate(answers, max_error=0.2, verifier_misses=0.4)
     assert three.bands[0].accept.n == 450
-    assert three.bands[0].accept.level == pytest.approx(0.975)
+    assert three.bands[0].accept.certainty == pytest.approx(0.975)
     below = three.bands[0].verify
     assert below is not None
     assert below.n < 450
@@ -82,17 +82,17 @@ def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):
 
 def test_the_error_of_accepted_answers_is_kept():
     """Of thresholds and a map that were found with the same few answers."""
-    runs, level, broken, accepted = 60, 0.8, 0, 0
+    runs, certainty, broken, accepted = 60, 0.8, 0, 0
     grid = np.linspace(0.5, 0.9999, 500)
     for seed in range(runs):
         answers = graded_answers(np.random.default_rng(seed), 240)
-        gate = quiet_gate(answers, max_error=0.2, level=level)
+        gate = quiet_gate(answers, max_error=0.2, certainty=certainty)
         above = calibrated(gate.calibrator, grid) >= gate.bands[0].accept.threshold
         if above.any():
             broken += true_error(grid[above.argmax()]) > 0.2
             accepted += 1
     assert accepted > runs / 2
-    assert broken <= binom.ppf(0.999, runs, 1 - level)
+    assert broken <= binom.ppf(0.999, runs, 1 - certainty)
 
 
 KINDS = ("easy", "hard", "rare", "odd")
@@ -124,7 +124,7 @@ def test_promises_for_all_kinds_hold_together():
         easy += accepts[0]
         by_kind += any(accepts[1:])
         together += one.accept.coverage > 0
-    most = binom.ppf(0.999, runs, 1 - terms.level)
+    most = binom.ppf(0.999, runs, 1 - terms.certainty)
     assert easy == runs
     assert by_kind <= most < together  # one threshold for all breaks the promise for a kind
 
@@ -136,7 +136,7 @@ def test_rare_kinds_share_a_threshold_with_a_warning(rng):
     with pytest.warns(UserWarning, match="of kinds b, c: they share one"):
         gate = fit_gate(joined(*several), max_error=0.1, by_kind=True)
     assert [band.kinds for band in gate.bands] == [("a",), ("b", "c")]
-    assert {band.accept.level for band in gate.bands} == {0.975}
+    assert {band.accept.certainty for band in gate.bands} == {0.975}
     assert gate.bands[0].accept.n + gate.bands[1].accept.n == 945  # a tenth decides on kinds
     assert "It holds for each of: a; b, c together." in gate.promise()
 
@@ -150,7 +150,7 @@ def test_what_a_verifier_leaves_is_promised():
     missed = ~right & (rng.random(100_000) < misses)
     for seed in range(runs):
         answers = graded_answers(np.random.default_rng(seed), 400)
-        gate = quiet_gate(answers, max_error=0.1, level=0.8, verifier_misses=misses)
+        gate = quiet_gate(answers, max_error=0.1, certainty=0.8, verifier_misses=misses)
         accept, verify, _ = gate.bands[0]
         chance = calibrated(gate.calibrator, confidence)
         to_verify = (chance < accept.threshold) & (chance >= verify.threshold)

@@ -172,14 +172,13 @@ def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Ev
     ten questions.
     """
     confidence, correct = graded.confidence, graded.correct
-    member, count = graded.groups, int(graded.groups.max()) + 1
-    groups = None if count == len(member) else member
+    groups = graded.groups
     evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
-    if count < 2 * FOLDS:
+    if int(groups.max()) + 1 < 2 * FOLDS:
         return evaluations
     after = np.empty_like(confidence)
     with silenced():  # the fit to all answers repeats what is worth saying
-        for train, test in folds(member):
+        for train, test in folds(groups):
             after[test] = calibrated(_fitted(graded, stage, train), confidence[test])
     return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
 
@@ -249,13 +248,14 @@ def fit_signals(
 
     ``names`` are the signals to use, by default all that the rows have or that their material
     allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
-    answers, and refuses others.
+    answers, and refuses others. Answers to one question, such as the fields of one document, stay
+    in one fold, and the intervals are those of independent questions.
     """
     values, right, source, groups = graded_signals(_with_signals(answers), names)
     fitted = SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
     known = {name: ~np.isnan(column) for name, column in values.items()}
     raw = {
-        name: evaluate_answers(values[name][has], right[has], level=level)
+        name: evaluate_answers(values[name][has], right[has], groups=groups[has], level=level)
         for name, has in known.items()
         if has.any()
     }
@@ -269,7 +269,7 @@ def fit_signals(
             some = {name: column[train] for name, column in chosen.items()}
             one.fit(some, right[train], groups=groups[train])
             chances[test] = one.predict({name: x[test] for name, x in chosen.items()})
-        return evaluate_answers(chances, right, level=level)
+        return evaluate_answers(chances, right, groups=groups, level=level)
 
     with silenced():  # the fit to all answers has said what is worth saying
         alone = {name: held_out({name: column}) for name, column in values.items()}

@@ -125,19 +125,19 @@ class AnswerMap(WithOptions):
         correct: Values,
         *,
         max_error: float,
-        level: float = 0.95,
+        certainty: float = 0.95,
         **layout: Any,
     ) -> Threshold:
         """Find the confidence threshold that limits the error of the answers above it.
 
-        With probability ``level`` over the draw of these graded answers, at most ``max_error`` of
-        the answers above it are wrong (:func:`calibrant.decide.threshold`). The answers must not
-        be those of :meth:`fit`. The result is also stored as ``threshold_``.
+        With probability ``certainty`` over the draw of these graded answers, at most
+        ``max_error`` of the answers above it are wrong (:func:`calibrant.decide.threshold`). The
+        answers must not be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
         outcome = outcomes(correct, len(confidence))
         self.threshold_ = threshold(
-            confidence=confidence, outcome=outcome, max_error=max_error, level=level
+            confidence=confidence, outcome=outcome, max_error=max_error, certainty=certainty
         )
         return self.threshold_
 

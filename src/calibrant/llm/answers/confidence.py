@@ -17,6 +17,7 @@ from calibrant._core.checks import (
     IntArray,
     Values,
     as_float64,
+    as_keys,
     as_labels,
     as_pairs,
     known_rows,
@@ -223,7 +224,7 @@ def evaluate_answers(
     correct : (n,) 0 or 1
     groups : (n,), optional
         Answers with the same value, such as the sentences of one long answer, are not independent:
-        the intervals are then those of independent groups. There is no AURC with groups.
+        the intervals are then those of independent groups, and there is no AURC.
     bins, level, seed
         As for :func:`calibrant.evaluate`.
 
@@ -235,7 +236,7 @@ def evaluate_answers(
     0.0
     """
     claimed, outcome, _ = as_pairs(confidence, correct)
-    if groups is not None:
+    if groups is not None and np.unique(as_keys(groups)).size < claimed.size:
         options: Any = {"bins": bins, "level": level, "seed": seed}
         losses = -np.log(np.maximum(np.where(outcome == 1, claimed, 1 - claimed), SMALLEST))
         found = evaluate_tokens(claimed, outcome, groups, nll=losses, **options)

@@ -29,7 +29,7 @@ def fit_gate(
     answers: AnswerRows,
     *,
     max_error: float,
-    level: float = 0.95,
+    certainty: float = 0.95,
     unit: Unit = "answer",
     by_kind: bool = False,
     verifier_misses: float | None = None,
@@ -43,7 +43,7 @@ def fit_gate(
 
     The gate accepts from the lowest confidence on such that
 
-    .. math:: P(\text{error among accepted answers} \le \mathtt{max\_error}) \ge \mathtt{level}
+    .. math:: P(\text{error among accepted answers} \le \mathtt{max\_error}) \ge \mathtt{certainty}
 
     over the draw of the graded answers (:func:`calibrant.threshold`). The promise needs
     independent answers from the population that the gate will judge, and nothing else: it holds for
@@ -66,7 +66,7 @@ def fit_gate(
     answers : AnswerRows
         Graded answers of one source, of :func:`~calibrant.llm.answers.graded.read_rows` or
         ``AnswerRows.of``.
-    max_error, level : float in (0, 1)
+    max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
         Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
         together, and only conversations are independent. With "turn" the promise is about the
@@ -76,8 +76,8 @@ def fit_gate(
     by_kind : bool
         Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
         ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the promise
-        is about them together. All promises hold at the same time with certainty ``level``: each
-        test gets an equal part of ``1 - level`` (Bonferroni).
+        is about them together. All promises hold at the same time with probability ``certainty``:
+        each test gets an equal part of ``1 - certainty`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
     calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
@@ -107,7 +107,7 @@ def fit_gate(
     With 95 % certainty, at most 10 % of the accepted answers are wrong.
     With 95 % certainty, at most 40 % of the answers to verify are wrong: a verifier that ...
     """
-    terms = Terms(max_error, level, unit, verifier_misses).check()
+    terms = Terms(max_error, certainty, unit, verifier_misses).check()
     with warnings_at_caller():
         rng = np.random.default_rng(seed)
         answers = _scored_wholly(answers)
@@ -237,15 +237,15 @@ def _bands(
     scored: Scored, parts: IntArray, sets: Sequence[tuple[str, ...] | None], terms: Terms
 ) -> list[Band]:
     tests = len(sets) * (1 if terms.verifier_misses is None else 2)
-    level = 1 - (1 - terms.level) / tests
-    return [_band(scored, parts, kinds, terms, level) for kinds in sets]
+    certainty = 1 - (1 - terms.certainty) / tests
+    return [_band(scored, parts, kinds, terms, certainty) for kinds in sets]
 
 
 def _band(
-    scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, level: float
+    scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
 ) -> Band:
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
-    options: dict[str, Any] = {"unit": terms.unit, "level": level}
+    options: dict[str, Any] = {"unit": terms.unit, "certainty": certainty}
     chosen = scored.where(member & (parts == 1))
     if not chosen.units:
         raise ValueError(
@@ -268,7 +268,9 @@ def _verify(below: Scored, max_error: float, options: Mapping[str, Any]) -> Thre
         return find_threshold(below, max_error=max_error, **options)
     lowest, coverage = (0.0, 1.0) if below.units else (math.inf, 0.0)
     error = float((~below.correct).mean()) if below.units else math.nan
-    return Threshold(lowest, coverage, error, math.nan, below.units, max_error, options["level"])
+    return Threshold(
+        lowest, coverage, error, math.nan, below.units, max_error, options["certainty"]
+    )
 
 
 def _drift(answers: Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:

@@ -68,21 +68,21 @@ class Scored(NamedTuple):
         return np.unique(self.unit).size
 
 
-def find_threshold(answers: Scored, *, unit: Unit, max_error: float, level: float) -> Threshold:
+def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
     """Return the lowest threshold that keeps its promise about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
-    certainty ``level``. ``coverage`` and ``error`` of the result are shares of units.
+    probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
     """
     if unit == "answer":
         pairs = {"confidence": answers.confidence, "outcome": answers.correct}
-        return threshold(**pairs, max_error=max_error, level=level)
+        return threshold(**pairs, max_error=max_error, certainty=certainty)
     losses = _losses_of_turns if unit == "turn" else _losses_of_conversations
     grid = threshold_grid(max_error)
     accepted, wrong = losses(answers, grid)
     p_values = binomial_p_values if unit == "conversation" else hoeffding_bentkus
     trials = Trials(grid, accepted, wrong, p_values(accepted, wrong, max_error))
-    return lowest_passing(trials, answers.units, max_error=max_error, level=level)
+    return lowest_passing(trials, answers.units, max_error=max_error, certainty=certainty)
 
 
 def _losses_of_conversations(answers: Scored, grid: FloatArray) -> tuple[IntArray, IntArray]:
@@ -152,8 +152,8 @@ class Terms(NamedTuple):
     ----------
     max_error : float
         Largest share of wrong answers, turns or conversations.
-    level : float
-        Certainty of all promises together.
+    certainty : float
+        Probability that all promises are kept.
     unit : {"answer", "turn", "conversation"}
         What the promise counts, and what is independent.
     verifier_misses : float or None
@@ -162,14 +162,14 @@ class Terms(NamedTuple):
     """
 
     max_error: float
-    level: float = 0.95
+    certainty: float = 0.95
     unit: Unit = "answer"
     verifier_misses: float | None = None
 
     def check(self) -> Terms:
         """Return the terms; raise if nothing can be promised by them."""
         check_share(self.max_error, "max_error", "0.05 allows 5 % of wrong answers")
-        check_share(self.level, "level", "0.95 means 95 %")
+        check_share(self.certainty, "certainty", "0.95 means 95 %")
         checks.check_choice("unit", self.unit, get_args(Unit))
         if self.verifier_misses is not None:
             example = "0.2 is a verifier that misses one wrong answer in five"
@@ -188,7 +188,7 @@ class Terms(NamedTuple):
 
     def promises(self) -> dict[Decision, str]:
         """Return what is promised about each decision, in words."""
-        error, certain = _percent(self.max_error), _percent(self.level)
+        error, certain = _percent(self.max_error), _percent(self.certainty)
         texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
         texts["accept"] = f"With {certain} certainty, {PROMISES[self.unit].format(error)}."
         if self.verifier_misses is not None:

@@ -312,7 +312,7 @@ class SubjectView:
         remedy = self.remedy
         assert remedy.chosen is not None
         return (
-            f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].level:g} % "
+            f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].certainty:g} % "
             f"certainty, for {remedy.chosen.method} as fitted here, on "
             f"{remedy.comparison.fitted_on}"
         )

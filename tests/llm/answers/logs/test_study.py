@@ -46,7 +46,7 @@ def test_the_threshold_is_that_of_the_other_half(study):
     assert held_out.sum() == study.threshold.n == 1000
     again = AnswerCalibrator(None).fit(study.confidence[~held_out], study.correct[~held_out])
     limit = again.control(
-        study.confidence[held_out], study.correct[held_out], max_error=0.3, level=0.9
+        study.confidence[held_out], study.correct[held_out], max_error=0.3, certainty=0.9
     )
     assert study.threshold == limit
     chances = again.predict(study.confidence)
@@ -65,7 +65,7 @@ def test_the_promise_is_kept_in_most_draws(monkeypatch):
     grid, broken = np.linspace(0.5, 1, 2001), 0
     for seed in range(100):
         log = log_of(simulated(np.random.default_rng(seed), 200))
-        fitted: Any = study_answers(log, max_error=0.35, level=0.8).calibrator
+        fitted: Any = study_answers(log, max_error=0.35, certainty=0.8).calibrator
         accepted = ~fitted.abstains(fitted.predict(grid))
         error = 1 - (grid[accepted] ** TRUE_POWER).mean() if accepted.any() else 0.0
         broken += bool(error > 0.35)

@@ -163,7 +163,7 @@ def _map(study: AnswerStudy) -> Note | None:
 def _promise(study: AnswerStudy) -> Note:
     found = study.threshold
     if math.isinf(found.threshold):
-        most, certain = percent(found.max_error, 0), percent(found.level, 0)
+        most, certain = percent(found.max_error, 0), percent(found.certainty, 0)
         return Note(
             "warn",
             "No threshold keeps the promise",

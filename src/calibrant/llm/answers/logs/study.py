@@ -199,12 +199,12 @@ class _Figures(NamedTuple):
 
 
 def study_answers(
-    log: Log, *, max_error: float = 0.1, level: float = 0.9, seed: int = 0
+    log: Log, *, max_error: float = 0.1, certainty: float = 0.9, seed: int = 0
 ) -> AnswerStudy:
     """Fit a map to the answers of a log, and find a threshold that keeps a promise.
 
     The map is fitted on a random half of the questions, and the threshold found on the other: with
-    certainty ``level``, at most ``max_error`` of the answers above it are wrong
+    probability ``certainty``, at most ``max_error`` of the answers above it are wrong
     (:func:`calibrant.threshold`). The figures are cross-validated on all answers.
 
     Answers with ``samples``, ``stated``, ``judges`` or ``signals`` get a map of all signals
@@ -215,7 +215,7 @@ def study_answers(
     ----------
     log : Log
         From :func:`calibrant.llm.read_log`.
-    max_error, level : float in (0, 1)
+    max_error, certainty : float in (0, 1)
     seed : int
         Of the division into halves.
 
@@ -249,7 +249,7 @@ def study_answers(
     chances = np.array([row["calibrated"] for row in apply_answers(calibrator, others)])
     with silenced():  # what to do without a threshold is said in the findings
         calibrator.threshold_ = threshold(
-            confidence=chances, outcome=others.grades(), max_error=max_error, level=level
+            confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
     options = option_logits(answers.rows)
     rescored = rescore(options) if options and len(options.labels) >= FEWEST else None
@@ -292,7 +292,7 @@ def _figures(answers: AnswerRows, stage: Map) -> _Figures:
         return _Figures(graded.confidence, name, found["before"], found["after"])
     if any(all(key in row for row in answers.rows) for key in ("confidence", "token_probs")):
         graded = answers.answers()
-        before = evaluate_answers(graded.confidence, graded.correct)
+        before = evaluate_answers(graded.confidence, graded.correct, groups=graded.groups)
         return _Figures(graded.confidence, graded.source.confidence, before, fit.together, fit)
     values = signal_values(signals_of(answers), [fit.best])[fit.best]
     return _Figures(values, fit.best, fit.raw[fit.best], fit.together, fit)

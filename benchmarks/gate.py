@@ -4,16 +4,15 @@ For each situation, gates are fitted to many samples of graded answers. A promis
 a large sample of new answers, more of the accepted (or verified) ones are wrong than promised; this
 may happen in a share of ``1 - certainty`` of the samples. The naive threshold, the lowest one with
 few enough errors among the answers it was found with, and promises that take turns for independent
-answers stand beside it. Prints a table; asserts nothing.
+answers stand beside it. Other tables are of the drift watch and, with a folder of graded answers
+(files SET.MODEL.jsonl), of real answers: gates are fitted to half as many answers as a file has,
+drawn from it with replacement, so that the file is the population by which promises are judged. The
+oracle accepts the most answers by decreasing confidence of which few enough are wrong.
 
-    python benchmarks/gate.py --runs 400
+    python benchmarks/gate.py --answers ANSWERS --runs 200 -o docs/data
 
-With a folder of graded answers, files SET.MODEL.jsonl, gates are fitted to half as many answers as
-a file has, drawn from it with replacement, so that the file is the population by which promises
-are judged. Beside the shares that gates accept are those of an oracle, the most answers by
-decreasing confidence of which few enough are wrong.
-
-    python benchmarks/gate.py --answers ANSWERS --runs 200
+writes gate_simulated.csv, gate_drift.csv and gate_answers.csv, the tables of the documentation.
+Without a folder they are printed.
 """
 
 import os
@@ -21,8 +20,11 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
 import argparse
+import csv
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ from calibrant.llm.answers.calibrating import calibrated
 from calibrant.llm.answers.graded import AnswerRows, read_answers
 
 MAX_ERROR, CERTAINTY, MISSES = 0.1, 0.9, 0.3
+Table = Iterator[tuple[str, ...]]
 NEW = 60_000
 """New answers, or conversations, by which promises are judged."""
 
@@ -61,18 +64,18 @@ def plain(confidence: np.ndarray, right: np.ndarray, kind: Any = "all") -> Answe
 
 
 def over_confident(rng: np.random.Generator, n: int) -> Answers:
-    """Of confidence c, a share of c**2 is right."""
+    """Too sure: of confidence c, c² is right."""
     confidence = rng.beta(6, 1, n)
     return plain(confidence, rng.random(n) < confidence**2)
 
 
 def just_too_bad(rng: np.random.Generator, n: int) -> Answers:
-    """Confidences say nothing, and a little more is wrong than may be."""
+    """10.3 % wrong whatever the confidence."""
     return plain(rng.uniform(0.6, 1, n), rng.random(n) >= 1.03 * MAX_ERROR)
 
 
 def kinds(rng: np.random.Generator, n: int) -> Answers:
-    """An easy kind, one that is just too bad, and two rare ones that are too bad together."""
+    """Four kinds, one just too bad, two rare."""
     at = rng.choice(4, n, p=[0.5, 0.4, 0.06, 0.04])
     error = np.array([0.02, 1.03 * MAX_ERROR, 0.3, 0.02])[at]
     names = np.array(["easy", "hard", "rare", "odd"])[at]
@@ -80,14 +83,14 @@ def kinds(rng: np.random.Generator, n: int) -> Answers:
 
 
 def alike(rng: np.random.Generator, n: int) -> Answers:
-    """Conversations of 10 to 20 turns, all right or, just too often, all wrong."""
+    """10 to 20 turns, all right or all wrong, 10.3 % wrong."""
     number = np.repeat(np.arange(n), rng.integers(10, 21, n))
     right = (rng.random(n) >= 1.03 * MAX_ERROR)[number]
     return Answers(rng.uniform(0.6, 1, number.size), right, number, np.full(number.size, "all"))
 
 
 def related(rng: np.random.Generator, n: int) -> Answers:
-    """Conversations of 4 turns with calibrated confidences, and one stroke of luck for all."""
+    """4 calibrated turns that share their luck."""
     number = np.repeat(np.arange(n), 4)
     confidence = 1 - 0.4 * rng.random(4 * n) ** 2
     return Answers(confidence, rng.random(n)[number] < confidence, number, np.full(4 * n, "all"))
@@ -202,19 +205,6 @@ def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
     }
 
 
-def print_files(folder: Path, runs: int) -> None:
-    print(f"{runs} samples each at 95 %: a promise may be broken in 5 % of them\n")
-    print(f"{'answers':<28}{'error':>7}{'oracle %':>10}{'accepted %':>12}{'broken %':>10}")
-    for file in sorted(folder.glob("*.jsonl")):
-        for max_error in (0.1, 0.2, 0.3):
-            found = measure_file(file, max_error, runs)
-            if found["oracle"] >= 0.05:
-                percents = (f"{100 * value:.1f}" for value in found.values())
-                cells = zip(percents, (10, 12, 10), strict=True)
-                line = "".join(f"{text:>{width}}" for text, width in cells)
-                print(f"{file.stem:<28}{max_error:>7}{line}", flush=True)
-
-
 def alarms(n: int, runs: int) -> dict[str, float]:
     """Share of false alarms, and answers until an alarm, for references of n graded answers."""
     found: dict[str, list[float]] = {"false": [], "confidences": [], "grades": []}
@@ -248,33 +238,58 @@ def delay(gate: Gate, rng: np.random.Generator, *, confidence: bool) -> float:
     return float("inf")
 
 
+def simulated(runs: int) -> Table:
+    headings = ("simulated answers", "graded", "gate for", "broken", "naive", "as answers")
+    yield (*headings, "accepted")
+    for situation in SITUATIONS:
+        found = {name: percent(value) for name, value in measure(situation, runs).items()}
+        options = ", ".join(f"{name}={value}" for name, value in situation.options.items())
+        about = ((situation.draw.__doc__ or "").rstrip("."), str(situation.n), options or "answers")
+        yield *about, *(found.get(name, "") for name in ("gate", "naive", "as answers", "accepted"))
+
+
+def drift(runs: int) -> Table:
+    yield "graded", "false alarms", "answers until an alarm", "grades until an alarm"
+    for n in (300, 1000, 3000):
+        found = alarms(n, runs)
+        delays = (found["confidences"], found["grades"])
+        cells = ("more than 6,000" if np.isinf(each) else f"{each:,.0f}" for each in delays)
+        yield f"{n:,}", percent(found["false"]), *cells
+
+
+def real(folder: Path, runs: int) -> Table:
+    yield "answers", "largest error", "oracle", "accepted", "broken"
+    for file in sorted(folder.glob("*.jsonl")):
+        for max_error in (0.1, 0.2, 0.3):
+            found = measure_file(file, max_error, runs)
+            if found["oracle"] >= 0.05:
+                yield file.stem.replace(".", ", ", 1), str(max_error), *map(percent, found.values())
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--answers", type=Path)
+    parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
-    runs = given.runs
     warnings.simplefilter("ignore")  # of gates that accept nothing
+    tables = {"simulated": simulated(given.runs), "drift": drift(max(given.runs // 5, 1))}
     if given.answers:
-        print_files(given.answers, runs)
-        return
-    print(
-        f"{runs} samples each; a promise may be broken in {100 * (1 - CERTAINTY):.0f} % of them\n"
-    )
-    print(f"{'situation':<16}{'graded':>8}  {'gate for':<34}{'broken %':>9}{'naive %':>9}", end="")
-    print(f"{'as answers %':>14}{'accepted %':>12}")
-    for situation in SITUATIONS:
-        found = {name: 100 * value for name, value in measure(situation, runs).items()}
-        about = ", ".join(f"{k}={v}" for k, v in situation.options.items()) or "answers"
-        other = f"{found['as answers']:.1f}" if "as answers" in found else "-"
-        print(f"{situation.draw.__name__:<16}{situation.n:>8}  {about:<34}", end="")
-        print(f"{found['gate']:>9.1f}{found['naive']:>9.1f}{other:>14}{found['accepted']:>12.1f}")
-    print(f"\n{'drift watch':<16}{'graded':>8}{'false alarms %':>16}", end="")
-    print(f"{'answers until an alarm':>26}{'grades until an alarm':>24}")
-    for n in (300, 1000, 3000):
-        found = alarms(n, max(runs // 5, 1))
-        print(f"{'':<16}{n:>8}{100 * found['false']:>16.1f}", end="")
-        print(f"{found['confidences']:>26.0f}{found['grades']:>24.0f}")
+        tables["answers"] = real(given.answers, given.runs)
+    for name, rows in tables.items():
+        with (
+            (given.out / f"gate_{name}.csv").open("w")
+            if given.out
+            else nullcontext(sys.stdout) as stream
+        ):
+            writer = csv.writer(stream, lineterminator="\n")
+            for row in rows:
+                writer.writerow(row)
+                stream.flush()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, r
 from calibrant.llm.answers.calibrating import apply_answers, fit_answers
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import graded_signals, signals_of
+from calibrant.llm.answers.signals import signal_values, signals_of
 
 KINDS = {"payer": None, "due": None, "total": None, "state": ["paid", "open", "cancelled"]}
 METHODS = ("raw", "one map", "map each", "kinds", "all")
@@ -134,8 +134,8 @@ def predictions(train: AnswerRows, test: AnswerRows) -> dict[str, np.ndarray]:
 
 
 def combined(train: AnswerRows, names: list[str] | None = None) -> SignalCalibrator:
-    values, right, source, groups = graded_signals(train, names)
-    return SignalCalibrator().fit(values, right, groups=groups, source=source)
+    values, right = signal_values(train, names), train.grades()
+    return SignalCalibrator().fit(values, right, groups=train.groups, source=train.source())
 
 
 def chances(fitted: Any, test: AnswerRows) -> np.ndarray:

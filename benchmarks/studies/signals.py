@@ -6,12 +6,11 @@ ANSWERS is a folder of files SET.MODEL.jsonl with the material of each answer (t
 stated, judges or signals) and whether it was right. Each file is split into halves five times;
 everything is fitted on the first half and measured on the second. One row for each file and
 method, means over the splits: ``raw`` signals, each with a ``beta`` map, the geometric mean also
-with Platt's and isotonic maps, and the combinations of the five aggregates of token probabilities
-(``aggregates``) and of all signals (``all``): ``combined`` is SignalCalibrator, ``logistic
-regression`` is scikit-learn's with its defaults on standardised log-odds. Raw figures are of the
-answers that have the signal. Where uqlm and lm-polygraph are installed, so are their ways to
-probabilities. Rows of ``combined maps`` were measured in the same splits with an earlier version of
-SignalCalibrator, which combined a beta map of each signal; signals.csv keeps them.
+with Platt's and isotonic maps, ours and those of scikit-learn, and the combinations of the five
+aggregates of token probabilities (``aggregates``) and of all signals (``all``): ``combined`` is
+SignalCalibrator, ``logistic regression`` is scikit-learn's with its defaults on standardised
+log-odds. Raw figures are of the answers that have the signal. Where uqlm and lm-polygraph are
+installed, so are their ways to probabilities.
 
     python benchmarks/studies/signals.py --formulas > docs/data/signals_formulas.csv
 
@@ -22,6 +21,8 @@ compares the formulas of signals with those of uqlm and lm-polygraph on the same
 makes the tables of the documentation from signals.csv and, for the answers of asked.py,
 signals_asked.csv in that folder.
 """
+
+from __future__ import annotations
 
 import argparse
 import csv
@@ -35,6 +36,8 @@ import numpy as np
 import signals_peers as peers
 from rows import Rows, read, write_tables
 from scipy.special import logit
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -44,7 +47,7 @@ import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator, answer_confidence, signals_of
 from calibrant.llm.answers.confidence import AGGREGATORS, SUREST
 from calibrant.llm.answers.graded import AnswerRows, read_rows
-from calibrant.llm.answers.signals import SignalRows, graded_signals
+from calibrant.llm.answers.signals import signal_values
 
 SPLITS = 5
 FIGURES = ("ece", "nll", "brier", "auroc")
@@ -52,7 +55,7 @@ COLUMNS = ("set", "model", "n", "accuracy", "signal", "method", *FIGURES)
 USUAL, COMBINED = ("geometric", "beta"), ("all", "combined")
 """The default map of answers, which the others are compared with, and that of all signals."""
 Table = list[tuple[str, ...]]
-Chances = dict[tuple[str, str], np.ndarray]
+Signals = dict[str, np.ndarray]
 
 
 def main() -> None:
@@ -84,15 +87,17 @@ def study(folder: Path, scale: float) -> None:
 
 
 def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
-    graded = graded_signals(signals_of(with_others(read_rows(file)), stated_scale=scale))
+    answers = signals_of(with_others(read_rows(file)), stated_scale=scale)
+    right, values = answers.grades(), signal_values(answers)
     name, model = file.stem.split(".", 1)
-    about = {"set": name, "model": model, "n": len(graded.correct)}
-    about["accuracy"] = f"{graded.correct.mean():.4f}"
+    about = {"set": name, "model": model, "n": len(right), "accuracy": f"{right.mean():.4f}"}
     runs: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for seed in range(SPLITS):
-        right, chances = one_split(graded, seed)
-        for key, values in chances.items():
-            runs[key].append(figures(values, right))
+        first, second = np.array_split(np.random.default_rng(seed).permutation(len(right)), 2)
+        train, test = ({n: x[half] for n, x in values.items()} for half in (first, second))
+        groups = answers.groups[first]
+        for key, chances in predictions(train, right[first], groups, test).items():
+            runs[key].append(figures(chances, right[second]))
     for (signal, method), found in runs.items():
         means = {key: f"{statistics.fmean(run[key] for run in found):.4f}" for key in found[0]}
         yield {**about, "signal": signal, "method": method, **means}
@@ -113,14 +118,11 @@ def with_others(answers: AnswerRows) -> AnswerRows:
     return AnswerRows(answers.places, rows)
 
 
-def one_split(graded: SignalRows, seed: int) -> tuple[np.ndarray, Chances]:
-    order = np.random.default_rng(seed).permutation(len(graded.correct))
-    first, second = np.array_split(order, 2)
-    train, test = (
-        {name: values[half] for name, values in graded.values.items()} for half in (first, second)
-    )
-    right = graded.correct[first]
-    chances: Chances = {(name, "raw"): values for name, values in test.items()}
+def predictions(
+    train: Signals, right: np.ndarray, groups: np.ndarray, test: Signals
+) -> dict[tuple[str, str], np.ndarray]:
+    """Chances of the second half by signal and method, which were fitted to the first half."""
+    chances = {(name, "raw"): values for name, values in test.items()}
     chances |= {(name, "beta"): mapped(train[name], right, test[name]) for name in test}
     if "geometric" in test:
         data = train["geometric"], right, test["geometric"]
@@ -128,7 +130,7 @@ def one_split(graded: SignalRows, seed: int) -> tuple[np.ndarray, Chances]:
         chances["geometric", "isotonic"] = mapped(*data, "isotonic")
         curve = IsotonicRegression(out_of_bounds="clip").fit(data[0], right)
         chances["geometric", "isotonic (scikit-learn)"] = curve.predict(data[2])
-    groups = graded.groups[first]
+        chances["geometric", "Platt (scikit-learn)"] = platt(*data)
     sets = {"aggregates": [name for name in AGGREGATORS if name in test], "all": [*test]}
     for title, names in sets.items():
         if len(names) > 1:
@@ -138,11 +140,11 @@ def one_split(graded: SignalRows, seed: int) -> tuple[np.ndarray, Chances]:
             if title == "aggregates":
                 chances[title, "logistic regression"] = regression(both[0], right, both[1])
     # the others take no missing values
-    whole = [name for name, values in graded.values.items() if not np.isnan(values).any()]
+    whole = [n for n in train if not any(np.isnan(half[n]).any() for half in (train, test))]
     both = [{name: half[name] for name in whole} for half in (train, test)]
     for name, rival in peers.rivals().items():
         chances["all", name] = rival(both[0], right, both[1])
-    return graded.correct[second], chances
+    return chances
 
 
 def mapped(
@@ -156,9 +158,27 @@ def mapped(
     return chances
 
 
-def regression(
-    train: dict[str, np.ndarray], right: np.ndarray, test: dict[str, np.ndarray]
-) -> np.ndarray:
+def platt(train: np.ndarray, right: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Platt's map of scikit-learn, with his priors, of log-odds."""
+
+    class LogOdds(ClassifierMixin, BaseEstimator):
+        """Says how sure an answer is; there is nothing to learn but the classes."""
+
+        def fit(self, _: np.ndarray, right: np.ndarray) -> LogOdds:
+            self.classes_ = np.unique(right)
+            return self
+
+        def predict(self, confidence: np.ndarray) -> np.ndarray:
+            return self.decision_function(confidence) > 0
+
+        def decision_function(self, confidence: np.ndarray) -> np.ndarray:
+            return logit(np.clip(confidence[:, 0], SUREST, 1 - SUREST))
+
+    fitted = CalibratedClassifierCV(LogOdds(), method="sigmoid", ensemble=False)
+    return np.asarray(fitted.fit(train[:, None], right).predict_proba(test[:, None])[:, 1])
+
+
+def regression(train: Signals, right: np.ndarray, test: Signals) -> np.ndarray:
     before, after = (
         logit(np.clip(np.stack([*half.values()], axis=1), SUREST, 1 - SUREST))
         for half in (train, test)

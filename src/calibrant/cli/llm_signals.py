@@ -32,9 +32,10 @@ MOST_REASONS = 10
 @click.option(
     "--vocabulary",
     type=click.IntRange(1),
-    help="Tokens of the model, for the entropy of top tokens.  [default: 262144]",
+    default=1 << 18,
+    help="Tokens of the model, for the entropy of top tokens.",
 )
-def signals(file: str, out: str, stated_scale: float, vocabulary: int | None) -> None:
+def signals(file: str, out: str, stated_scale: float, vocabulary: int) -> None:
     """Compute the signals of answers that may tell how sure they are.
 
     FILE and OUT are .jsonl or .csv, with an answer to a line. Signals are computed from
@@ -50,10 +51,10 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int | None) ->
     """  # noqa: D301
     from calibrant.llm import signals_of
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.answers.signals import LARGEST, UNREAD, signal_values
+    from calibrant.llm.answers.signals import UNREAD, signal_values
 
     check_suffix(out)
-    found = signals_of(read_rows(file), stated_scale=stated_scale, vocabulary=vocabulary or LARGEST)
+    found = signals_of(read_rows(file), stated_scale=stated_scale, vocabulary=vocabulary)
     values = signal_values(found)
     written = shared.how_written(out)
     write_rows(out, found.rows)

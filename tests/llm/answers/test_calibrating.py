@@ -13,13 +13,13 @@ from calibrant.llm.answers.calibrating import (
     apply_answers,
     confidence_of,
     cross_validated_answers,
-    evaluate_questions,
+    evaluate_graded,
     fit_answers,
     fit_signals,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
-from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
+from calibrant.llm.answers.grading import QuestionSet, calibrated_choices, grade_questions
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -74,13 +74,17 @@ def questions(labels):
     return QuestionSet(every, [], "letters")
 
 
+def evaluations(network, labels, **options):
+    return evaluate_graded(grade_questions(*network, questions(labels), **options), level=None)
+
+
 def accuracy(evaluation):
     return evaluation["accuracy"].value
 
 
 def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
     logits, labels = asked
-    found = evaluate_questions(model, tokenizer, questions(labels), level=None)
+    found = evaluations((model, tokenizer), labels)
     assert list(found) == ["before", "calibrated"]
     assert accuracy(found["before"]) == pytest.approx((logits.argmax(-1) == labels).mean())
     best = (preferring(logits, -3.0).argmax(-1) == labels).mean()
@@ -96,9 +100,7 @@ def test_predictions_can_be_kept(asked, model, tokenizer):
     found = calibrated_choices(logits, labels, keep_predictions=True)
     np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
     np.testing.assert_allclose(np.exp(found).sum(-1), 1)
-    both = evaluate_questions(
-        model, tokenizer, questions(labels), keep_predictions=True, level=None
-    )
+    both = evaluations((model, tokenizer), labels, keep_predictions=True)
     assert accuracy(both["calibrated"]) == accuracy(both["before"])
     assert both["calibrated"]["nll"].value < both["before"]["nll"].value
 
@@ -115,9 +117,7 @@ def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
-    assert list(evaluate_questions(model, tokenizer, questions(labels[:99]), level=None)) == [
-        "before"
-    ]
+    assert list(evaluations((model, tokenizer), labels[:99])) == ["before"]
 
 
 def simulated(rng, n, source):

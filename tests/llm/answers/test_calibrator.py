@@ -91,16 +91,6 @@ def test_calibrated_confidences_rise_and_are_right_on_average(stage, rng):
     assert 0 < found.min() < found.max() < 1
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_layouts_of_tokens_are_passed_on(stage, rng, answers):
-    right = rng.random(50) < 0.5
-    flat = np.concatenate(answers)
-    documents = np.repeat(np.arange(50), [len(p) for p in answers])
-    one = AnswerCalibrator(stage=stage).fit(answers, right)
-    two = AnswerCalibrator(stage=stage).fit(flat, right, documents=documents)
-    np.testing.assert_array_equal(one.predict(answers), two.predict(flat, documents=documents))
-
-
 def test_underflowing_products_keep_their_order():
     tokens = [np.full(m, 0.1) for m in range(100, 900, 10)]
     assert answer_confidence(tokens, "product")[-1] == 0
@@ -343,9 +333,9 @@ def test_other_states_are_refused(answers):
     state = AnswerCalibrator().fit(answers, np.arange(50) % 2).state()
     json.dumps(state, allow_nan=False)
     for broken in ({**state, "more": 1}, {}, [1, 2]):
-        with pytest.raises(ValueError, match="an answer calibrator has"):
+        with pytest.raises(ValueError, match="a saved AnswerCalibrator has"):
             AnswerCalibrator.from_state(broken)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"learned values line, got .'slope'."):
+    with pytest.raises(ValueError, match=r"learned values line, got {'slope'"):
         AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
 
 
@@ -356,13 +346,13 @@ THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "b
     ("stage", "changed", "message"),
     [
         ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
-        ("sigmoid", {"learned": {}}, r"line, got \[\]"),
+        ("sigmoid", {"learned": {}}, "line, got {}"),
         ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": [1.0, 0.0, 0.0]}}, "must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": [1.0, None]}}, "must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": 1.0}}, "must be 2 finite numbers"),
-        ("sigmoid", {"learned": {"line": ["a", 1]}}, "are no numbers"),
-        ("sigmoid", {"learned": {"line": {"a": 1}}}, "are no numbers"),
+        ("sigmoid", {"learned": {"line": ["a", 1]}}, "line of sigmoid must be numbers"),
+        ("sigmoid", {"learned": {"line": {"a": 1}}}, "line of sigmoid must be numbers"),
         ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
         ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
         ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),

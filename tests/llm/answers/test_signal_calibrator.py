@@ -138,10 +138,10 @@ def test_maps_come_back_from_files(fitted, tmp_path):
     ("part", "value", "message"),
     [
         ("names", ["a", "a", "b"], "different texts"),
-        ("names", ["a"], "low must be 1 finite numbers"),
+        ("names", ["a"], "coverage must be 1 finite numbers"),
         ("names", None, "different texts"),
-        ("regression", None, "a regression has"),
-        ("regression", {}, "a regression has"),
+        ("regression", None, "a saved Regression has"),
+        ("regression", {}, "a saved Regression has"),
         ("coverage", [1, 1], "coverage must be 3"),
         ("stage", "cubic", "stage"),
     ],
@@ -164,7 +164,7 @@ def test_parts_of_damaged_states_are_refused(fitted):
     ):
         with pytest.raises(ValueError, match=message):
             SignalCalibrator.from_state({**state, "regression": {**state["regression"], **change}})
-    with pytest.raises(ValueError, match="a signal calibrator has"):
+    with pytest.raises(ValueError, match="a saved SignalCalibrator has"):
         SignalCalibrator.from_state({})
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import AnswerRows, Source, read_rows, write_rows
-from calibrant.llm.answers.signals import graded_signals, signal_values, signals_of
+from calibrant.llm.answers.graded import AnswerRows, read_rows, write_rows
+from calibrant.llm.answers.signals import signal_values, signals_of
 
 FULL = {
     "question": "Capital of Peru?",
@@ -141,34 +141,19 @@ def test_bad_material_is_refused_with_its_place(tmp_path, material, message):
 
 
 def test_samples_need_an_answer_to_agree_with():
-    with pytest.raises(ValueError, match="samples of answer 0: a list of texts and an answer"):
+    with pytest.raises(ValueError, match="samples of answer 1: a list of texts and an answer"):
         signals_of([{"samples": ["a"]}])
 
 
-def test_graded_signals_have_one_source_and_their_questions():
-    about = {"model": "m", "prompt": "chat", "correct": 1}
-    rows = [
-        {"question": "q", "signals": {"a": 0.5, "b": None}, **about},
-        {"question": "r", "signals": {"a": 0.25}, **about},
-        {"question": "q", "signals": {"a": 1}, **about},
-        {"signals": {"a": 0}, **about},
-        {"signals": {"a": 0}, **about},
-    ]
-    answers = AnswerRows([f"line {n}" for n in range(5)], rows)
-    graded = graded_signals(answers)
-    assert graded.values["a"].tolist() == [0.5, 0.25, 1, 0, 0]
-    assert np.isnan(graded.values["b"]).all()
-    assert graded.source == Source("", "chat", "m")
-    assert graded.groups.tolist() == [0, 1, 0, 2, 3]
-    assert [*graded_signals(answers, ["b"]).values] == ["b"]
+def test_values_of_signals_are_those_of_all_rows_or_named():
+    rows = [{"signals": {"a": 0.5, "b": None}}, {"signals": {"a": 0.25}}, {"signals": {"a": 1}}]
+    answers = AnswerRows.of(rows)
+    values = signal_values(answers)
+    assert values["a"].tolist() == [0.5, 0.25, 1]
+    assert np.isnan(values["b"]).all()
+    assert [*signal_values(answers, ["b"])] == ["b"]
     with pytest.raises(ValueError, match="must have the signals c, got a, b"):
-        graded_signals(answers, ["a", "c"])
-    mixed = AnswerRows(answers.places, [*rows[:4], {**rows[4], "model": "n"}])
-    with pytest.raises(ValueError, match=r"line 0 and line 4 \(model m, not n\)"):
-        graded_signals(mixed)
-    ungraded = AnswerRows(answers.places, [*rows[:4], {"signals": {"a": 0}}])
-    with pytest.raises(ValueError, match="line 4 must say whether"):
-        graded_signals(ungraded)
+        signal_values(answers, ["a", "c"])
 
 
 def test_rows_without_signals_are_refused():

@@ -17,7 +17,7 @@ from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import AGGREGATORS, evaluate_answers
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
-from calibrant.llm.answers.grading import Confidence, QuestionSet
+from calibrant.llm.answers.grading import Confidence
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
@@ -27,7 +27,7 @@ from calibrant.llm.answers.signal_calibrator import (
     enough_for_folds,
     folds,
 )
-from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values, signals_of
+from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
 from calibrant.llm.heads.fitted import FittedHead
@@ -42,17 +42,6 @@ REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
     "--save-answers and calibrant llm answers fit"
 )
-
-
-def evaluate_questions(
-    model: Any, tokenizer: Any, asked: QuestionSet, *, level: float | None = 0.9, **options: Any
-) -> Evaluations:
-    """Let a model answer questions, and measure its calibration before and after a head.
-
-    ``options`` are those of :func:`grade_questions`.
-    """
-    graded = grading.grade_questions(model, tokenizer, asked, **options)
-    return evaluate_graded(graded, level=level)
 
 
 def evaluate_graded(
@@ -171,8 +160,7 @@ def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Ev
     intervals are then those of independent questions. Without ``after`` if there are fewer than
     ten questions.
     """
-    confidence, correct = graded.confidence, graded.correct
-    groups = graded.groups
+    confidence, correct, groups = graded.confidence, graded.correct, graded.groups
     evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
     if int(groups.max()) + 1 < 2 * FOLDS:
         return evaluations
@@ -251,7 +239,9 @@ def fit_signals(
     answers, and refuses others. Answers to one question, such as the fields of one document, stay
     in one fold, and the intervals are those of independent questions.
     """
-    values, right, source, groups = graded_signals(_with_signals(answers), names)
+    answers = _with_signals(answers)
+    values, right, groups = signal_values(answers, names), answers.grades(), answers.groups
+    source = answers.source()
     fitted = SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
     known = {name: ~np.isnan(column) for name, column in values.items()}
     raw = {

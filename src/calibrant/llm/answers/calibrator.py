@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,43 +33,36 @@ SAME = 1e-6
 """Smallest range of predictions that counts as different."""
 
 Learned = dict[str, FloatArray]
+Map = Literal["sigmoid", "beta", "isotonic"]
+STAGES: tuple[Map, ...] = get_args(Map)
+LEARNED: dict[Map, tuple[str, ...]] = {
+    "sigmoid": ("line",),
+    "beta": ("line",),
+    "isotonic": ("odds", "prob"),
+}
+"""Names of the learned values of each kind of map."""
 
 
-class Stage(NamedTuple):
-    """A map from log-odds ``(n,)`` to probabilities.
-
-    Attributes
-    ----------
-    fit : callable
-        Returns learned values by name, and True if an optimum was found.
-    apply : callable
-        Of log-odds and the learned values.
-    sizes : dict
-        Number of learned values by name; None for one of each step.
-    """
-
-    fit: Callable[[FloatArray, BoolArray], tuple[Learned, bool]]
-    apply: Callable[..., FloatArray]
-    sizes: Mapping[str, int | None]
+def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
+    """Fit a map of log-odds ``(n,)``; returns learned values, and True if there is an optimum."""
+    if stage == "isotonic":
+        return _fit_isotonic(odds, correct)
+    solution = (fit_platt if stage == "sigmoid" else fit_beta)(odds, correct, np.ones_like(odds))
+    # with a few answers of one kind the solver of beta may stop before a bound
+    differ = stage == "sigmoid" or 0 < correct.mean() < 1
+    return {"line": solution.x}, solution.converged and differ
 
 
-def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
-    solution = fit_platt(odds, correct, np.ones_like(odds))
-    return {"line": solution.x}, solution.converged
-
-
-def _sigmoid(odds: FloatArray, line: FloatArray) -> FloatArray:
-    return np.asarray(expit(line[0] * odds + line[1]))
-
-
-def _fit_beta(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
-    solution = fit_beta(odds, correct, np.ones_like(odds))
-    # with a few answers of one kind the solver may stop before a bound
-    return {"line": solution.x}, solution.converged and 0 < correct.mean() < 1
-
-
-def _beta(odds: FloatArray, line: FloatArray) -> FloatArray:
-    a, b, m = line
+def _apply_stage(stage: Map, odds: FloatArray, learned: Learned) -> FloatArray:
+    """Return the probabilities of log-odds ``(n,)``."""
+    if stage == "isotonic":
+        # in single precision, as in the fit: otherwise an answer may leave its own step
+        x, at = (torch.from_numpy(v.astype(np.float32)) for v in (odds, learned["odds"]))
+        return as_float64(isotonic.steps(x, at, torch.from_numpy(learned["prob"])))
+    if stage == "sigmoid":
+        slope, offset = learned["line"]
+        return np.asarray(expit(slope * odds + offset))
+    a, b, m = learned["line"]
     return np.asarray(expit(b * np.logaddexp(0, odds) - a * np.logaddexp(0, -odds) + m))
 
 
@@ -87,20 +80,6 @@ def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     return {"odds": as_float64(curve.odds), "prob": np.clip(curve.prob, least, 1 - least)}, True
 
 
-def _isotonic(odds: FloatArray, knots: FloatArray, prob: FloatArray) -> FloatArray:
-    # in single precision, as in the fit: otherwise an answer may leave its own step
-    x, at = (torch.from_numpy(values.astype(np.float32)) for values in (odds, knots))
-    return as_float64(isotonic.steps(x, at, torch.from_numpy(prob)))
-
-
-Map = Literal["sigmoid", "beta", "isotonic"]
-STAGES: dict[str, Stage] = {
-    "sigmoid": Stage(_fit_sigmoid, _sigmoid, {"line": 2}),
-    "beta": Stage(_fit_beta, _beta, {"line": 3}),
-    "isotonic": Stage(_fit_isotonic, _isotonic, {"odds": None, "prob": None}),
-}
-
-
 class AnswerMap(WithOptions):
     """A map of answers to the chance that they are right, and a threshold of these chances.
 
@@ -116,17 +95,11 @@ class AnswerMap(WithOptions):
     threshold_: Threshold | None
 
     @abstractmethod
-    def predict(self, *args: Any, **options: Any) -> FloatArray:
+    def predict(self, answers: Any, *, source: Source | None = None) -> FloatArray:
         """Return the chance of each answer to be right, ``(answers,)``."""
 
     def control(
-        self,
-        answers: Any,
-        correct: Values,
-        *,
-        max_error: float,
-        certainty: float = 0.95,
-        **layout: Any,
+        self, answers: Any, correct: Values, *, max_error: float, certainty: float = 0.95
     ) -> Threshold:
         """Find the confidence threshold that limits the error of the answers above it.
 
@@ -134,7 +107,7 @@ class AnswerMap(WithOptions):
         ``max_error`` of the answers above it are wrong (:func:`calibrant.decide.threshold`). The
         answers must not be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
-        confidence = self.predict(answers, **layout)
+        confidence = self.predict(answers)
         outcome = outcomes(correct, len(confidence))
         self.threshold_ = threshold(
             confidence=confidence, outcome=outcome, max_error=max_error, certainty=certainty
@@ -149,6 +122,16 @@ class AnswerMap(WithOptions):
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
         return np.asarray(values < self.threshold_.threshold)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take source and threshold from a saved state."""
+        source, limit = state["source"], state["threshold"]
+        if not (isinstance(source, Mapping) and {*source} <= {*Source._fields}):
+            raise ValueError(f"source must have {', '.join(Source._fields)}, got {source!r:.80}")
+        if not all(isinstance(text, str) for text in source.values()):
+            raise ValueError(f"source must have texts, got {source!r:.80}")
+        self.source_ = Source(**source)
+        self.threshold_ = None if limit is None else Threshold.from_state(limit)
 
 
 class AnswerCalibrator(AnswerMap):
@@ -205,14 +188,13 @@ class AnswerCalibrator(AnswerMap):
         self.source_ = Source(aggregate or "")
 
     def fit(
-        self, answers: Answers, correct: Values, *, source: Source | None = None, **layout: Any
+        self, answers: Answers | Values, correct: Values, *, source: Source | None = None
     ) -> Self:
         """Fit to graded answers.
 
-        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or
-        ``documents`` in ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct``
-        ``(answers,)`` is 0 or 1. ``source`` is where the confidences come from; others are refused
-        later.
+        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, or confidences
+        ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1. ``source`` is
+        where the confidences come from; others are refused later.
         """
         origin = Source(self.aggregate or "") if source is None else source
         if self.aggregate is not None and origin.confidence != self.aggregate:
@@ -222,10 +204,10 @@ class AnswerCalibrator(AnswerMap):
             )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
-            limits = halfway(_confidences(answers, layout))
-        odds = self._odds(answers, layout, limits)
+            limits = halfway(_confidences(answers))
+        odds = self._odds(answers, limits)
         _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
-        learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
+        learned, converged = _fit_stage(self.stage, odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         self.source_ = origin
         if not converged:
@@ -241,16 +223,14 @@ class AnswerCalibrator(AnswerMap):
             )
         return self
 
-    def predict(
-        self, answers: Answers, *, source: Source | None = None, **layout: Any
-    ) -> FloatArray:
+    def predict(self, answers: Answers | Values, *, source: Source | None = None) -> FloatArray:
         """Return the chance of each answer to be right, ``(answers,)``.
 
         Raises if ``source`` is not that of the fit.
         """
         if source is not None:
             self.source_.check(source)
-        return self._probs(self._odds(answers, layout, self.limits_))
+        return self._probs(self._odds(answers, self.limits_))
 
     def __repr__(self) -> str:
         if self.learned_ is None:
@@ -305,18 +285,13 @@ class AnswerCalibrator(AnswerMap):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        keys = {"how", "stage", "learned", "limits", "threshold", "source"}
-        if not isinstance(state, Mapping) or {*state} != keys:
-            raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
+        check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
         made = cls(state["how"], stage=state["stage"])
-        made.learned_ = _learned(made.stage, state["learned"])
-        if state["limits"] is not None:
-            made.limits_ = _limits(state["limits"])
-        made.source_ = source_from(state["source"])
+        made.learned_ = _checked_learned(made.stage, state["learned"])
+        made.limits_ = _checked_limits(state["limits"])
+        made._restore(state)
         if made.aggregate is not None and made.source_.confidence != made.aggregate:
             raise ValueError(f"source must have the confidence {made.aggregate}")
-        if state["threshold"] is not None:
-            made.threshold_ = Threshold.from_state(state["threshold"])
         return made
 
     def _fitted(self) -> Learned:
@@ -325,22 +300,18 @@ class AnswerCalibrator(AnswerMap):
         return self.learned_
 
     def _probs(self, odds: FloatArray) -> FloatArray:
-        stage, learned = STAGES[self.stage], self._fitted()
-        return stage.apply(odds, *(learned[name] for name in stage.sizes))
+        return _apply_stage(self.stage, odds, self._fitted())
 
-    def _odds(
-        self, answers: Answers, layout: Mapping[str, Any], limits: tuple[float, float] | None
-    ) -> FloatArray:
+    def _odds(self, answers: Answers | Values, limits: tuple[float, float] | None) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
-            return confidences.log_odds(
-                confidences.log_confidence(answers, self.aggregate, **layout)
-            )
-        confidence = np.clip(_confidences(answers, layout), *(limits or (0, 1)))
+            logs = confidences.log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
+            return confidences.log_odds(logs)
+        confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
-def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
+def _confidences(answers: Answers | Values) -> FloatArray:
     wanted = (
         "with aggregate=None, answers must be confidences (answers,) in [0, 1], got {}: for token "
         "probabilities pass aggregate='geometric'"
@@ -349,7 +320,7 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
         confidence = as_float64(answers)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise ValueError(wanted.format(f"no numbers ({error})")) from error
-    if confidence.ndim != 1 or layout or not ((confidence >= 0) & (confidence <= 1)).all():
+    if confidence.ndim != 1 or not ((confidence >= 0) & (confidence <= 1)).all():
         raise ValueError(wanted.format(f"shape {confidence.shape} or values outside"))
     return confidence
 
@@ -374,36 +345,35 @@ def halfway(confidence: FloatArray) -> tuple[float, float]:
     return float(low / 2), float((1 + high) / 2)
 
 
-def _learned(stage: str, values: Any) -> Learned:
-    """Check the learned values of a saved map."""
-    wanted = STAGES[stage].sizes
-    if not isinstance(values, Mapping) or set(values) != set(wanted):
-        names = [*values] if isinstance(values, Mapping) else values
-        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {names}")
+def check_state(state: Any, keys: Sequence[str], kind: type) -> None:
+    """Raise unless a state that was saved has the values of its kind of object."""
+    if not isinstance(state, Mapping) or {*state} != {*keys}:
+        raise ValueError(f"a saved {kind.__name__} has {sorted(keys)}, got {state!r:.200}")
+
+
+def finite_numbers(values: Any, size: int, name: str) -> FloatArray:
+    """Return the numbers of a saved list of a length, or raise."""
     try:
-        learned = {name: as_float64(values[name]) for name in wanted}
+        numbers = as_float64(values)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"learned values of {stage} are no numbers ({error})") from error
-    steps = max(1, next(iter(learned.values())).size)
-    for name, size in wanted.items():
-        if learned[name].shape != (size or steps,) or not np.isfinite(learned[name]).all():
-            got = f"{values[name]!r:.60}"
-            raise ValueError(f"{name} of {stage} must be {size or steps} finite numbers, got {got}")
-    return learned
+        raise ValueError(f"{name} must be numbers ({error})") from error
+    if numbers.shape != (size,) or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must be {size} finite numbers, got {values!r:.80}")
+    return numbers
 
 
-def source_from(values: Any) -> Source:
-    """Make a source of its saved parts."""
-    names = {*Source._fields}
-    if not (isinstance(values, Mapping) and {*values} <= names):
-        raise ValueError(f"source must have {', '.join(Source._fields)}, got {values!r:.80}")
-    if not all(isinstance(text, str) for text in values.values()):
-        raise ValueError(f"source must have texts, got {values!r:.80}")
-    return Source(**values)
+def _checked_learned(stage: Map, values: Any) -> Learned:
+    names = LEARNED[stage]
+    if not isinstance(values, Mapping) or {*values} != {*names}:
+        raise ValueError(f"{stage} has the learned values {', '.join(names)}, got {values!r:.80}")
+    size = {"sigmoid": 2, "beta": 3}.get(stage) or max(1, np.size(values["odds"]))
+    return {name: finite_numbers(values[name], size, f"{name} of {stage}") for name in names}
 
 
-def _limits(values: Any) -> tuple[float, float]:
+def _checked_limits(values: Any) -> tuple[float, float] | None:
     match values:
+        case None:
+            return None
         case [float(low), float(high)] if 0 < low < high < 1:
             return low, high
     raise ValueError(f"limits must be two rising numbers between 0 and 1, got {values!r:.60}")

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import (
-    FloatArray,
-    IntArray,
-    Values,
-    as_float64,
-    as_keys,
-    as_labels,
-    as_pairs,
-    known_rows,
-)
+from calibrant._core.checks import FloatArray, Values, as_float64, as_keys, as_pairs, known_rows
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics import intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
@@ -34,66 +24,13 @@ SUREST = 1e-9
 """Distance from 1 at which confidences are clipped."""
 ANSWER_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc", "aurc")
 
-Answers: TypeAlias = Sequence[Values] | Values
-"""A list with an array for each answer, or all tokens in one array; see answer_confidence."""
-
-
-class Tokens(NamedTuple):
-    """Tokens of all answers, ``(tokens,)``, and the first of each answer, ``(answers,)``."""
-
-    probs: FloatArray
-    starts: IntArray
-
-    @property
-    def logs(self) -> FloatArray:
-        """Logarithms of the probabilities, finite."""
-        return np.log(np.maximum(self.probs, SMALLEST))
-
-    @property
-    def lengths(self) -> IntArray:
-        """Number of tokens of each answer."""
-        return np.diff(self.starts, append=len(self.probs))
-
-
-def _geometric(tokens: Tokens) -> FloatArray:
-    return np.asarray(_product(tokens) / tokens.lengths)
-
-
-def _product(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.add.reduceat(tokens.logs, tokens.starts))
-
-
-def _arithmetic(tokens: Tokens) -> FloatArray:
-    mean = np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths
-    return np.log(np.clip(mean, SMALLEST, 1.0))
-
-
-def _first(tokens: Tokens) -> FloatArray:
-    return tokens.logs[tokens.starts]
-
-
-def _minimum(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.minimum.reduceat(tokens.logs, tokens.starts))
-
-
+Answers: TypeAlias = Sequence[Values]
+"""Probabilities of the tokens of each answer, ``(tokens,)``."""
 Aggregator = Literal["geometric", "product", "arithmetic", "first", "minimum"]
-AGGREGATORS: dict[str, Callable[[Tokens], FloatArray]] = {
-    "geometric": _geometric,
-    "product": _product,
-    "arithmetic": _arithmetic,
-    "first": _first,
-    "minimum": _minimum,
-}
-"""Functions that return the log-confidence of each answer, by name."""
+AGGREGATORS: tuple[Aggregator, ...] = get_args(Aggregator)
 
 
-def answer_confidence(
-    token_probs: Answers,
-    aggregate: Aggregator = "geometric",
-    *,
-    mask: Values | None = None,
-    documents: Values | None = None,
-) -> FloatArray:
+def answer_confidence(token_probs: Answers, aggregate: Aggregator = "geometric") -> FloatArray:
     r"""Aggregate the token probabilities of each answer to one confidence.
 
     With the probabilities :math:`p_1, \ldots, p_m` of the tokens of an answer,
@@ -109,34 +46,41 @@ def answer_confidence(
 
     Parameters
     ----------
-    token_probs : list of (m_i,), or (answers, tokens) with mask, or (tokens,) with documents
-        Probabilities, not logarithms.
+    token_probs : list of (tokens,)
+        Probabilities, not logarithms, of the tokens of each answer.
     aggregate : str
-    mask : (answers, tokens) of bool, optional
-        True for tokens of the answer, False for padding.
-    documents : (tokens,) integers, optional
-        Number of the answer of each token. Answers are returned in the order of their numbers.
 
     Examples
     --------
     >>> answer_confidence([[0.9, 0.4], [0.5]])
     array([0.6, 0.5])
-    >>> answer_confidence([0.9, 0.4, 0.5], "minimum", documents=[0, 0, 1])
-    array([0.4, 0.5])
     """
-    return np.exp(log_confidence(token_probs, aggregate, mask=mask, documents=documents))
+    return np.exp(log_confidence(token_probs, aggregate))
 
 
-def log_confidence(
-    token_probs: Answers,
-    aggregate: str,
-    *,
-    mask: Values | None = None,
-    documents: Values | None = None,
-) -> FloatArray:
+def log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
     """Logarithm of :func:`~calibrant.llm.answer_confidence`, also where a product underflows."""
-    checks.check_choice("aggregate", aggregate, get_args(Aggregator))
-    return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
+    checks.check_choice("aggregate", aggregate, AGGREGATORS)
+    answers = _token_arrays(token_probs)
+    probs, lengths = np.concatenate(answers), np.array([*map(len, answers)])
+    if not ((probs >= 0) & (probs <= 1 + 1e-6)).all():
+        raise ValueError(
+            "token_probs must be in [0, 1] and not NaN; for log-probabilities pass np.exp of them"
+        )
+    starts, logs = np.cumsum(lengths) - lengths, np.log(np.maximum(probs, SMALLEST))
+    match aggregate:
+        case "geometric":
+            found = np.add.reduceat(logs, starts) / lengths
+        case "product":
+            found = np.add.reduceat(logs, starts)
+        case "arithmetic":
+            mean = np.add.reduceat(probs, starts) / lengths
+            found = np.log(np.clip(mean, SMALLEST, 1.0))
+        case "first":
+            found = logs[starts]
+        case _:
+            found = np.minimum.reduceat(logs, starts)
+    return np.minimum(found, 0.0)
 
 
 def log_odds(log_confidence: FloatArray) -> FloatArray:
@@ -144,30 +88,14 @@ def log_odds(log_confidence: FloatArray) -> FloatArray:
     return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
 
 
-def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
-    if mask is not None and documents is not None:
-        raise ValueError("pass mask with a padded array or documents with a flat one, not both")
-    if mask is not None:
-        tokens = _from_array(token_probs, "mask", as_labels(mask, "mask"), 2)
-    elif documents is not None:
-        tokens = _from_array(token_probs, "documents", as_labels(documents, "documents"), 1)
-    else:
-        tokens = _from_list(token_probs)
-    if not ((tokens.probs >= 0) & (tokens.probs <= 1 + 1e-6)).all():
-        raise ValueError(
-            "token_probs must be in [0, 1] and not NaN; for log-probabilities pass np.exp of them"
-        )
-    return tokens
-
-
-def _from_list(token_probs: Answers) -> Tokens:
+def _token_arrays(token_probs: Answers) -> list[FloatArray]:
     if isinstance(token_probs, (Tensor, np.ndarray)) and token_probs.dtype != object:
         raise ValueError(
-            f"token_probs is one array of shape {tuple(token_probs.shape)}: pass mask (answers, "
-            "tokens) or documents (tokens,) with it, or a list with an array for each answer"
+            f"token_probs is one array of shape {tuple(token_probs.shape)}: pass a list with an "
+            "array for each answer, without padding"
         )
     try:
-        answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
+        answers = [as_float64(one) for one in token_probs]
         for number, one in enumerate(answers):
             if one.ndim != 1:
                 raise ValueError(f"answer {number} has shape {one.shape}")
@@ -176,32 +104,15 @@ def _from_list(token_probs: Answers) -> Tokens:
             f"token_probs must have an array (tokens,) of probabilities for each answer ({error}); "
             "from ask, pass [answer.probs for answer in answers]"
         ) from error
-    return Tokens(np.concatenate([*answers, []]), _starts(np.array([*map(len, answers)], np.int64)))
-
-
-def _from_array(token_probs: Answers, name: str, layout: IntArray, ndim: int) -> Tokens:
-    probs = as_float64(token_probs)  # type: ignore[arg-type]
-    if probs.ndim != ndim or probs.shape != layout.shape:
-        form = "(answers, tokens)" if ndim == 2 else "(tokens,)"
-        got = f"{probs.shape}, {layout.shape}"
-        raise ValueError(f"token_probs and {name} must both be {form}, got {got}")
-    if ndim == 2:
-        return Tokens(probs[layout != 0], _starts((layout != 0).sum(1)))
-    order = np.argsort(layout, kind="stable")
-    return Tokens(probs[order], _starts(np.unique(layout, return_counts=True)[1]))
-
-
-def _starts(lengths: NDArray[Any]) -> IntArray:
-    """Return the number of the first token of each answer; every answer must have one."""
-    if not lengths.size:
+    if not answers:
         raise ValueError("token_probs holds no answer: at least one is needed")
-    if not lengths.all():
-        empty = np.flatnonzero(lengths == 0)
+    empty = [number for number, one in enumerate(answers) if not one.size]
+    if empty:
         raise ValueError(
-            f"answer {empty[0]} has no tokens ({empty.size} of {lengths.size} have none): drop "
+            f"answer {empty[0]} has no tokens ({len(empty)} of {len(answers)} have none): drop "
             "such answers and count them as wrong, or keep the end token of every answer"
         )
-    return np.asarray(np.cumsum(lengths, dtype=np.int64) - lengths)
+    return answers
 
 
 def evaluate_answers(
@@ -236,10 +147,15 @@ def evaluate_answers(
     0.0
     """
     claimed, outcome, _ = as_pairs(confidence, correct)
-    if groups is not None and np.unique(as_keys(groups)).size < claimed.size:
+    member = np.arange(claimed.size) if groups is None else as_keys(groups)
+    if member.shape != claimed.shape:
+        raise ValueError(
+            f"groups must have one value for each of {claimed.size} answers, got {member.shape}"
+        )
+    if np.unique(member).size < claimed.size:
         options: Any = {"bins": bins, "level": level, "seed": seed}
         losses = -np.log(np.maximum(np.where(outcome == 1, claimed, 1 - claimed), SMALLEST))
-        found = evaluate_tokens(claimed, outcome, groups, nll=losses, **options)
+        found = evaluate_tokens(claimed, outcome, member, nll=losses, **options)
         return replace(found, unit="answers")
     with known_rows():  # answers may state the same few confidences
         binary = evaluate(

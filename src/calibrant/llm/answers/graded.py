@@ -175,6 +175,11 @@ class AnswerRows(NamedTuple):
         """
         return cls([f"answer {i + 1}" for i in range(len(rows))], [dict(row) for row in rows])
 
+    @property
+    def groups(self) -> IntArray:
+        """Number of the question of each answer; one without a question has its own."""
+        return numbered([row.get("question") or n for n, row in enumerate(self.rows)])
+
     def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
         """Return the answers with their grades, which every row must have."""
         confidence, source, tokens = self.confidences(aggregate)
@@ -190,8 +195,7 @@ class AnswerRows(NamedTuple):
 
     def grades(self) -> BoolArray:
         """Return whether each answer is right; every row must say so."""
-        pairs = zip(self.places, self.rows, strict=True)
-        return np.array([grade_of(row, place) for place, row in pairs], dtype=bool)
+        return np.array([grade_of(row, place) for place, row in zip(*self, strict=True)], bool)
 
     def confidences(
         self, aggregate: Aggregator | None = None
@@ -201,30 +205,25 @@ class AnswerRows(NamedTuple):
         ``aggregate`` computes the confidences from token probabilities; by default this is done, by
         the geometric mean, only if no row has a confidence.
         """
-        tokens = self._token_probs()
-        source = self.source()
+        placed, source = list(zip(*self, strict=True)), self.source()
+        lacking = [place for place, row in placed if "token_probs" not in row]
+        tokens = [] if lacking else [token_probs_of(row, place) for place, row in placed]
         if aggregate is None and any("confidence" in row for row in self.rows):
-            pairs = zip(self.places, self.rows, strict=True)
-            stated = np.array([stated_number(row, place) for place, row in pairs])
-            return stated, source, tokens
-        if not tokens:
+            return np.array([stated_number(row, place) for place, row in placed]), source, tokens
+        if lacking:
             raise ValueError(
-                f"{self._without('token_probs')} has no token_probs: they are needed for every "
-                "answer, or else its confidence"
+                f"{lacking[0]} has no token_probs: they are needed for every answer, or else its "
+                "confidence"
             )
         rule = aggregate or "geometric"
         return answer_confidence(tokens, rule), source._replace(confidence=rule), tokens
 
-    def _token_probs(self) -> list[FloatArray]:
-        if not all("token_probs" in row for row in self.rows):
-            return []
-        return [
-            token_probs_of(row, place) for place, row in zip(self.places, self.rows, strict=True)
-        ]
-
     def source(self) -> Source:
         """Source of all rows; raise if they differ."""
-        sources = [_source_of(row) for row in self.rows]
+        sources = [
+            Source(**{part: str(row.get(key) or "") for part, key in SOURCE_KEYS.items()})
+            for row in self.rows
+        ]
         for place, source in zip(self.places, sources, strict=True):
             if source != sources[0]:
                 said = sources[0].differences(source) or [f"{sources[0]}, not {source}"]
@@ -233,10 +232,6 @@ class AnswerRows(NamedTuple):
                     f"({printable('; '.join(said))}): use a file for each source"
                 )
         return sources[0]
-
-    def _without(self, key: str) -> str:
-        rows = zip(self.places, self.rows, strict=True)
-        return next(place for place, row in rows if key not in row)
 
 
 def read_answers(
@@ -311,12 +306,8 @@ def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
             return
         writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
-        writer.writerows(map(_cells, rows))
-
-
-def _cells(row: Row) -> Row:
-    """Values as cells of a CSV file: texts as they are, all else as JSON."""
-    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in row.items()}
+        for row in rows:  # texts as they are, all else as JSON
+            writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
 
 
 def stated_number(row: Row, place: str) -> float:
@@ -374,7 +365,3 @@ def numbers(value: Any, name: str, place: str) -> FloatArray:
 def unpacked_cell(value: Any) -> Any:
     """Return what the JSON in a cell of a CSV file holds; other values as they are."""
     return json.loads(value) if isinstance(value, str) else value
-
-
-def _source_of(row: Row) -> Source:
-    return Source(**{part: str(row.get(key) or "") for part, key in SOURCE_KEYS.items()})

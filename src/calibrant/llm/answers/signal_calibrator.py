@@ -29,9 +29,10 @@ from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,
     Map,
+    check_state,
+    finite_numbers,
     halfway,
     outcomes,
-    source_from,
 )
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.graded import Source
@@ -95,6 +96,16 @@ class Regression(NamedTuple):
         odds = logit(np.clip(values, self.low, self.high))
         inputs = np.where(missing, 0.0, (odds - self.mean) / self.scale)
         return np.asarray(expit(inputs @ self.weights + missing @ self.absent + self.offset))
+
+    @classmethod
+    def from_state(cls, state: Any, signals: int) -> Regression:
+        """Make the regression of so many signals from its saved numbers."""
+        check_state(state, cls._fields, cls)
+        sizes = {name: signals for name in cls._fields} | {"offset": 1}
+        made = cls(**{name: finite_numbers(state[name], n, name) for name, n in sizes.items()})
+        if not ((made.scale > 0) & (made.low > 0) & (made.low < made.high) & (made.high < 1)).all():
+            raise ValueError("scale must be above 0, and low and high rise between 0 and 1")
+        return made
 
 
 def ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
@@ -288,33 +299,21 @@ class SignalCalibrator(AnswerMap):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        keys = {"stage", "names", "coverage", "regression", "map", "threshold", "source"}
-        if not isinstance(state, Mapping) or {*state} != keys:
-            raise ValueError(f"a signal calibrator has {sorted(keys)}, got {state!r:.200}")
-        made = cls(stage=state["stage"])
-        names, learned = state["names"], state["regression"]
+        keys = ("stage", "names", "coverage", "regression", "map", "threshold", "source")
+        check_state(state, keys, cls)
+        made, names = cls(stage=state["stage"]), state["names"]
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not texts or not names or len({*names}) != len(names):
             raise ValueError(f"names must be different texts, got {names!r:.80}")
-        if not isinstance(learned, Mapping) or {*learned} != {*Regression._fields}:
-            raise ValueError(f"a regression has {Regression._fields}, got {learned!r:.80}")
-        sizes = {name: len(names) for name in Regression._fields} | {"offset": 1}
-        made.regression_ = Regression(
-            **{name: _numbers(learned[name], size, name) for name, size in sizes.items()}
-        )
-        low, high, _, scale, *_ = made.regression_
-        if not ((scale > 0) & (low > 0) & (low < high) & (high < 1)).all():
-            raise ValueError("scale must be above 0, and low and high rise between 0 and 1")
+        made.names_ = list(names)
+        shares = finite_numbers(state["coverage"], len(names), "coverage").tolist()
+        made.coverage_ = dict(zip(names, shares, strict=True))
+        made.regression_ = Regression.from_state(state["regression"], len(names))
         if state["map"] is not None:
             made.map_ = AnswerCalibrator.from_state(state["map"])
             if (made.map_.stage, made.map_.aggregate) != (made.stage, None):
                 raise ValueError(f"the map must be a {made.stage} of scores, got {made.map_!r:.80}")
-        made.names_ = list(names)
-        shares = _numbers(state["coverage"], len(names), "coverage").tolist()
-        made.coverage_ = dict(zip(names, shares, strict=True))
-        made.source_ = source_from(state["source"])
-        if state["threshold"] is not None:
-            made.threshold_ = Threshold.from_state(state["threshold"])
+        made._restore(state)
         return made
 
 
@@ -361,13 +360,3 @@ def _as_groups(groups: Values | None, count: int) -> IntArray:
             f"groups must have one value for each of {count} answers, got {member.shape}"
         )
     return member
-
-
-def _numbers(values: Any, size: int, name: str) -> FloatArray:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers ({error})") from error
-    if array.shape != (size,) or not np.isfinite(array).all():
-        raise ValueError(f"{name} must be {size} finite numbers, got {values!r:.80}")
-    return array

@@ -10,32 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from scipy.special import softmax, xlogy
 
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64, check_choice
+from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, check_choice
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.graded import (
     AnswerRows,
-    Source,
-    numbered,
     numbers,
     stated_number,
     token_probs_of,
     unpacked_cell,
 )
 from calibrant.llm.answers.lines import Row
-from calibrant.llm.answers.samples import (
-    Same,
-    agreement,
-    clusters,
-    same_text,
-    semantic_entropy,
-)
+from calibrant.llm.answers.samples import Same, agreement, clusters, same_text, semantic_entropy
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs
 
@@ -46,7 +38,7 @@ VOTES = {
     **dict.fromkeys(("tie", "uncertain", "unsure", "partial"), 0.5),
 }
 """Worth of a vote."""
-LARGEST = 1 << 18
+LARGEST_VOCABULARY = 1 << 18
 """Tokens of the largest vocabularies in use."""
 
 
@@ -98,7 +90,7 @@ def option_confidence(logits: Values) -> tuple[float, float]:
 
 
 def top_token_confidence(
-    top: TopLogprobs, *, vocabulary: int = LARGEST, bound: Bound = "low"
+    top: TopLogprobs, *, vocabulary: int = LARGEST_VOCABULARY, bound: Bound = "low"
 ) -> dict[str, float]:
     r"""Compute confidences of an answer from the top tokens that a service shows.
 
@@ -159,36 +151,8 @@ UNREAD = "unread"
 """Key of a row for the reasons why material gave no signal."""
 
 Found = dict[str, float | None]
-
-
-class SignalReading(NamedTuple):
-    """How material is read."""
-
-    stated_scale: float = 1
-    vocabulary: int = LARGEST
-    bound: Bound = "low"
-    same: Same | None = None
-    meaning: str = ""
-
-
-class SignalRows(NamedTuple):
-    """Signals of graded answers.
-
-    Attributes
-    ----------
-    values : dict of (n,)
-        By name; NaN where an answer lacks the signal.
-    correct : (n,) bool
-    source : Source
-        Model, prompt and head of all answers.
-    groups : (n,)
-        Answers to one question have the same number.
-    """
-
-    values: dict[str, FloatArray]
-    correct: BoolArray
-    source: Source
-    groups: IntArray
+Computed = dict[str, float | str]
+"""Signals by name, or the reasons why material gives none."""
 
 
 def signals_of(
@@ -197,7 +161,7 @@ def signals_of(
     same: Same | None = None,
     meaning: str = "",
     stated_scale: float = 1,
-    vocabulary: int = LARGEST,
+    vocabulary: int = LARGEST_VOCABULARY,
     bound: Bound = "low",
 ) -> AnswerRows:
     """Compute every signal that the material of the rows allows.
@@ -254,35 +218,60 @@ def signals_of(
     """
     if (same is None) != (not meaning):
         raise ValueError("pass same and meaning, its name, together")
-    placed = _placed(answers)
-    how = SignalReading(stated_scale, vocabulary, bound, same, meaning)
-    found, unread = [], []
-    for place, row in zip(*placed, strict=True):
-        values, reasons = _signals(row, place, how)
-        found.append(values)
-        unread.append(reasons)
-    names = dict.fromkeys(name for values in found for name in values)
+    placed = answers if isinstance(answers, AnswerRows) else AnswerRows.of(answers)
+
+    def computed(row: Row, place: str) -> tuple[Found, dict[str, str]]:
+        """Signals of a row, and the reasons for those that its material does not give."""
+        found, unread = Found(), dict[str, str]()
+        for key, compute in material.items():
+            if row.get(key) is None:
+                continue
+            try:
+                values = compute(row, place)
+            except (TypeError, ValueError, RecursionError) as error:
+                named = str(error) if place in str(error) else f"{key} of {place}: {error}"
+                raise ValueError(named) from error
+            found |= {name: value for name, value in values.items() if not isinstance(value, str)}
+            unread |= {name: value for name, value in values.items() if isinstance(value, str)}
+        found |= dict.fromkeys(unread)
+        stored = _stored(row, place)
+        given = {name: value for name, value in stored.items() if value is not None}
+        reasons = {name: reason for name, reason in unread.items() if name not in given}
+        return {**dict.fromkeys(stored), **found, **given}, reasons
+
+    def of_top_tokens(row: Row, place: str) -> Computed:
+        top = unpacked_cell(row["top_logprobs"])
+        return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
+
+    def of_statement(row: Row, place: str) -> Computed:
+        found = stated_confidence(row["stated"], scale=stated_scale)
+        return {"stated": found.reason if found.value is None else found.value}
+
+    material: dict[str, Callable[[Row, str], Computed]] = {
+        "token_probs": _of_tokens,
+        "top_logprobs": of_top_tokens,
+        "stated": of_statement,
+        "samples": lambda row, place: _of_samples(row, same, meaning),
+        "option_logits": _of_options,
+        "judges": _of_judges,
+        "confidence": lambda row, place: {
+            str(row.get("source") or "confidence"): stated_number(row, place)
+        },
+    }
+    pairs = [computed(row, place) for place, row in zip(*placed, strict=True)]
+    names = dict.fromkeys(name for values, _ in pairs for name in values)
     rows = []
-    for row, values, reasons in zip(placed.rows, found, unread, strict=True):
+    for row, (values, reasons) in zip(placed.rows, pairs, strict=True):
         kept = {key: value for key, value in row.items() if key != UNREAD}
         told = {UNREAD: reasons} if reasons else {}
         rows.append({**kept, "signals": {name: values.get(name) for name in names}, **told})
     return AnswerRows(placed.places, rows)
 
 
-def graded_signals(answers: AnswerRows, names: Sequence[str] | None = None) -> SignalRows:
-    """Return signals and grades of answers, which must have one source.
-
-    ``names`` are those of the signals, by default of all that some row has.
-    """
-    values = signal_values(answers, names)
-    return SignalRows(values, answers.grades(), answers.source(), question_groups(answers))
-
-
 def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> dict[str, FloatArray]:
     """Return the signals of rows by name, ``(n,)``, NaN where they are null.
 
-    A name that no row has is refused.
+    ``names`` are by default all that some row has. A name that no row has is refused.
     """
     rows = [_stored(row, place) for place, row in zip(*answers, strict=True)]
     known = list(dict.fromkeys(name for row in rows for name in row))
@@ -295,43 +284,8 @@ def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> di
             f"the answers must have {what}, got {got}: write null where an answer lacks one; "
             "calibrant llm answers signals computes those of raw material"
         )
-    return {name: np.array([_number_or_nan(row.get(name)) for row in rows]) for name in wanted}
-
-
-def question_groups(answers: AnswerRows) -> IntArray:
-    """Number the questions of rows; a row without a question has a number of its own."""
-    return numbered([row.get("question") or n for n, row in enumerate(answers.rows)])
-
-
-def _placed(answers: AnswerRows | Sequence[Row]) -> AnswerRows:
-    if isinstance(answers, AnswerRows):
-        return answers
-    return AnswerRows([f"answer {n}" for n in range(len(answers))], list(answers))
-
-
-def _number_or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _signals(row: Row, place: str, how: SignalReading) -> tuple[Found, dict[str, str]]:
-    """Signals of a row, and the reasons for those that its material does not give."""
-    found, unread = Found(), dict[str, str]()
-    for key, compute in MATERIAL.items():
-        if row.get(key) is None:
-            continue
-        try:
-            values = compute(row, place, how)
-        except (TypeError, ValueError, RecursionError) as error:
-            named = str(error) if place in str(error) else f"{key} of {place}: {error}"
-            raise ValueError(named) from error
-        found |= {name: value for name, value in values.items() if not isinstance(value, str)}
-        unread |= {name: value for name, value in values.items() if isinstance(value, str)}
-    found |= dict.fromkeys(unread)
-    stored = _stored(row, place)
-    given = {name: value for name, value in stored.items() if value is not None}
-    return {**dict.fromkeys(stored), **found, **given}, {
-        name: reason for name, reason in unread.items() if name not in given
-    }
+    # null becomes NaN
+    return {name: np.array([row.get(name) for row in rows], np.float64) for name in wanted}
 
 
 def _stored(row: Row, place: str) -> Found:
@@ -343,65 +297,47 @@ def _stored(row: Row, place: str) -> Found:
         raise ValueError(f"signals of {place} is no JSON ({error})") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"signals of {place} must be an object, got {values!r:.60}")
-    return {str(name): _checked(name, value, place) for name, value in values.items()}
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 <= value <= 1):
+            raise ValueError(
+                f"the signal {printable(str(name))} of {place} must be a number in [0, 1] or null, "
+                f"got {value!r:.40}"
+            )
+    return {str(name): None if v is None else float(v) for name, v in values.items()}
 
 
-def _checked(name: str, value: Any, place: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError(
-            f"the signal {printable(str(name))} of {place} must be a number in [0, 1] or null, "
-            f"got {value!r:.40}"
-        )
-    return float(value)
-
-
-def _of_tokens(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
+def _of_tokens(row: Row, place: str) -> Computed:
     probs = [token_probs_of(row, place)]
-    return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}  # type: ignore[arg-type]
+    return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
 
-def _of_top_tokens(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
-    top = unpacked_cell(row["top_logprobs"])
-    return dict(top_token_confidence(top, vocabulary=how.vocabulary, bound=how.bound))
-
-
-def _of_statement(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
-    found = stated_confidence(row["stated"], scale=how.stated_scale)
-    return {"stated": found.reason if found.value is None else found.value}
-
-
-def _of_samples(row: Row, place: str, how: SignalReading) -> dict[str, Any]:
-    texts = unpacked_cell(row["samples"])
-    answer = row.get("answer")
+def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
+    texts, answer = unpacked_cell(row["samples"]), row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
         raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
-    exact = {"agreement_exact": agreement(answer, texts, str.__eq__)}
-    found = {**exact, **_by_meaning(answer, texts, same_text, "")}
-    if how.same is not None:
-        found |= _by_meaning(answer, texts, how.same, f":{how.meaning}")
-    return found
+    values: Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
+    ways = [("", same_text)] + ([] if same is None else [(f":{meaning}", same)])
+    for ending, alike in ways:
+        grouped, few = clusters(texts, alike), "it takes two samples"
+        several = len(texts) > 1
+        values[f"agreement{ending}"] = agreement(answer, texts, alike)
+        values[f"semantic_negentropy{ending}"] = (
+            max(0.0, 1 - semantic_entropy(grouped, normalised=True)) if several else few
+        )
+        values[f"semantic_sets{ending}"] = (
+            1 - (len(grouped) - 1) / (len(texts) - 1) if several else few
+        )
+    return values
 
 
-def _by_meaning(answer: str, texts: list[str], same: Same, ending: str) -> dict[str, Any]:
-    grouped, few = clusters(texts, same), "it takes two samples"
-    values: dict[str, Any] = {"agreement": agreement(answer, texts, same)}
-    several = len(texts) > 1
-    values["semantic_negentropy"] = (
-        max(0.0, 1 - semantic_entropy(grouped, normalised=True)) if several else few
-    )
-    values["semantic_sets"] = 1 - (len(grouped) - 1) / (len(texts) - 1) if several else few
-    return {f"{name}{ending}": value for name, value in values.items()}
-
-
-def _of_options(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
+def _of_options(row: Row, place: str) -> Computed:
     logits = numbers(row["option_logits"], "option_logits", place)
     first, margin = option_confidence(logits)
     return {"option_probability": first, "option_margin": margin}
 
 
-def _of_judges(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
+def _of_judges(row: Row, place: str) -> Computed:
     judges = unpacked_cell(row["judges"])
     if not isinstance(judges, Mapping):
         raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
@@ -420,19 +356,3 @@ def _judged(verdict: Any) -> float | str:
         'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
         f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
     )
-
-
-def _of_confidence(row: Row, place: str, _: SignalReading) -> dict[str, Any]:
-    return {str(row.get("source") or "confidence"): stated_number(row, place)}
-
-
-MATERIAL: dict[str, Callable[[Row, str, SignalReading], dict[str, Any]]] = {
-    "token_probs": _of_tokens,
-    "top_logprobs": _of_top_tokens,
-    "stated": _of_statement,
-    "samples": _of_samples,
-    "option_logits": _of_options,
-    "judges": _of_judges,
-    "confidence": _of_confidence,
-}
-"""Signals of a row, or the reason why there is none, from what it has under each key."""

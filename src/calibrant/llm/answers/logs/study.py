@@ -29,12 +29,7 @@ from calibrant.llm.answers.grading import FEWEST, calibrated_choices
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import (
-    graded_signals,
-    question_groups,
-    signal_values,
-    signals_of,
-)
+from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
@@ -180,7 +175,7 @@ class AnswerStudy:
     @property
     def repeated(self) -> int:
         """Number of answers to questions that an earlier answer is to."""
-        counts = Counter(question_groups(self.log.answers).tolist())
+        counts = Counter(self.log.answers.groups.tolist())
         return sum(count - 1 for count in counts.values())
 
     def __repr__(self) -> str:
@@ -233,7 +228,7 @@ def study_answers(
     'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
     """
     answers, correct = log.answers, log.answers.grades()
-    groups = question_groups(answers)
+    groups = answers.groups
     questions = int(groups.max()) + 1
     if len(correct) < LEAST or questions < LEAST // 2:
         raise ValueError(
@@ -271,8 +266,8 @@ def _map(
 ) -> AnswerCalibrator | SignalCalibrator:
     if not by_signals:
         return fit_answers(answers.answers(), stage=stage)
-    values, right, source, groups = graded_signals(signals_of(answers))
-    return SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
+    made, values = SignalCalibrator(stage=stage), signal_values(signals_of(answers))
+    return made.fit(values, answers.grades(), groups=answers.groups, source=answers.source())
 
 
 def has_signals(answers: AnswerRows) -> bool:

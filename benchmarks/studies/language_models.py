@@ -39,8 +39,8 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.asking import ask_choices_each, ask_each
-from calibrant.llm.answers.choices import choice_logits_from_likelihoods
+from calibrant.llm.answers.asking import ask_each
+from calibrant.llm.answers.choices import ask_choices_each, choice_logits_from_likelihoods
 from calibrant.llm.answers.questions import Question, first_of_each, normalised, subset
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "keep_always": True, "epochs": 3}

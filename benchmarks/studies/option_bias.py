@@ -19,7 +19,7 @@ import numpy as np
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.asking import ask_permuted_each
+from calibrant.llm.answers.choices import ask_permuted_each
 from calibrant.llm.answers.grading import calibrated_choices, read_question_set
 from calibrant.llm.answers.option_bias import PermutedChoices, option_bias, option_orders
 

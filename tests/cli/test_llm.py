@@ -15,11 +15,9 @@ import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, ROWS, fit
 from calibrant.llm.answers import grading
-from calibrant.llm.answers.asking import (
-    ask,
-    ask_choices,
-)
+from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.choices import ask_choices
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import (
     Question,

@@ -176,8 +176,7 @@ def collect(
         --samples 5 --stated --p-true -o answers.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text
-    from calibrant.llm.answers.collecting import collect_answers, cost_of
-    from calibrant.llm.answers.plans import RequestPlan, read_asked
+    from calibrant.llm.answers.collecting import RequestPlan, collect_answers, cost_of, read_asked
     from calibrant.llm.models.services import Connection, service_for
 
     asked = read_asked(questions)

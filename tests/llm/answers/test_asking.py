@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.llm.answers.asking import (
-    Answer,
-    LengthLimit,
-    _spellings,
-    _token_texts,
-    ask,
-    ask_choices,
-    ask_choices_each,
-    ask_each,
-    ask_true,
-    length_of,
-)
+from calibrant.llm.answers.asking import Answer, LengthLimit, _token_texts, ask, ask_each, length_of
+from calibrant.llm.answers.choices import _spellings, ask_choices, ask_choices_each, ask_true
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.answers.questions import Question, choice_prompt

@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm.answers import asking, calibrating, grading
+from calibrant.llm.answers import calibrating, choices, grading
 from calibrant.llm.answers.calibrating import (
     answer_question,
     apply_answers,
@@ -54,7 +54,7 @@ def asked(rng, monkeypatch):
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
     monkeypatch.setattr(grading, "Auto", light)
-    monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
+    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
 
 
@@ -116,7 +116,7 @@ def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch)
 def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
-    monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
+    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: few)
     assert list(evaluations((model, tokenizer), labels[:99])) == ["before"]
 
 

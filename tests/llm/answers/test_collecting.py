@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from calibrant.llm.answers.collecting import collect_answers, cost_of
+from calibrant.llm.answers.collecting import STATE, Asked, RequestPlan, collect_answers, cost_of
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.plans import STATE, Asked, RequestPlan
 from calibrant.llm.models.services import Connection, ServiceError, service_for
 from tests.support.chat_server import chat_server
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from calibrant.llm.answers.drawing import draw_answers
+from calibrant.llm.answers.asking import draw_answers
 from tests.support.language_models import PROMPTS, quiz_model, quiz_tokenizer
 
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from calibrant.llm.answers import asking, grading
-from calibrant.llm.answers.asking import ask
+from calibrant.llm.answers import asking, choices, grading
+from calibrant.llm.answers.asking import ask, draw_answers
+from calibrant.llm.answers.choices import ask_texts_each
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.drawing import draw_answers
 from calibrant.llm.answers.graded import Source
 from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
-from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -58,7 +57,7 @@ def test_samples_answer_the_same_prompts(model, chat):
         assert [row["samples"] for row in graded.rows()] == wanted
     assert any("\n" in text for texts in wanted for text in texts) == chat
     choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
-    with pytest.raises(ValueError, match="samples is for written answers, and these are texts"):
+    with pytest.raises(ValueError, match="samples is for questions of the form 'written'"):
         grade_questions(model, tokenizer, choices, samples=6)
 
 
@@ -91,7 +90,7 @@ def test_own_grades(model, tokenizer):
     assert graded.correct.tolist() == [False, False, True, False]
     assert seen == list(zip(graded.answers, OPEN, strict=True))
     choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
-    with pytest.raises(ValueError, match="grade is for written answers, and these are texts"):
+    with pytest.raises(ValueError, match="grade is for questions of the form 'written'"):
         grade_questions(model, tokenizer, choices, grade=grade)
 
 
@@ -129,9 +128,9 @@ def test_likeliest_text_is_the_answer(model, tokenizer):
 
 @pytest.mark.parametrize("form", ["written", "letters", "texts"])
 def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeypatch):
-    for name in ("ask_each", "ask_choices_each"):
-        monkeypatch.setattr(asking, name, None)
-    monkeypatch.setattr(grading, "ask_texts_each", None)
+    monkeypatch.setattr(asking, "ask_each", None)
+    for name in ("ask_choices_each", "ask_texts_each"):
+        monkeypatch.setattr(choices, name, None)
     long = " ".join(["two"] * model.config.max_position_embeddings)
     questions = [Question(text, ("yes",), ("yes", "no"), 0) for text in ("is it", long)]
     with pytest.raises(ValueError, match="positions of the model"):

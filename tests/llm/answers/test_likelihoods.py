@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.llm.answers.likelihoods import ask_texts_each
+from calibrant.llm.answers.choices import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import log_softmax
 from scipy.stats import chi2
 
-from calibrant.llm.answers.asking import ask_choices, ask_permuted_each
+from calibrant.llm.answers.choices import ask_choices, ask_permuted_each
 from calibrant.llm.answers.grading import QuestionSet, grade_questions
 from calibrant.llm.answers.option_bias import (
     PermutedChoices,
@@ -117,5 +117,5 @@ def test_graded_answers_have_both_forms_and_their_preference(model, tokenizer):
     assert bias is not None
     assert bias.n == 2
     assert found["permuted"].source.confidence == "letters, permuted"
-    with pytest.raises(ValueError, match="permutations are for answers by letters, and these are"):
+    with pytest.raises(ValueError, match="permutations is for questions of the form 'letters'"):
         grade_questions(model, tokenizer, QuestionSet(QUESTIONS, [], "texts"), permutations="all")

@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from calibrant.llm.answers.plans import Asked, RequestPlan, p_true_of, read_asked, without_statement
+from calibrant.llm.answers.collecting import (
+    Asked,
+    RequestPlan,
+    p_true_of,
+    read_asked,
+    without_statement,
+)
 
 
 @pytest.mark.parametrize(

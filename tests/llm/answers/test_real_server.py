@@ -2,9 +2,8 @@
 
 import pytest
 
-from calibrant.llm.answers.collecting import collect_answers
+from calibrant.llm.answers.collecting import Asked, RequestPlan, collect_answers
 from calibrant.llm.answers.graded import read_rows
-from calibrant.llm.answers.plans import Asked, RequestPlan
 from calibrant.llm.models.services import Connection, service_for
 
 pytest.importorskip("openai")

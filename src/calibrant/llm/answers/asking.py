@@ -1,27 +1,18 @@
-"""Ask a model questions: short answers with their confidence, and multiple choice."""
+"""Let a model answer questions: greedily with calibrated confidences, or by random draws."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import FloatArray, IntArray, check_whole
+from calibrant._core.checks import FloatArray, check_whole
 from calibrant._core.engines import Progress
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.option_bias import (
-    Permutations,
-    PermutedChoices,
-    option_orders,
-    reordered,
-)
-from calibrant.llm.answers.questions import Question, choice_prompt
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
@@ -49,6 +40,16 @@ GREEDY = {
     "output_hidden_states": True,
 }
 """Options of ``generate``."""
+SAMPLED = {
+    **GREEDY,
+    "do_sample": True,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "output_logits": False,
+    "output_hidden_states": False,
+}
+"""Options of ``generate`` that draw from the distribution of the model itself."""
 
 
 class LengthLimit(NamedTuple):
@@ -180,7 +181,7 @@ def ask_each(
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
-    for name, generation, _ in _generations(
+    for name, generation, _ in calibrated_generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
         columns = generation.tokens, generation.log_probs, generation.written
@@ -190,142 +191,49 @@ def ask_each(
     return answers
 
 
-def ask_choices(
-    model: nn.Module,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    *,
-    shots: Sequence[Question] = (),
-    fitted: FittedHead | None = None,
-    prefix: str | None = None,
-    permutations: Permutations | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
-) -> tuple[FloatArray, IntArray]:
-    """Return the logits ``(n, choices)`` of the questions, and the right choices ``(n,)``.
-
-    Parameters
-    ----------
-    questions : sequence of Question
-        With equally many choices.
-    shots : sequence of Question
-        Solved examples; those with the subject of a question precede it, or all if none has it.
-    prefix : str, optional
-        As for ``calibrant.llm.answers.choices.choice_tokens``.
-    permutations : {"cyclic", "all"}, optional
-        Ask each question with its options in several orders, and average their log-probabilities:
-        a preference for some letters cancels. It takes as many times longer.
-    model, tokenizer, fitted, batch, progress
-        As for :func:`ask`.
-    """
-    options: Any = {"shots": shots, "prefix": prefix, "batch": batch, "progress": progress}
-    if permutations is not None:
-        asked = ask_permuted_each(
-            model, tokenizer, questions, {"": fitted}, permutations=permutations, **options
-        )[""]
-        return asked.averaged(), asked.labels
-    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
-    return logits[""], labels
-
-
-def ask_permuted_each(
-    model: nn.Module,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    heads: Mapping[str, FittedHead | None],
-    *,
-    permutations: Permutations,
-    **options: Any,
-) -> dict[str, PermutedChoices]:
-    """Ask each question with its options in several orders, for several heads by name.
-
-    ``options`` are those of :func:`ask_choices`. The solved examples keep their orders.
-    """
-    orders = option_orders(permutations, _common_choices(questions))
-    asked = [reordered(question, order) for question in questions for order in orders]
-    logits, _ = ask_choices_each(model, tokenizer, asked, heads, **options)
-    labels = np.array([question.answer for question in questions])
-    shape = len(questions), len(orders), -1
-    return {
-        name: PermutedChoices(values.reshape(shape), labels, orders)
-        for name, values in logits.items()
-    }
-
-
-def ask_choices_each(
-    model: nn.Module,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    heads: Mapping[str, FittedHead | None],
-    *,
-    shots: Sequence[Question] = (),
-    prefix: str | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
-) -> tuple[dict[str, FloatArray], IntArray]:
-    """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
-    letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
-    prompts = choice_prompts(questions, shots)
-    logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
-    for name, generation, first in runs:
-        logits[name] += [choice_logits(first * generation.sharpness, letters)]
-    labels = np.array([question.answer for question in questions])
-    return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
-
-
-def _common_choices(questions: Sequence[Question]) -> int:
-    """Return the number of choices that all questions have."""
-    counts = {len(question.choices) for question in questions}
-    if len(counts) != 1 or not min(counts):
-        raise ValueError(
-            f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
-        )
-    return counts.pop()
-
-
-def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
-    """Make the prompts of :func:`ask_choices`."""
-    prompts = []
-    for question in questions:
-        own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(choice_prompt(question, own))
-    return prompts
-
-
-def ask_true(
+def draw_answers(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
     *,
-    fitted: FittedHead | None = None,
+    samples: int = 10,
+    seed: int = 0,
+    max_new_tokens: int = 32,
+    one_line: bool = False,
     batch: int = 8,
     progress: Progress | None = None,
-) -> FloatArray:
-    """Return P(True) ``(n,)``, for prompts that ask for True or False.
+) -> list[list[str]]:
+    """Return several answers to each prompt, drawn at temperature 1 from all tokens.
 
-    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
-    for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
+    Parameters
+    ----------
+    samples : int
+        Answers to each prompt.
+    seed : int
+        Of the draws, which depend on ``batch`` and on the device as well. The random state of
+        torch is left as it was.
+    model, tokenizer, prompts, max_new_tokens, one_line, batch, progress
+        As for :func:`~calibrant.llm.ask`. With a head attached (:func:`~calibrant.llm.attached`)
+        the answers are drawn from the calibrated distribution.
     """
-    verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
-    parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
-    return np.concatenate(parts)
+    check_whole("samples", samples)
+    limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
+    options = {**SAMPLED, "num_return_sequences": samples}
+    device = huggingface.inputs_device(model)
+    drawn: list[list[str]] = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for mask, output in outputs(model, tokenizer, prompts, batch, limit, options):
+            rows = output.sequences[:, mask.shape[1] :].tolist()
+            ends = [length_of(tokenizer, ids, limit) for ids in rows]
+            texts = [_decoded(tokenizer, ids[:end]) for ids, end in zip(rows, ends, strict=True)]
+            drawn += [texts[i : i + samples] for i in range(0, len(texts), samples)]
+            if progress is not None:
+                progress(len(drawn), len(prompts))
+    return drawn
 
 
-def _spellings(tokenizer: Any, word: str) -> list[int]:
-    """Tokens of a word: with or without a space before it, capitalised or not."""
-    forms = [f"{space}{form}" for space in (" ", "") for form in (word, word.lower())]
-    coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
-    single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
-    if not single:
-        raise ValueError(f"the tokenizer has no token of its own for {word!r}: use p_true")
-    return sorted(single)
-
-
-def _generations(
+def calibrated_generations(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -372,12 +280,19 @@ def outputs(
     options: Mapping[str, Any] = GREEDY,
 ) -> Iterator[tuple[Tensor, Any]]:
     """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
+    from transformers import StoppingCriteriaList
+
     check_whole("batch", batch)
     ids = checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
     device = huggingface.inputs_device(model)
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
     ends = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad}
+
+    def at_line_break(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        texts = tokenizer.batch_decode(input_ids[:, longest:])
+        return torch.tensor([*map(_breaks, texts)], device=input_ids.device)
+
     with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts), batch):
             some = ids[start : start + batch]
@@ -390,22 +305,11 @@ def outputs(
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=mask,
                 max_new_tokens=limit.max_new_tokens,
-                stopping_criteria=_line_breaks(tokenizer, longest) if limit.one_line else None,
+                stopping_criteria=StoppingCriteriaList([at_line_break] if limit.one_line else []),
                 **ends,
                 **options,
             )
             yield mask, output
-
-
-def _line_breaks(tokenizer: Any, prompt: int) -> Any:
-    """Return the criterion of ``generate`` that stops answers after ``prompt`` tokens at a line."""
-    from transformers import StoppingCriteriaList
-
-    def ended(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        texts = tokenizer.batch_decode(input_ids[:, prompt:])
-        return torch.tensor([*map(_breaks, texts)], device=input_ids.device)
-
-    return StoppingCriteriaList([ended])
 
 
 def _breaks(text: str) -> bool:
@@ -417,7 +321,15 @@ def checked_prompts(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int
 ) -> list[list[int]]:
     """Return the token ids of the prompts; raise if any of them is too long for the model."""
-    _check_prompts(prompts)
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a list of texts, got one text: put it into a list")
+    if not prompts:
+        raise ValueError("at least one prompt is needed, got none")
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
+        if not prompt:
+            raise ValueError(f"prompt {number} is empty")
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     positions = huggingface.positions_of(model)
     for number, row in enumerate(ids if positions else ()):
@@ -430,18 +342,6 @@ def checked_prompts(
     return ids
 
 
-def _check_prompts(prompts: Any) -> None:
-    if isinstance(prompts, str):
-        raise TypeError("prompts must be a list of texts, got one text: put it into a list")
-    if not prompts:
-        raise ValueError("at least one prompt is needed, got none")
-    for number, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
-        if not prompt:
-            raise ValueError(f"prompt {number} is empty")
-
-
 def _answer(
     tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit: LengthLimit
 ) -> Answer:
@@ -450,10 +350,15 @@ def _answer(
     ids = [int(tokens[i]) for i in kept]
     count = length_of(tokenizer, ids, limit)
     own = probs[kept[:count]].numpy()
-    text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
+    text = _decoded(tokenizer, ids[:count])
     confidence = float(answer_confidence([own], aggregate)[0])
     truncated = count == limit.max_new_tokens and ids[-1] not in limit.ends
     return Answer(text, _token_texts(tokenizer, ids[:count]), own, confidence, truncated)
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text.strip()
 
 
 def length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:

@@ -1,24 +1,274 @@
-"""Multiple choice: probabilities of the choices, prediction sets of them, and P(True).
+"""Multiple choice, by letters or whole texts: probabilities of the choices, and sets of them.
 
 The model's probability of a choice is divided by that of all choices together. The results are
-logits of the choices, for every calibrator and metric that takes logits.
+logits of the choices, for every calibrator and metric that takes logits. P(True) is a choice of
+two, whether an answer is true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import expit, log_softmax, logsumexp
-from torch import Tensor
+from torch import Tensor, nn
 
-from calibrant._core.checks import FloatArray, Values, as_float64, as_labels, as_scores
+from calibrant._core.checks import (
+    FloatArray,
+    IntArray,
+    Values,
+    as_float64,
+    as_labels,
+    as_scores,
+    check_whole,
+)
+from calibrant._core.engines import Progress
+from calibrant._core.torch_models import evaluating
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
+from calibrant.llm.answers.asking import LengthLimit, calibrated_generations, end_ids
+from calibrant.llm.answers.option_bias import (
+    Permutations,
+    PermutedChoices,
+    option_orders,
+    reordered,
+)
+from calibrant.llm.answers.questions import LETTERS, Question, choice_prompt, short_prompt
 from calibrant.llm.answers.topk import TopLogprobs, by_token, shown_tokens
+from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.documents import Encoded, encode_documents
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models import huggingface
 
-LETTERS = ("A", "B", "C", "D")
+
+def ask_choices(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    shots: Sequence[Question] = (),
+    fitted: FittedHead | None = None,
+    prefix: str | None = None,
+    permutations: Permutations | None = None,
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> tuple[FloatArray, IntArray]:
+    """Return the logits ``(n, choices)`` of the questions, and the right choices ``(n,)``.
+
+    Parameters
+    ----------
+    questions : sequence of Question
+        With equally many choices.
+    shots : sequence of Question
+        Solved examples; those with the subject of a question precede it, or all if none has it.
+    prefix : str, optional
+        As for ``calibrant.llm.answers.choices.choice_tokens``.
+    permutations : {"cyclic", "all"}, optional
+        Ask each question with its options in several orders, and average their log-probabilities:
+        a preference for some letters cancels. It takes as many times longer.
+    model, tokenizer, fitted, batch, progress
+        As for :func:`ask`.
+    """
+    options: Any = {"shots": shots, "prefix": prefix, "batch": batch, "progress": progress}
+    if permutations is not None:
+        asked = ask_permuted_each(
+            model, tokenizer, questions, {"": fitted}, permutations=permutations, **options
+        )[""]
+        return asked.averaged(), asked.labels
+    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
+    return logits[""], labels
+
+
+def ask_permuted_each(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    permutations: Permutations,
+    **options: Any,
+) -> dict[str, PermutedChoices]:
+    """Ask each question with its options in several orders, for several heads by name.
+
+    ``options`` are those of :func:`ask_choices`. The solved examples keep their orders.
+    """
+    orders = option_orders(permutations, _common_choices(questions))
+    asked = [reordered(question, order) for question in questions for order in orders]
+    logits, _ = ask_choices_each(model, tokenizer, asked, heads, **options)
+    labels = np.array([question.answer for question in questions])
+    shape = len(questions), len(orders), -1
+    return {
+        name: PermutedChoices(values.reshape(shape), labels, orders)
+        for name, values in logits.items()
+    }
+
+
+def ask_choices_each(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    shots: Sequence[Question] = (),
+    prefix: str | None = None,
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> tuple[dict[str, FloatArray], IntArray]:
+    """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
+    letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
+    prompts = choice_prompts(questions, shots)
+    logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
+    first_token = LengthLimit(1, end_ids(model, tokenizer))
+    runs = calibrated_generations(model, tokenizer, prompts, heads, first_token, batch, progress)
+    for name, generation, first in runs:
+        logits[name] += [choice_logits(first * generation.sharpness, letters)]
+    labels = np.array([question.answer for question in questions])
+    return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
+
+
+def _common_choices(questions: Sequence[Question]) -> int:
+    """Return the number of choices that all questions have."""
+    counts = {len(question.choices) for question in questions}
+    if len(counts) != 1 or not min(counts):
+        raise ValueError(
+            f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
+        )
+    return counts.pop()
+
+
+def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
+    """Make the prompts of :func:`ask_choices`."""
+    prompts = []
+    for question in questions:
+        own = [shot for shot in shots if shot.subject == question.subject] or shots
+        prompts.append(choice_prompt(question, own))
+    return prompts
+
+
+def ask_true(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    fitted: FittedHead | None = None,
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> FloatArray:
+    """Return P(True) ``(n,)``, for prompts that ask for True or False.
+
+    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
+    for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
+    """
+    verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
+    first_token = LengthLimit(1, end_ids(model, tokenizer))
+    runs = calibrated_generations(
+        model, tokenizer, prompts, {"": fitted}, first_token, batch, progress
+    )
+    parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
+    return np.concatenate(parts)
+
+
+def _spellings(tokenizer: Any, word: str) -> list[int]:
+    """Tokens of a word: with or without a space before it, capitalised or not."""
+    forms = [f"{space}{form}" for space in (" ", "") for form in (word, word.lower())]
+    coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
+    single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
+    if not single:
+        raise ValueError(f"the tokenizer has no token of its own for {word!r}: use p_true")
+    return sorted(single)
+
+
+def ask_texts_each(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    shots: Sequence[Question] = (),
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> dict[str, list[FloatArray]]:
+    """Compute the log-probabilities ``(choices,)`` of the choices of each question, by head.
+
+    A choice is scored by the total log-probability of its text after the question, and these are
+    normalised over the choices. For TruthfulQA, where the best answer stands against the incorrect
+    ones, the share of questions whose right choice is likeliest is the measure MC1 (Lin, Hilton
+    and Evans 2022).
+
+    Parameters
+    ----------
+    questions : sequence of Question
+        With two choices or more each, which the prompt does not show.
+    heads : dict
+        Temperature heads by name; None for no head.
+    shots : sequence of Question
+        Solved examples before each question.
+    batch : int
+        Texts that are scored together.
+    model, tokenizer, progress
+        As for :func:`~calibrant.llm.ask`.
+    """
+    check_whole("batch", batch)
+    texts = encoded_choices(model, tokenizer, questions, shots)
+    sizes = np.cumsum([len(question.choices) for question in questions])
+    logits, total = {}, len(heads) * len(texts)
+    for number, (name, fitted) in enumerate(heads.items()):
+        parts = []
+        with nullcontext() if fitted is None else attached(model, fitted):
+            for part in _likelihoods(model, texts, batch):
+                parts.append(part)
+                if progress is not None:
+                    done = number * len(texts) + sum(map(len, parts))
+                    progress(done, total)
+        rows = np.split(np.concatenate(parts), sizes[:-1])
+        logits[name] = [choice_logits_from_likelihoods(row) for row in rows]
+    return logits
+
+
+def encoded_choices(
+    model: Any, tokenizer: Any, questions: Sequence[Question], shots: Sequence[Question]
+) -> list[Encoded]:
+    """Return the tokens of each choice after its question; raise if any is too long."""
+    pairs = [
+        (short_prompt(question, shots), f" {choice}")
+        for question in questions
+        for choice in question.choices
+    ]
+    whole = 1 << 30  # nothing is cut
+    texts, positions = encode_documents(pairs, tokenizer, whole), huggingface.positions_of(model)
+    for (prompt, choice), text in zip(pairs, texts, strict=True):
+        if positions and len(text.ids) > positions:
+            raise ValueError(
+                f"the choice {choice[1:61]!r} after a prompt ending with {prompt[-60:]!r} needs "
+                f"{len(text.ids)} tokens, more than the {positions} positions of the model: show "
+                "fewer shots, or leave the question out"
+            )
+    return texts
+
+
+def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[FloatArray]:
+    """Yield the total log-probabilities of the tokens that count, for each batch of texts."""
+    device = huggingface.inputs_device(model)
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(texts), batch):
+            some = texts[start : start + batch]
+            # padding comes after the texts, where causal attention does not look
+            longest = max(len(text.ids) for text in some)
+            ids = torch.zeros(len(some), longest, dtype=torch.long)
+            mask = torch.zeros_like(ids)
+            for row, text in enumerate(some):
+                ids[row, : len(text.ids)] = torch.from_numpy(text.ids)
+                mask[row, : len(text.ids)] = 1
+            logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+            totals = []
+            for row, text in zip(logits, some, strict=True):
+                targets = torch.from_numpy(text.targets)
+                logs = row[(targets - 1).to(row.device)].float().log_softmax(-1)
+                chosen = torch.from_numpy(text.ids)[targets].to(row.device)
+                totals.append(float(logs.gather(-1, chosen[:, None]).cpu().double().sum()))
+            yield np.array(totals)
 
 
 def choice_tokens(

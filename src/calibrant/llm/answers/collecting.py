@@ -1,26 +1,318 @@
-"""Ask a service all questions, and append each finished answer to a file."""
+"""Put questions to a service, and make a row of each answer with signals of its confidence."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from calibrant._core.atomic_files import locked
 from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
-from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows
-from calibrant.llm.answers.plans import Asked, RequestPlan, answer_row
+from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows, question_of, usable
+from calibrant.llm.answers.logs.completions import chat_form, completion, request_source
+from calibrant.llm.answers.questions import (
+    Question,
+    contains_reference,
+    exact_match,
+    read_questions,
+    verdict_prompt,
+)
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.models.services import Service, ServiceError, without_key
 
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
+STATE = (
+    "After the answer, write on a last line of its own how likely it is that your answer is "
+    "correct, in percent, as in\nConfidence: 70%"
+)
+"""Request for a stated confidence, below the question."""
+STATEMENT = re.compile(r"\n[^\w\n]*(?:confidence|probability)\b[^\n]*\s*\Z", re.IGNORECASE)
+TOP = 20
+"""Top tokens that are requested for P(True), the most that OpenAI returns."""
+PER_TOKEN, PER_REQUEST = 4, 8
+"""Bytes of a token, about, and tokens that a request takes besides its texts."""
+
+REFERENCES = ("references", "reference", "answers", "answer")
+"""Names that right answers go by."""
+
+Grading = Literal["contains", "exact", "none"]
+GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
+    "contains": contains_reference,
+    "exact": exact_match,
+}
+"""Functions that compare an answer with references."""
+
+
+class Asked(NamedTuple):
+    """A question for a service.
+
+    Attributes
+    ----------
+    messages : list of dict
+        The chat, with the question last.
+    references : tuple of str
+        Right answers; empty if they are unknown.
+    id, kind : str
+    """
+
+    messages: list[dict[str, Any]]
+    references: tuple[str, ...] = ()
+    id: str = ""
+    kind: str = ""
+
+    @property
+    def question(self) -> str:
+        """Text of the question."""
+        return question_of(self.messages)
+
+
+def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
+    """Read questions: ``.jsonl`` or ``.csv`` with a question to a line, or ``.txt``.
+
+    A line has ``question``, or ``messages`` of a chat in ``.jsonl``; and optionally ``references``
+    (a list of right answers, or one), ``id`` and ``kind``. A text file has a question, its answer
+    and an empty line. Repeated questions are read once.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "questions.jsonl"
+    ...     _ = file.write_text('{"question": "Capital of Peru?", "references": ["Lima"]}')
+    ...     read_asked(file)[0].references
+    ('Lima',)
+    """
+    path = Path(file)
+    if path.suffix == ".txt":
+        asked = [Asked(_chat(one.text), one.references) for one in read_questions(path)]
+    elif path.suffix in (".jsonl", ".csv"):
+        asked = [_asked(row, place) for place, row in usable(placed_rows(path))]
+    else:
+        raise ValueError(f"{path} must be .jsonl, .csv or .txt, got the suffix {path.suffix!r}")
+    if not asked:
+        raise ValueError(f"{path} has no questions")
+    distinct: dict[str, Asked] = {}
+    for one in asked:
+        distinct.setdefault(str(one.messages), one)
+    return list(distinct.values())
+
+
+def _chat(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def _asked(row: Row, place: str) -> Asked:
+    messages, question = row.get("messages"), row.get("question")
+    if isinstance(messages, list) and messages:
+        chat = [dict(one) for one in messages]
+    elif isinstance(question, str) and question.strip():
+        chat = _chat(question)
+    else:
+        raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
+    right = next((row[name] for name in REFERENCES if row.get(name)), ())
+    references = (right,) if isinstance(right, str) else tuple(map(str, right))
+    return Asked(chat, references, str(row.get("id") or ""), str(row.get("kind") or ""))
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """Requests for each question: an answer, and signals of the confidence in it.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    logprobs : bool
+        Request the log-probabilities of the tokens of the answer.
+    samples : int
+        Further answers, drawn at temperature 1, for their agreement.
+    stated : bool
+        Ask the model to state its confidence on a last line.
+    p_true : bool
+        Ask in a second chat if the answer is true, for the probability of True against False.
+    max_tokens : int
+        Largest length of an answer.
+    system : str
+        First message of every chat.
+    grade : {"contains", "exact", "none"}
+        An answer is right if it contains a reference, or if it equals one; or leave the grade to
+        others.
+    fields : dict
+        Fields of the requests, such as ``{"seed": 1}``; None leaves out one that is there.
+    """
+
+    model: str
+    logprobs: bool = True
+    samples: int = 0
+    stated: bool = False
+    p_true: bool = False
+    max_tokens: int = 256
+    system: str = ""
+    grade: Grading = "contains"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that changes answers."""
+        content = {name: value for name, value in asdict(self).items() if name != "grade"}
+        return _digest(content, 8)
+
+    @property
+    def prompt(self) -> str:
+        """Form of the prompt, which is part of the source of a confidence."""
+        return chat_form(self.system) + (", stated confidence" if self.stated else "")
+
+    @property
+    def requests(self) -> int:
+        """Number of requests for each question."""
+        return 1 + self.samples + self.p_true
+
+    def key(self, asked: Asked) -> str:
+        """Return what tells finished questions from others: hashes of the plan and the chat."""
+        return f"{self.digest}-{_digest(asked.messages, 16)}"
+
+    def messages(self, asked: Asked) -> list[dict[str, Any]]:
+        """Return the chat about a question."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        *before, last = asked.messages
+        if self.stated:
+            last = {**last, "content": f"{question_of([last])}\n\n{STATE}"}
+        return [*first, *before, last]
+
+    def tokens(self, asked: Asked) -> tuple[int, int]:
+        """Estimate the tokens of all requests about a question: sent, and at most received."""
+        chat = sum(len(json.dumps(one).encode()) for one in self.messages(asked))
+        sent = (chat // PER_TOKEN + PER_REQUEST) * self.requests
+        return sent, self.max_tokens * (1 + self.samples) + self.p_true
+
+
+def _digest(content: Any, length: int) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:length]
+
+
+def answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
+    """Ask a service everything about a question, and return the row of its answer."""
+    messages, place = plan.messages(asked), f"the response to {asked.question!r:.60}"
+    greedy = {"temperature": 0, "max_tokens": plan.max_tokens}
+    shown = {"logprobs": True} if plan.logprobs else {}
+    first = completion(service(messages, _fields(plan, {**greedy, **shown})), place)
+    if plan.logprobs and "token_probs" not in first:
+        raise BadDocument(place, "has no logprobs: leave --logprobs out, or ask another service")
+    if plan.stated:
+        first = without_statement(first)
+    row: Row = {
+        "id": asked.id,
+        "key": plan.key(asked),
+        "question": asked.question,
+        **first,
+        "prompt": plan.prompt,
+        "model": plan.model,
+        "head": "none",
+        "sampling": request_source(_fields(plan, greedy))["sampling"],
+        "kind": asked.kind,
+    }
+    if plan.samples:
+        drawn = {**greedy, "temperature": 1}
+        row["samples"] = [
+            _text(service(messages, _fields(plan, drawn)), place, plan.stated)
+            for _ in range(plan.samples)
+        ]
+    if plan.p_true:
+        row |= _verdict(plan, asked, row, service, place)
+    if asked.references and plan.grade != "none":
+        row["correct"] = GRADES[plan.grade](row["answer"], asked.references)
+    return row
+
+
+def _fields(plan: RequestPlan, usual: Mapping[str, Any]) -> dict[str, Any]:
+    together = {**usual, **plan.fields}
+    return {name: value for name, value in together.items() if value is not None}
+
+
+def _text(body: Mapping[str, Any], place: str, stated: bool) -> str:
+    reply = completion(body, place)
+    return str((without_statement(reply) if stated else reply)["answer"])
+
+
+def without_statement(reply: Row) -> Row:
+    r"""Move the last line, which states a confidence, from the answer to ``stated``.
+
+    Its tokens leave the answer with it. Without such a line ``stated`` is None.
+
+    >>> without_statement({"answer": "Lima\nConfidence: 90%"})
+    {'answer': 'Lima', 'stated': 'Confidence: 90%'}
+    """
+    text = reply["answer"]
+    found = STATEMENT.search("\n" + text)
+    if found is None:
+        return {**reply, "stated": None}
+    answer = text[: max(found.start() - 1, 0)]
+    row: Row = {**reply, "answer": answer.rstrip(), "stated": found[0].strip()}
+    if "tokens" in reply:
+        kept = _tokens_within(reply["tokens"], len(answer))
+        row |= {name: reply[name][:kept] for name in TOKEN_LISTS if name in reply}
+    return row
+
+
+TOKEN_LISTS = ("tokens", "token_probs", "top_logprobs")
+
+
+def _tokens_within(tokens: Sequence[str], length: int) -> int:
+    """Return how many tokens begin before a place in their text, and at least one."""
+    position, count = 0, 0
+    for token in tokens:
+        if position >= length:
+            break
+        position, count = position + len(token), count + 1
+    return max(count, 1)
+
+
+def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place: str) -> Row:
+    """Return P(True) as a signal; as the confidence if there are no token probabilities."""
+    prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
+    fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": TOP}
+    reply = completion(service([{"role": "user", "content": prompt}], _fields(plan, fields)), place)
+    shown = reply.get("top_logprobs") or []
+    if not shown:
+        raise BadDocument(place, "has no top_logprobs, which P(True) needs: leave --p-true out")
+    chance = p_true_of(shown[0])
+    signals: Row = {"signals": {"p_true": chance}}
+    if "token_probs" in row or chance is None:
+        return signals
+    return {**signals, "confidence": chance, "source": "p_true"}
+
+
+def p_true_of(shown: Mapping[str, float]) -> float | None:
+    """Return the share of True against False among the top tokens; None if neither is there.
+
+    If one is not there, it counts as the least likely of these tokens, or as the rest if that is
+    less.
+
+    >>> round(p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
+    0.95
+    """
+    sums, chances = {"true": 0.0, "false": 0.0}, []
+    for token, logprob in shown.items():
+        word = token.strip(" \n\"'*.").lower()
+        if math.isfinite(logprob):
+            chances.append(math.exp(min(logprob, 0.0)))
+            if word in sums:
+                sums[word] += chances[-1]
+    if not any(sums.values()):
+        return None
+    missing = max(min(*chances, 1 - sum(chances)), 0.0)
+    true, false = (found or missing for found in sums.values())
+    return true / (true + false)
 
 
 class Cost(NamedTuple):
@@ -89,7 +381,7 @@ def collect_answers(
     Parameters
     ----------
     questions : sequence of Asked
-        From :func:`~calibrant.llm.answers.plans.read_asked`.
+        From :func:`~calibrant.llm.answers.collecting.read_asked`.
     service : callable
         From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
         fields that returns the body of a chat completion. It is called in several threads.
@@ -126,71 +418,54 @@ def collect_answers(
     target = Path(out)
     if target.suffix != ".jsonl":
         raise ValueError(f"{target} must be .jsonl, got the suffix {target.suffix!r}")
-    with _alone(target), _threads(concurrency) as pool:
-        left = _left(questions, plan, target)
-        done = len(questions) - len(left)
-        _mend(target)
-
-        tasks = {pool.submit(answer_row, plan, asked, service): asked for asked in left}
-        with target.open("a", encoding="utf-8") as stream:
-            results = _Results(stream)
-            for number, task in enumerate(as_completed(tasks), start=1):
-                results.add(task)
-                if progress is not None:
-                    progress(done + number, len(questions))
-    if results.failures:
-        raise ValueError(results.told(f"{len(results.failures):,} of {len(left):,} failed"))
-    return len(left)
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock of the file."""
     try:
         with locked(target, wait=False):
-            yield
+            return _collect(questions, service, plan, target, concurrency, progress)
     except BlockingIOError as error:
         raise ValueError(f"another process writes {target}: wait for it") from error
 
 
-@contextmanager
-def _threads(concurrency: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool that ends without what is left if an error occurs."""
+def _collect(
+    questions: Sequence[Asked],
+    service: Service,
+    plan: RequestPlan,
+    target: Path,
+    concurrency: int,
+    progress: Progress | None,
+) -> int:
+    left = _left(questions, plan, target)
+    done, failures, in_a_row = len(questions) - len(left), list[str](), 0
+    if target.exists():  # a killed process may not have finished the last line
+        with target.open("rb+") as stream:
+            stream.truncate(stream.read().rfind(b"\n") + 1)
+
+    def told(what: str) -> ValueError:
+        return ValueError(
+            f"{what}: {failures[-1]}; {len(failures):,} questions have no answer, those finished "
+            f"are in {target}: the same command asks the others"
+        )
+
     pool = ThreadPoolExecutor(concurrency)
     try:
-        yield pool
+        tasks = [pool.submit(answer_row, plan, asked, service) for asked in left]
+        with target.open("a", encoding="utf-8") as stream:
+            for number, task in enumerate(as_completed(tasks), start=1):
+                try:
+                    stream.write(json.dumps(task.result()) + "\n")
+                    stream.flush()
+                    in_a_row = 0
+                except (ServiceError, BadDocument) as error:
+                    failures.append(without_key(printable(str(error))))
+                    in_a_row += 1
+                    if getattr(error, "is_final", False) or in_a_row == MAX_FAILURES:
+                        raise told("stopped") from None
+                if progress is not None:
+                    progress(done + number, len(questions))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@dataclass
-class _Results:
-    """Writes answers as they come, and counts questions that have none."""
-
-    stream: IO[str]
-    failures: list[str] = field(default_factory=list)
-    in_a_row: int = 0
-
-    def add(self, task: Future[Row]) -> None:
-        """Write an answer; raise if there is no use in going on."""
-        try:
-            row = task.result()
-        except (ServiceError, BadDocument) as error:
-            self.failures.append(without_key(printable(str(error))))
-            self.in_a_row += 1
-            if getattr(error, "is_final", False) or self.in_a_row == MOST_FAILURES:
-                raise ValueError(self.told("stopped")) from None
-            return
-        self.in_a_row = 0
-        self.stream.write(json.dumps(row) + "\n")
-        self.stream.flush()
-
-    def told(self, what: str) -> str:
-        """Return the error about questions without an answer."""
-        return (
-            f"{what}: {self.failures[-1]}; {len(self.failures):,} questions have no answer, those "
-            f"finished are in {self.stream.name}: the same command asks the others"
-        )
+    if failures:
+        raise told(f"{len(failures):,} of {len(left):,} failed")
+    return len(left)
 
 
 def _left(questions: Sequence[Asked], plan: RequestPlan, target: Path) -> list[Asked]:
@@ -208,11 +483,3 @@ def _left(questions: Sequence[Asked], plan: RequestPlan, target: Path) -> list[A
             )
         finished.add(key)
     return [asked for asked in questions if plan.key(asked) not in finished]
-
-
-def _mend(target: Path) -> None:
-    """Remove the end of a line that a killed process did not finish."""
-    if target.exists():
-        with target.open("rb+") as stream:
-            content = stream.read()
-            stream.truncate(content.rfind(b"\n") + 1)

@@ -14,12 +14,10 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.engines import Progress
 from calibrant.calibrators.auto import Auto
-from calibrant.llm.answers import asking, questions as question_sets
+from calibrant.llm.answers import asking, choices, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.drawing import draw_answers
 from calibrant.llm.answers.graded import GradedAnswers, Source
-from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead
@@ -27,17 +25,18 @@ from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.workflows.fit import cross_fit
 
-FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
+FOLDS, MIN_QUESTIONS = 5, 100
+"""Folds for the calibration of choices, and the fewest questions that it needs."""
 ONE_LINE, SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
-BATCH = 16
-"""Samples that are drawn together."""
+DRAWN_TOGETHER = 16
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Form: TypeAlias = Literal["written", "letters", "texts"]
 """Answers that the model writes, letters of choices, or choices that it finds likeliest."""
 Grade: TypeAlias = Callable[[str, Question], bool]
 """Returns True if an answer to a question is right."""
+Heads: TypeAlias = Mapping[str, FittedHead | None]
 
 
 class QuestionSet(NamedTuple):
@@ -114,52 +113,84 @@ def grade_questions(
         Ask questions that are answered by letters with their options in several orders, and also
         return the answers ``permuted``, by averages over the orders, which have no preference.
     samples : int, optional
-        Draw so many further answers to each question, by :func:`~calibrant.llm.answers.drawing.\
+        Draw so many further answers to each question, by :func:`~calibrant.llm.answers.asking.\
 draw_answers`, from the model without a head.
     max_new_tokens : int, optional
         Largest number of tokens of a written answer, by default 32, with ``chat`` 64.
     """
-    if permutations is not None and asked.form != "letters":
-        raise ValueError(
-            f"permutations are for answers by letters, and these are {asked.form}: leave them out"
-        )
-    written = {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens}
-    for name, value in written.items():
-        if value is not None and asked.form != "written":
-            raise ValueError(
-                f"{name} is for written answers, and these are {asked.form}: replace the form of "
-                "the questions by 'written'"
-            )
+    own: dict[Form, dict[str, Any]] = {
+        "written": {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens},
+        "letters": {"permutations": permutations},
+    }
+    for form, options in own.items():
+        for name, value in options.items():
+            if value is not None and asked.form != form:
+                raise ValueError(
+                    f"{name} is for questions of the form {form!r}, and these are {asked.form!r}: "
+                    f"leave it out"
+                )
     lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
     check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
-    heads = before_and_after(fitted)
+    network: Any = (model, tokenizer)
+    heads: Heads = {"before": None} if fitted is None else {"before": None, "after": fitted}
     if asked.form == "written":
-        prompts = _prompts(tokenizer, asked, chat)
-        limits = {**_limits(**lengths), "progress": progress}
-        answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
-        graded = _written(model, tokenizer, asked, heads, answers, confidence, chat, grade)
-        if samples is None:
-            return graded
-        batch = max(1, BATCH // samples)
-        drawn = draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
-        return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
+        return _written(
+            network, asked, heads, confidence or "geometric", grade, samples, progress, **lengths
+        )
     shots = f"{len(asked.shots)} shots"
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "texts":
-        texts = ask_texts_each(
-            model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
+        texts = choices.ask_texts_each(
+            *network, asked.questions, heads, shots=asked.shots, progress=progress
         )
         return {name: _chosen(asked, rows, sources[name]) for name, rows in texts.items()}
-    return _lettered(
-        model, tokenizer, asked, heads, sources, keep_predictions, permutations, progress
-    )
+    return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
+
+
+def _written(
+    network: tuple[Any, Any],
+    asked: QuestionSet,
+    heads: Heads,
+    rule: Confidence,
+    grade: Grade | None,
+    samples: int | None,
+    progress: Progress | None,
+    *,
+    chat: bool,
+    max_new_tokens: int | None,
+) -> dict[str, GradedAnswers]:
+    model, tokenizer = network
+    match = question_sets.contains_reference if chat else question_sets.exact_match
+    judge: Grade = grade or (lambda text, question: match(text, question.references))
+    prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
+    limits: Any = {"max_new_tokens": _longest(chat, max_new_tokens), "one_line": not chat}
+    limits["progress"] = progress
+    answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+    prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
+    graded = {}
+    for name, head in heads.items():
+        pairs = zip(answers[name], asked.questions, strict=True)
+        graded[name] = GradedAnswers(
+            [question.text for question in asked.questions],
+            [answer.text for answer in answers[name]],
+            confidences(model, tokenizer, asked.questions, answers[name], head, rule, form),
+            np.array([bool(judge(answer.text, question)) for answer, question in pairs]),
+            source_of(model, head, rule, prompt),
+            [answer.probs for answer in answers[name]],
+            token_texts=[answer.token_texts for answer in answers[name]],
+            truncated=[answer.truncated for answer in answers[name]],
+        )
+    if samples is None:
+        return graded
+    batch = max(1, DRAWN_TOGETHER // samples)
+    drawn = asking.draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
+    return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
 
 
 def _lettered(
-    model: Any,
-    tokenizer: Any,
+    network: tuple[Any, Any],
     asked: QuestionSet,
-    heads: Mapping[str, FittedHead | None],
+    heads: Heads,
     sources: Mapping[str, Source],
     keep_predictions: bool,
     permutations: Permutations | None,
@@ -168,12 +199,10 @@ def _lettered(
     options: Any = {"shots": asked.shots, "progress": progress}
     permuted: dict[str, PermutedChoices] = {}
     if permutations is None:
-        logits, labels = asking.ask_choices_each(
-            model, tokenizer, asked.questions, heads, **options
-        )
+        logits, labels = choices.ask_choices_each(*network, asked.questions, heads, **options)
     else:
-        permuted = asking.ask_permuted_each(
-            model, tokenizer, asked.questions, heads, permutations=permutations, **options
+        permuted = choices.ask_permuted_each(
+            *network, asked.questions, heads, permutations=permutations, **options
         )
         logits = {name: each.logits[:, 0] for name, each in permuted.items()}
         labels = next(iter(permuted.values())).labels
@@ -182,7 +211,7 @@ def _lettered(
     if permuted:
         renamed = source._replace(confidence="letters, permuted")
         tried["permuted"] = permuted[last].averaged(), renamed
-    if len(labels) >= FEWEST:
+    if len(labels) >= MIN_QUESTIONS:
         renamed = source._replace(confidence="letters, calibrated")
         tried["calibrated"] = calibrated_choices(rows, labels, keep_predictions), renamed
     return {
@@ -206,36 +235,6 @@ def _chosen(
     )
 
 
-def _written(
-    model: Any,
-    tokenizer: Any,
-    asked: QuestionSet,
-    heads: Mapping[str, FittedHead | None],
-    answers: Mapping[str, list[Answer]],
-    confidence: Confidence | None,
-    chat: bool,
-    grade: Grade | None,
-) -> dict[str, GradedAnswers]:
-    rule, form = confidence or "geometric", form_of(tokenizer, chat)
-    judge = grade or (_contains if chat else _matches)
-    prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
-    graded = {}
-    for name, head in heads.items():
-        texts = [answer.text for answer in answers[name]]
-        pairs = zip(texts, asked.questions, strict=True)
-        graded[name] = GradedAnswers(
-            [question.text for question in asked.questions],
-            texts,
-            confidences(model, tokenizer, asked.questions, answers[name], head, rule, form),
-            np.array([bool(judge(text, question)) for text, question in pairs]),
-            source_of(model, head, rule, prompt),
-            [answer.probs for answer in answers[name]],
-            token_texts=[answer.token_texts for answer in answers[name]],
-            truncated=[answer.truncated for answer in answers[name]],
-        )
-    return graded
-
-
 def check_lengths(
     model: Any,
     tokenizer: Any,
@@ -247,13 +246,13 @@ def check_lengths(
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
     if asked.form == "texts":
-        encoded_choices(model, tokenizer, asked.questions, asked.shots)
+        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
     elif asked.form == "letters":
-        prompts = asking.choice_prompts(asked.questions, asked.shots)
+        prompts = choices.choice_prompts(asked.questions, asked.shots)
         asking.checked_prompts(model, tokenizer, prompts, 1)
     else:
         prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-        longest = _limits(chat, max_new_tokens)["max_new_tokens"]
+        longest = _longest(chat, max_new_tokens)
         check_written(model, tokenizer, asked.questions, prompts, form, confidence, longest)
 
 
@@ -279,23 +278,13 @@ def _prompts(tokenizer: Any, asked: QuestionSet, chat: bool) -> list[str]:
     return [question_sets.short_prompt(question, asked.shots) for question in asked.questions]
 
 
-def _limits(chat: bool, max_new_tokens: int | None) -> dict[str, Any]:
-    """Return where an answer ends, for :func:`asking.ask_each` and :func:`draw_answers`."""
-    longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
-    return {"max_new_tokens": longest, "one_line": not chat}
+def _longest(chat: bool, max_new_tokens: int | None) -> int:
+    return max_new_tokens or (SENTENCES if chat else ONE_LINE)
 
 
 def form_of(tokenizer: Any, chat: bool) -> Callable[[str], str]:
     """Return the function that makes a prompt of a text."""
     return (lambda text: asking.chat_prompt(tokenizer, text)) if chat else str
-
-
-def _matches(answer: str, question: Question) -> bool:
-    return question_sets.exact_match(answer, question.references)
-
-
-def _contains(answer: str, question: Question) -> bool:
-    return question_sets.contains_reference(answer, question.references)
 
 
 def prompt_form(tokenizer: Any, chat: bool) -> str:
@@ -335,11 +324,6 @@ def calibrated_choices(
     return np.asarray(log_softmax(result, axis=-1))
 
 
-def before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
-    """Return the heads to measure, by name."""
-    return {"before": None} if fitted is None else {"before": None, "after": fitted}
-
-
 def confidences(
     model: Any,
     tokenizer: Any,
@@ -354,4 +338,4 @@ def confidences(
         return answer_confidence([answer.probs for answer in answers], confidence)
     pairs = zip(questions, answers, strict=True)
     prompts = [form(question_sets.verdict_prompt(one, answer.text)) for one, answer in pairs]
-    return asking.ask_true(model, tokenizer, prompts, fitted=fitted)
+    return choices.ask_true(model, tokenizer, prompts, fitted=fitted)

@@ -18,8 +18,7 @@ from scipy.special import chdtrc, log_softmax
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
 from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame
-from calibrant.llm.answers.choices import LETTERS
-from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.questions import LETTERS, Question
 from calibrant.show.pieces import heading, html_table, notebook
 
 if TYPE_CHECKING:

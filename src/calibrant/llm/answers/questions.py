@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from calibrant._core.checks import check_whole
-from calibrant.llm.answers.choices import LETTERS
 from calibrant.llm.heads.reading import read_text
+
+LETTERS = ("A", "B", "C", "D")
+"""Names of the options of multiple choice."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from calibrant.llm.answers.calibrating import (
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.grading import FEWEST, calibrated_choices
+from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
@@ -109,10 +109,10 @@ def rescore(options: Options, *, level: float | None = 0.9) -> Rescored:
         options = option_logits(read_log("samples_arc_easy_2026-01-01T00-00-00.jsonl").answers.rows)
         rescore(options).after["accuracy"]
     """
-    if len(options.labels) < FEWEST:
+    if len(options.labels) < MIN_QUESTIONS:
         raise ValueError(
-            f"options of {len(options.labels)} questions are too few to calibrate them: {FEWEST} "
-            "are needed"
+            f"options of {len(options.labels)} questions are too few to calibrate them: "
+            f"{MIN_QUESTIONS} are needed"
         )
     calibrated = calibrated_choices(*options)
     before, after = (
@@ -237,7 +237,7 @@ def study_answers(
         )
     # a random half of the questions
     held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1
-    stage: Map = "beta" if len(correct) >= 2 * FEWEST else "sigmoid"
+    stage: Map = "beta" if len(correct) >= 2 * MIN_QUESTIONS else "sigmoid"
     figures = _figures(answers, stage)
     calibrator = _map(answers.where(~held_out), stage, by_signals=figures.signals is not None)
     others = answers.where(held_out)
@@ -247,7 +247,7 @@ def study_answers(
             confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
     options = option_logits(answers.rows)
-    rescored = rescore(options) if options and len(options.labels) >= FEWEST else None
+    rescored = rescore(options) if options and len(options.labels) >= MIN_QUESTIONS else None
     rows = apply_answers(calibrator, answers)
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
         row["part"] = "threshold" if rest else "fit"

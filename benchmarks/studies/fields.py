@@ -32,10 +32,9 @@ import numpy as np
 from rows import MISSING, Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import apply_answers, fit_answers
+from calibrant.llm.answers.calibrating import apply_answers, fit_answers, signal_calibrator
 from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import signal_values, signals_of
+from calibrant.llm.answers.signals import signals_of
 
 KINDS = {"payer": None, "due": None, "total": None, "state": ["paid", "open", "cancelled"]}
 METHODS = ("raw", "one map", "map each", "kinds", "all")
@@ -128,14 +127,9 @@ def predictions(train: AnswerRows, test: AnswerRows) -> dict[str, np.ndarray]:
         "raw": raw,
         "one map": chances(fit_answers(train.answers()), test),
         "map each": each,
-        "kinds": chances(combined(train, ["field product", *kinds]), test),
-        "all": chances(combined(train), test),
+        "kinds": chances(signal_calibrator(train, ["field product", *kinds]), test),
+        "all": chances(signal_calibrator(train), test),
     }
-
-
-def combined(train: AnswerRows, names: list[str] | None = None) -> SignalCalibrator:
-    values, right = signal_values(train, names), train.grades()
-    return SignalCalibrator().fit(values, right, groups=train.groups, source=train.source())
 
 
 def chances(fitted: Any, test: AnswerRows) -> np.ndarray:
@@ -145,7 +139,7 @@ def chances(fitted: Any, test: AnswerRows) -> np.ndarray:
 def promises(model: str, fields: AnswerRows) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for *train, find, test in splits(fields, 4):
-        fitted = combined(AnswerRows.of([row for part in train for row in part.rows]))
+        fitted = signal_calibrator(AnswerRows.of([row for part in train for row in part.rows]))
         of_find, of_test = (AnswerRows.of(apply_answers(fitted, part)) for part in (find, test))
         for limit in LIMITS["field"]:
             gate = fit_gate(find, max_error=limit, unit="turn", calibrator=fitted)

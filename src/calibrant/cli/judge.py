@@ -111,12 +111,13 @@ def estimate(
 
 
 def _print_pairs(file: str, answers: AnswerRows, level: float, form: str | None) -> None:
+    from calibrant.llm.answers.judges.biases import figures_of
     from calibrant.llm.answers.judges.report import pairs_of, position_rows
 
     position = pairs_of(answers, level)
     with until_closed():
         if form == "json" and position is not None:
-            shared.write_json({"level": level, "position_bias": position.to_dict()})
+            shared.write_json({"level": level, "position_bias": figures_of(position)})
         else:
             _print_table(file, position_rows(position), level)
 

@@ -34,9 +34,9 @@ from calibrant.llm.heads.fitted import FittedHead
 from calibrant.show.pieces import notebook
 
 CONFIDENCES = (*AGGREGATORS, "p_true")
-MANY = 10
+ENOUGH_TO_HAVE_A_SIGNAL = 10
 """Answers of which some should have a signal that those of the fit had."""
-FEW = 20
+MIN_ANSWERS_FOR_MAP = 20
 """Answers below which the command line warns of a map."""
 REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
@@ -146,10 +146,10 @@ def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrat
 
 def warn_of_few(count: int, what: str) -> None:
     """Warn of a map that is fitted to so few answers that its chances mean little."""
-    if count < FEW:
+    if count < MIN_ANSWERS_FOR_MAP:
         warn(
             f"{count:,} {what} are too few for a map, whose chances are then hardly more than "
-            f"guesses: grade {FEW} at least, better 100"
+            f"guesses: grade {MIN_ANSWERS_FOR_MAP} at least, better 100"
         )
 
 
@@ -241,8 +241,7 @@ def fit_signals(
     """
     answers = _with_signals(answers)
     values, right, groups = signal_values(answers, names), answers.grades(), answers.groups
-    source = answers.source()
-    fitted = SignalCalibrator(stage=stage).fit(values, right, groups=groups, source=source)
+    fitted = signal_calibrator(answers, names, stage=stage)
     known = {name: ~np.isnan(column) for name, column in values.items()}
     raw = {
         name: evaluate_answers(values[name][has], right[has], groups=groups[has], level=level)
@@ -267,6 +266,18 @@ def fit_signals(
     return SignalFit(fitted, alone, raw, together)
 
 
+def signal_calibrator(
+    answers: AnswerRows, names: Sequence[str] | None = None, *, stage: Map = "beta"
+) -> SignalCalibrator:
+    """Fit a map to the signals that graded answers have, ``names`` of them or all."""
+    return SignalCalibrator(stage=stage).fit(
+        signal_values(answers, names),
+        answers.grades(),
+        groups=answers.groups,
+        source=answers.source(),
+    )
+
+
 def apply_answers(
     calibrator: AnswerCalibrator | SignalCalibrator, answers: AnswerRows
 ) -> list[Row]:
@@ -275,16 +286,13 @@ def apply_answers(
     With a threshold there is also ``abstains``. Raises if the confidences or signals are of another
     source.
     """
-    chances = (
-        _by_signals(calibrator, answers)
-        if isinstance(calibrator, SignalCalibrator)
-        else _by_confidence(calibrator, answers)
-    )
+    by_signals = isinstance(calibrator, SignalCalibrator)
+    chances = (_by_signals if by_signals else _by_confidence)(calibrator, answers)
     rows = [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]
-    if calibrator.threshold_ is None:
-        return rows
-    abstains = calibrator.abstains(chances)
-    return [{**row, "abstains": bool(x)} for row, x in zip(rows, abstains, strict=True)]
+    if calibrator.threshold_ is not None:
+        for row, abstains in zip(rows, calibrator.abstains(chances), strict=True):
+            row["abstains"] = bool(abstains)
+    return rows
 
 
 def _with_signals(answers: AnswerRows) -> AnswerRows:
@@ -301,19 +309,24 @@ def _with_signals(answers: AnswerRows) -> AnswerRows:
     return found
 
 
-def _by_signals(calibrator: SignalCalibrator, answers: AnswerRows) -> FloatArray:
+def _by_signals(calibrator: Any, answers: AnswerRows) -> FloatArray:
     values = signal_values(_with_signals(answers), calibrator.names_)
     for name, column in values.items():
-        if len(column) >= MANY and np.isnan(column).all() and calibrator.coverage_[name]:
+        if (
+            len(column) >= ENOUGH_TO_HAVE_A_SIGNAL
+            and np.isnan(column).all()
+            and calibrator.coverage_[name]
+        ):
             warn(
                 f"none of the {len(column):,} answers has the signal {printable(name)}, which "
                 f"{100 * calibrator.coverage_[name]:.0f} % of those of the fit had: compute it in "
                 "the same way"
             )
-    return calibrator.predict(values, source=answers.source())
+    chances: FloatArray = calibrator.predict(values, source=answers.source())
+    return chances
 
 
-def _by_confidence(calibrator: AnswerCalibrator, answers: AnswerRows) -> FloatArray:
+def _by_confidence(calibrator: Any, answers: AnswerRows) -> FloatArray:
     stated = any("confidence" in row for row in answers.rows)
     confidence, source, _ = answers.confidences(None if stated else calibrator.aggregate)
     calibrator.source_.check(source)

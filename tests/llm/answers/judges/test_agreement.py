@@ -51,7 +51,7 @@ def test_perfect_and_constant_verdicts():
     assert math.isnan(constant.kappa.value)
     assert math.isnan(constant.auroc.value)
     assert math.isnan(constant.lenient)
-    assert constant.to_dict()["strict"] == 0
+    assert constant.strict == 0
 
 
 def test_grades_from_a_half_on_count_as_right():

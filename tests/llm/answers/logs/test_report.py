@@ -8,7 +8,6 @@ import pytest
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
 from calibrant.llm.answers.graded import AnswerRows, read_rows
-from calibrant.llm.answers.logs import report as answer_reports
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.report import answer_lines, answer_page, save_answer_report
 from tests.support.answer_logs import harness_samples, service_log, write_lines
@@ -110,20 +109,12 @@ def test_the_page_is_one_safe_file(study):
 
 def test_the_folder_has_all_that_is_needed(study, tmp_path):
     names = save_answer_report(study, tmp_path / "report")
-    assert names == ["report.html", "reliability.png", "map", "calibrated.jsonl"]
+    assert names == ["report.html", "map", "calibrated.jsonl", "reliability.png"]
     assert all((tmp_path / "report" / name).exists() for name in names)
     loaded = cal.load(tmp_path / "report" / "map", AnswerCalibrator)
     assert loaded.threshold_ == study.threshold
     rows = read_rows(tmp_path / "report" / "calibrated.jsonl").rows
     assert [row["calibrated"] for row in rows] == [row["calibrated"] for row in study.rows]
-
-
-def test_without_matplotlib_the_picture_is_svg(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(answer_reports, "find_spec", lambda name: None)
-    assert save_answer_report(study, tmp_path)[1] == "reliability.svg"
-    picture = (tmp_path / "reliability.svg").read_text()
-    assert picture.startswith("<svg")
-    assert "--cal-ink:" in picture
 
 
 def test_signals_are_shown_each(tmp_path, rng):

@@ -21,6 +21,12 @@ STEEPEST = 15.0
 """Slope beyond which lengths separate the scores, so that no finite one fits best."""
 
 
+def figures_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a result as plain values, for JSON."""
+    values = record._asdict().items()
+    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
+
+
 class PositionBias(NamedTuple):
     """Effect of the order in which two answers are shown to a judge.
 
@@ -42,10 +48,6 @@ class PositionBias(NamedTuple):
     def __repr__(self) -> str:
         flips, first = 100 * self.flips.value, 100 * self.first.value
         return one_line(self, f"{flips:.1f} % flips", f"first wins {first:.1f} %")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        return {"flips": self.flips._asdict(), "first": self.first._asdict(), "n": self.n}
 
 
 def position_bias(
@@ -69,7 +71,10 @@ def position_bias(
     PositionBias(50.0 % flips, first wins 75.0 %)
     """
     check_level(level)
-    wins, swapped = (_wins(each) for each in (winner, swapped_winner))
+    wins, swapped = (
+        np.array([_worth(v, i) for i, v in enumerate(verdicts)])
+        for verdicts in (winner, swapped_winner)
+    )
     if wins.shape != swapped.shape or not wins.size:
         raise ValueError(
             f"winner and swapped_winner must have a verdict for each pair, got {wins.size} and "
@@ -87,15 +92,14 @@ def position_bias(
     return PositionBias(flips, Estimate(value, max(low, 0.0), min(high, 1.0)), wins.size)
 
 
-def _wins(verdicts: Sequence[str]) -> FloatArray:
-    names = [str(each).strip().lower() for each in verdicts]
-    for number, name in enumerate(names):
-        if name not in WINNERS:
-            raise ValueError(
-                f"verdicts must be a, b or tie, got {verdicts[number]!r:.40} for pair {number}: "
-                "name the system that wins, not its place"
-            )
-    return np.array([WINNERS[name] for name in names])
+def _worth(verdict: str, pair: int) -> float:
+    value = WINNERS.get(str(verdict).strip().lower())
+    if value is None:
+        raise ValueError(
+            f"verdicts must be a, b or tie, got {verdict!r:.40} for pair {pair}: name the system "
+            "that wins, not its place"
+        )
+    return value
 
 
 class LengthBias(NamedTuple):
@@ -115,10 +119,6 @@ class LengthBias(NamedTuple):
 
     def __repr__(self) -> str:
         return one_line(self, f"odds x {self.odds_ratio.value:.2f} for twice the length")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        return {"odds_ratio": self.odds_ratio._asdict(), "n": self.n}
 
 
 def length_bias(judge: Values, human: Values, length: Values, *, level: float = 0.9) -> LengthBias:
@@ -221,12 +221,6 @@ class JudgeAgreement(NamedTuple):
 
     def __repr__(self) -> str:
         return one_line(self, f"{100 * self.raw.value:.1f} %", f"kappa {self.kappa.value:.2f}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        estimates = {name: getattr(self, name)._asdict() for name in ("raw", "kappa", "auroc")}
-        rest = {name: getattr(self, name) for name in ("lenient", "strict", "n", "cut")}
-        return estimates | rest
 
 
 def agreement(

@@ -111,9 +111,10 @@ def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> 
 
 def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAnswers:
     """Return the judged answers of rows; see :func:`read_judged`."""
-    limits = VOTES if scale is None else _checked_scale(scale)
+    low, high = VOTES if scale is None else (float(end) for end in scale)
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
     origin = answers.source()
-    name = origin.confidence or "judge"
     placed = list(zip(answers.rows, answers.places, strict=True))
     keys = {key for row in answers.rows for key in row}
     if "judge" not in keys:
@@ -124,10 +125,10 @@ def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAns
     if "label_probability" in keys:
         probability = np.array([_probability(row, place) for row, place in placed])
     return JudgedAnswers(
-        np.array([_score(row, place, limits, stated=stated) for row, place in placed]),
+        np.array([_score(row, place, (low, high), stated=stated) for row, place in placed]),
         np.array([_human(row, place) for row, place in placed]),
-        limits,
-        origin._replace(confidence=f"{name}, {limits[0]:g} to {limits[1]:g}"),
+        (low, high),
+        origin._replace(confidence=f"{origin.confidence or 'judge'}, {low:g} to {high:g}"),
         probability,
         _texts(answers, "stratum", keys),
         _texts(answers, "question", keys, answers.places),
@@ -144,13 +145,6 @@ def _texts(
         return None
     pairs = zip(answers.rows, chain(instead, repeat("")), strict=False)
     return np.array([str(row.get(key) or other) for row, other in pairs])
-
-
-def _checked_scale(scale: Scale) -> Scale:
-    low, high = (float(end) for end in scale)
-    if not (np.isfinite([low, high]).all() and low < high):
-        raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
-    return low, high
 
 
 def _score(row: Mapping[str, Any], place: str, scale: Scale, *, stated: bool) -> float:
@@ -231,29 +225,20 @@ def fit_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> AnswerCalibrator
     """
     known = judged.known
     shares, labels = judged.shares[known], judged.human[known]
-    check_map(labels)
-    if not _plain(labels):
-        shares, labels = np.repeat(shares, COPIES), _copies(labels)
-    return AnswerCalibrator(None, stage=stage).fit(shares, labels, source=judged.source)
-
-
-def check_map(labels: FloatArray) -> None:
-    """Raise unless labels tell right answers from wrong ones."""
     if labels.size < 2 or not np.ptp(labels):
-        known = f"all {labels.size:,} are {labels[0]:g}" if labels.size else "there are none"
+        told = f"all {labels.size:,} are {labels[0]:g}" if labels.size else "there are none"
         raise ValueError(
-            f"human labels must differ to calibrate a judge, and {known}: label more answers"
+            f"human labels must differ to calibrate a judge, and {told}: label more answers"
         )
+    if not _plain(labels):  # ten labels of 0 and 1 for each grade, with its mean
+        right = np.round(COPIES * labels)[:, None]
+        shares = np.repeat(shares, COPIES)
+        labels = (np.arange(COPIES) < right).reshape(-1).astype(np.float64)
+    return AnswerCalibrator(None, stage=stage).fit(shares, labels, source=judged.source)
 
 
 def _plain(labels: FloatArray) -> bool:
     return bool(((labels == 0) | (labels == 1)).all())
-
-
-def _copies(labels: FloatArray) -> FloatArray:
-    """Return labels of 0 and 1, ten for each grade, with its mean."""
-    right = np.round(COPIES * labels)
-    return (np.arange(COPIES) < right[:, None]).reshape(-1).astype(np.float64)
 
 
 def cross_validated_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> Evaluations:

@@ -59,6 +59,13 @@ from calibrant._core.checks import (
 from calibrant._core.showing import one_line
 from calibrant.metrics.intervals import Estimate
 
+MIN_LABELS = 10
+"""Labels below which the judge is not used: its slope would be a guess."""
+ROUNDING = 1e-12
+"""Share of the squared scores that rounding may leave where all are equal."""
+UNLIKELY = 2.6
+"""Standard errors by which scores of labelled answers differ in one of a hundred random draws."""
+
 
 class Uncertainty(NamedTuple):
     """What the interval of a rate is made of; see the top of this file.
@@ -101,28 +108,19 @@ class Uncertainty(NamedTuple):
         def beyond(rate: float) -> float:
             return abs(rate - value) - quantile * math.sqrt(self.variance(rate, value))
 
-        return _end(beyond, value, 0.0), _end(beyond, value, 1.0)
+        def end(limit: float) -> float:
+            """Rate between the value and a limit at which the variance no longer reaches."""
+            if beyond(limit) <= 0:
+                return limit
+            start = value + 1e-9 * (limit - value)  # at the value itself all labels may be equal
+            return float(brentq(beyond, start, limit, xtol=1e-9)) if beyond(start) < 0 else value
+
+        return end(0.0), end(1.0)
 
     def with_labels(self, ratio: float) -> Uncertainty:
         """Return what it would be with ``ratio`` times as many labels, drawn in the same way."""
         residual, skew, largest = (x / ratio for x in (self.residual, self.skew, self.largest))
         return self._replace(residual=residual, skew=skew, largest=largest)
-
-
-def _end(beyond: Callable[[float], float], value: float, limit: float) -> float:
-    """Rate between a value and a limit at which a function crosses 0, or the limit."""
-    if beyond(limit) <= 0:
-        return limit
-    start = value + 1e-9 * (limit - value)  # at the value itself all labels may be equal
-    return float(brentq(beyond, start, limit, xtol=1e-9)) if beyond(start) < 0 else value
-
-
-FEWEST = 10
-"""Labels below which the judge is not used: its slope would be a guess."""
-SMALLEST = 1e-12
-"""Share of the squared scores that rounding may leave where all are equal."""
-UNLIKELY = 2.6
-"""Standard errors by which scores of labelled answers differ in one of a hundred random draws."""
 
 
 class RateEstimate(NamedTuple):
@@ -211,7 +209,7 @@ def _first(holds: Callable[[int], bool], start: int) -> int:
     return high
 
 
-class Labels(NamedTuple):
+class _Labels(NamedTuple):
     """Checked input of :func:`success_rate`. Arrays are ``(n,)``."""
 
     judge: FloatArray
@@ -264,25 +262,35 @@ def success_rate(
     """
     check_level(level)
     data = _checked(judge, human, probability, strata, groups)
-    if probability is None and strata is None:
-        _warn_of_choice(data.judge, data.known)
-    alone, used = (
-        _fitted(data._replace(judge=np.zeros_like(data.judge)), level),
-        _fitted(data, level),
-    )
+    labelled, others = data.judge[data.known], data.judge[~data.known]
+    if probability is None and strata is None and min(len(labelled), len(others)) >= MIN_LABELS:
+        # are they chosen by what the judge says of them?
+        noise = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (labelled, others)))
+        if abs(labelled.mean() - others.mean()) > UNLIKELY * noise:
+            warn(
+                f"the labelled answers do not look drawn at random: the judge gives them "
+                f"{labelled.mean():.3g} on average, and {others.mean():.3g} the others; pass the "
+                "probability of each to be labelled, or strata, else the rate may be wrong"
+            )
+    alone = _fitted(data._replace(judge=np.zeros_like(data.judge)), level)
+    used = _fitted(data, level)
     before, after = (each.uncertainty.variance(*2 * (each.rate.value,)) for each in (alone, used))
     worth = used.labelled * (before / after if after else 1.0)
     return used._replace(labels_alone=alone.rate, worth=worth)
 
 
-def _fitted(data: Labels, level: float) -> RateEstimate:
+def _fitted(data: _Labels, level: float) -> RateEstimate:
     predicted, slope = _line(data)
     value, n, labels = float(np.clip(predicted.mean(), 0, 1)), len(predicted), int(data.known.sum())
     residuals = np.where(data.known, data.weight * (data.human - predicted), 0.0)
     influence = (predicted - predicted.mean()) / n + residuals
+    # residuals from a line that was fitted to the same labels are too small
+    count = np.bincount(data.strata, data.known)
+    factor, free = np.sqrt(count / (count - 1))[data.strata], count.sum() - count.size
+    factor = factor * math.sqrt(free / max(free - 1, 1)) if slope else factor
     sums, whole, shares, wide = (
         np.bincount(data.clusters, x)
-        for x in (residuals, influence, data.weight, residuals * _widening(data, slope))
+        for x in (residuals, influence, data.weight, residuals * factor)
     )
     squares = float(sums @ sums)
     uncertainty = Uncertainty(
@@ -290,22 +298,14 @@ def _fitted(data: Labels, level: float) -> RateEstimate:
         skew=float((sums**3).sum()) / squares if squares else 0.0,
         predicted=max(float(whole @ whole) - squares, 0.0),
         largest=float(shares.max()),
-        dispersion=_dispersion(data),
+        dispersion=_dispersion(data.human[data.known], data.weight[data.known]),
         parameters=int(data.strata.max()) + 1 + (slope != 0),
     )
     rate = Estimate(value, *uncertainty.ends(value, level))
     return RateEstimate(rate, rate, slope, n, labels, labels, level, uncertainty, influence)
 
 
-def _widening(data: Labels, slope: float) -> FloatArray:
-    """Factors ``(n,)`` of residuals from a line that was fitted to the same labels."""
-    count = np.bincount(data.strata, data.known)
-    factor = np.sqrt(count / (count - 1))[data.strata]
-    free = count.sum() - count.size
-    return np.asarray(factor * math.sqrt(free / max(free - 1, 1)) if slope else factor)
-
-
-def _line(data: Labels) -> tuple[FloatArray, float]:
+def _line(data: _Labels) -> tuple[FloatArray, float]:
     """Predict labels by a line with a constant for each stratum; return it and its slope."""
     total = np.bincount(data.strata, data.weight)
     label, score = (
@@ -313,14 +313,13 @@ def _line(data: Labels) -> tuple[FloatArray, float]:
     )
     off, slope = data.judge - score[data.strata], 0.0
     squares = float(data.weight @ off**2)
-    varies = squares > SMALLEST * float(data.weight @ data.judge**2)
-    if data.known.sum() >= FEWEST and varies:
+    varies = squares > ROUNDING * float(data.weight @ data.judge**2)
+    if data.known.sum() >= MIN_LABELS and varies:
         slope = float(data.weight @ (off * (data.human - label[data.strata]))) / squares
     return label[data.strata] + slope * off, slope
 
 
-def _dispersion(data: Labels) -> float:
-    labels, weight = data.human[data.known], data.weight[data.known]
+def _dispersion(labels: FloatArray, weight: FloatArray) -> float:
     mean = float(weight @ labels)
     variance = float(weight @ (labels - mean) ** 2)
     if not variance or ((labels == 0) | (labels == 1)).all():
@@ -334,7 +333,7 @@ def _checked(
     probability: Values | None,
     strata: Values | None,
     groups: Values | None,
-) -> Labels:
+) -> _Labels:
     scores, labels = as_values(judge, "judge"), as_float64(human)
     n = len(scores)
     if labels.shape != (n,):
@@ -343,27 +342,25 @@ def _checked(
     _check_labels(labels[known])
     if probability is not None and strata is not None:
         raise ValueError("pass probability or strata, not both: strata imply the probabilities")
-    parts = np.zeros(n, np.int64) if strata is None else _numbered(strata, n, "strata")
-    clusters = np.arange(n) if groups is None else _numbered(groups, n, "groups")
+    numbers = []
+    for name, values in (("strata", strata), ("groups", groups)):
+        keys = (np.zeros(n) if name == "strata" else np.arange(n)) if values is None else values
+        keys = as_keys(keys)
+        if keys.shape != (n,):
+            raise ValueError(f"{name} must have a value for each of {n} answers, got {keys.shape}")
+        numbers.append(np.unique(keys, return_inverse=True)[1].astype(np.int64))
+    parts, clusters = numbers
     if probability is not None:
         weight = _inverse(as_float64(probability), known)
     else:
-        weight = _stratified(parts, known)
-    return Labels(scores, np.where(known, labels, 0.0), known, weight, parts, clusters)
-
-
-def _warn_of_choice(judge: FloatArray, known: BoolArray) -> None:
-    """Warn if the labelled answers seem to be chosen by what the judge says of them."""
-    labelled, others = judge[known], judge[~known]
-    if min(len(labelled), len(others)) < FEWEST:
-        return
-    noise = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (labelled, others)))
-    if abs(labelled.mean() - others.mean()) > UNLIKELY * noise:
-        warn(
-            f"the labelled answers do not look drawn at random: the judge gives them "
-            f"{labelled.mean():.3g} on average, and {others.mean():.3g} the others; pass the "
-            "probability of each to be labelled, or strata, else the rate may be wrong"
-        )
+        size, count = np.bincount(parts), np.bincount(parts, known)
+        if count.min() < 2:
+            raise ValueError(
+                f"each of {size.size} strata needs two labelled answers or more, got "
+                f"{count.min():g}: label more, or merge strata"
+            )
+        weight = np.where(known, size[parts] / count[parts] / n, 0.0)
+    return _Labels(scores, np.where(known, labels, 0.0), known, weight, parts, clusters)
 
 
 def _check_labels(labels: FloatArray) -> None:
@@ -385,14 +382,8 @@ def _check_labels(labels: FloatArray) -> None:
         )
 
 
-def _numbered(values: Values, n: int, name: str) -> IntArray:
-    keys = as_keys(values)
-    if keys.shape != (n,):
-        raise ValueError(f"{name} must have a value for each of {n} answers, got {keys.shape}")
-    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
-
-
 def _inverse(probability: FloatArray, known: BoolArray) -> FloatArray:
+    """Shares of labels by the inverse of the probability of being labelled."""
     if probability.shape != known.shape:
         raise ValueError(
             f"probability must have a value for each of {known.size} answers, got "
@@ -407,16 +398,6 @@ def _inverse(probability: FloatArray, known: BoolArray) -> FloatArray:
     weight = np.zeros(known.size)
     weight[known] = 1 / used
     return np.asarray(weight / weight.sum())
-
-
-def _stratified(strata: IntArray, known: BoolArray) -> FloatArray:
-    size, labels = np.bincount(strata), np.bincount(strata, known)
-    if labels.min() < 2:
-        raise ValueError(
-            f"each of {size.size} strata needs two labelled answers or more, got {labels.min():g}: "
-            "label more, or merge strata"
-        )
-    return np.where(known, size[strata] / labels[strata] / known.size, 0.0)
 
 
 def rate_difference(

@@ -17,6 +17,7 @@ from calibrant.llm.answers.judges.biases import (
     LengthBias,
     PositionBias,
     agreement,
+    figures_of,
     length_bias,
     position_bias,
 )
@@ -84,9 +85,24 @@ class JudgeReport(NamedTuple):
         """Return sentences on what the judge is worth and, for a half-width, on labels needed."""
         lines = []
         for name, rate in self.rates.items():
-            lines.append(_named(_worth(rate), name))
+            count = f"{rate.labelled:,} of {rate.n:,} answers have a human label"
+            worth = f"with the judge they are worth {rate.worth:,.0f} labels"
+            said = [f"{count}; {worth if rate.slope else 'the judge is not used'}"]
             if width is not None:
-                lines.append(_named(_needed(rate, width), name))
+                points, needed = (
+                    f"a half-width of {100 * width:g} points",
+                    rate.labels_needed(width),
+                )
+                if needed is None:
+                    total = rate.answers_needed(width)
+                    said.append(f"{points} needs more answers: about {total:,} if all have labels")
+                elif needed == rate.labelled:
+                    now = f"{100 * rate.half_width:.2g}"
+                    said.append(f"{points} needs no more labels: it is {now} now")
+                else:
+                    more = f"{needed - rate.labelled:,} more labels, {needed:,} in total"
+                    said.append(f"{points} needs about {more}")
+            lines += [_named(text, name) for text in said]
         return lines
 
     def to_dict(self, width: float | None = None) -> dict[str, Any]:
@@ -97,9 +113,9 @@ class JudgeReport(NamedTuple):
             "level": self.level,
             "rates": rates,
             "differences": differences,
-            "agreement": self.agreement.to_dict(),
-            "length_bias": self.length and self.length.to_dict(),
-            "position_bias": self.position and self.position.to_dict(),
+            "agreement": figures_of(self.agreement),
+            "length_bias": self.length and figures_of(self.length),
+            "position_bias": self.position and figures_of(self.position),
         }
 
     def _repr_html_(self) -> str:
@@ -147,13 +163,21 @@ def judge_report(
         raise ValueError(
             f"none of {known.size:,} answers has a human label: label some of them, drawn at random"
         )
-    systems = _systems(judged)
+    systems = {"": judged}
+    if judged.systems is not None:
+        names = dict.fromkeys(judged.systems.tolist())  # in the order of the file
+        systems = {name: judged.part(judged.systems == name) for name in names}
     rates = {name: _rate(part, level) for name, part in systems.items()}
-    middle = sum(judged.scale) / 2
+    first, *others = systems
+    base, differences = systems[first].questions, {}
+    for name in others:
+        own = systems[name].questions
+        pairs = None if own is None or base is None else (base, own)
+        differences[name] = rate_difference(rates[first], rates[name], questions=pairs)
     found = agreement(
         judged.judge[known],
         judged.human[known],
-        cut=middle if cut is None else cut,
+        cut=sum(judged.scale) / 2 if cut is None else cut,
         sample_weight=_weights(judged),
         level=level,
     )
@@ -162,14 +186,7 @@ def judge_report(
         length = length_bias(
             judged.shares[known], judged.human[known], judged.lengths[known], level=level
         )
-    return JudgeReport(rates, _differences(systems, rates), found, length, position, level)
-
-
-def _systems(judged: JudgedAnswers) -> dict[str, JudgedAnswers]:
-    if judged.systems is None:
-        return {"": judged}
-    names = dict.fromkeys(judged.systems.tolist())  # in the order of the file
-    return {name: judged.part(judged.systems == name) for name in names}
+    return JudgeReport(rates, differences, found, length, position, level)
 
 
 def _rate(judged: JudgedAnswers, level: float) -> RateEstimate:
@@ -201,18 +218,6 @@ def _weights(judged: JudgedAnswers) -> FloatArray | None:
     return np.asarray(ratio[number[known]])
 
 
-def _differences(
-    systems: dict[str, JudgedAnswers], rates: dict[str, RateEstimate]
-) -> dict[str, Estimate]:
-    first, *others = systems
-    base, found = systems[first].questions, {}
-    for name in others:
-        own = systems[name].questions
-        pairs = None if own is None or base is None else (base, own)
-        found[name] = rate_difference(rates[first], rates[name], questions=pairs)
-    return found
-
-
 def pairs_of(answers: AnswerRows, level: float = 0.9) -> PositionBias | None:
     """Return the position bias of rows with ``winner`` and ``swapped_winner``; None without."""
     keys = ("winner", "swapped_winner")
@@ -233,23 +238,6 @@ def position_rows(position: PositionBias | None) -> list[TableRow]:
 
 def _named(text: str, system: str) -> str:
     return f"{system}: {text}" if system else text
-
-
-def _worth(rate: RateEstimate) -> str:
-    count = f"{rate.labelled:,} of {rate.n:,} answers have a human label"
-    if not rate.slope:
-        return f"{count}; the judge is not used"
-    return f"{count}; with the judge they are worth {rate.worth:,.0f} labels"
-
-
-def _needed(rate: RateEstimate, width: float) -> str:
-    points, needed = f"a half-width of {100 * width:g} points", rate.labels_needed(width)
-    if needed is None:
-        total = rate.answers_needed(width)
-        return f"{points} needs more answers: about {total:,} if all have labels"
-    if needed == rate.labelled:
-        return f"{points} needs no more labels: it is {100 * rate.half_width:.2g} now"
-    return f"{points} needs about {needed - rate.labelled:,} more labels, {needed:,} in total"
 
 
 def _rate_dict(rate: RateEstimate, width: float | None = None) -> dict[str, Any]:

@@ -12,14 +12,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax
 
-from calibrant._core.checks import FloatArray, warn
+from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.lines import Item, Row, converted, parsed, placed_rows
 from calibrant.llm.heads.documents import BadDocument
@@ -35,8 +34,7 @@ USUAL = ("acc", "exact_match")
 """Metrics that say if an answer is right, which are used if they are there."""
 
 
-@dataclass(frozen=True)
-class HarnessRun:
+class HarnessRun(NamedTuple):
     """What a file of samples does not say: the task, and from ``results_DATE.json`` the rest."""
 
     task: str = ""
@@ -58,21 +56,14 @@ class HarnessRun:
         if isinstance(about, BadDocument):
             raise about
         try:
-            return cls(task, **_from_results(about, task))
+            arguments = about.get("config", {}).get("model_args") or ""
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, sort_keys=True)
+            model = str(arguments or about.get("model_name") or "")
+            delimiter = about.get("configs", {}).get(task, {}).get("target_delimiter", " ")
+            return cls(task, model, about.get("n-shot", {}).get(task), str(delimiter))
         except (AttributeError, TypeError) as error:
             raise ValueError(f"{beside} does not have the form of results ({error})") from error
-
-
-def _from_results(about: Mapping[str, Any], task: str) -> Row:
-    """Return what the results of a run say about a task."""
-    arguments = about.get("config", {}).get("model_args") or ""
-    name = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
-    config = about.get("configs", {}).get(task, {})
-    return {
-        "model": str(name or about.get("model_name") or ""),
-        "shots": about.get("n-shot", {}).get(task),
-        "delimiter": str(config.get("target_delimiter", " ")),
-    }
 
 
 def sample_files(path: Path) -> list[Path]:
@@ -130,8 +121,9 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
 
 def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: HarnessRun) -> Row:
     """Return the row of a sample."""
-    metric = wanted or _usual_metric(sample, place)
-    asked = [one for _, one in sorted(sample["arguments"].items(), key=_number)]
+    metric, right = _outcome(sample, place, wanted)
+    arguments = sample["arguments"]  # by gen_args_0, gen_args_1 ... gen_args_10
+    asked = [arguments[n] for n in sorted(arguments, key=lambda n: int(n.rpartition("_")[2]))]
     doc, prompt = sample.get("doc"), asked[0]["arg_0"]
     question = doc.get("question") if isinstance(doc, Mapping) else None
     row: Row = {
@@ -140,47 +132,36 @@ def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: HarnessRun)
         "model": run.model,
         "prompt": "" if run.shots is None else f"{run.shots} shots",
         "kind": run.task,
-        "correct": _is_right(sample, metric, place),
+        "correct": right,
     }
     replies = sample["filtered_resps"]
     if isinstance(replies[0], str):
-        return {**row, **_written(sample)}
+        # the first text after the filter, and further ones, which the log has unfiltered
+        (texts,) = sample["resps"]
+        more = {"samples": texts[1:]} if len(texts) > 1 else {}
+        return {**row, "answer": replies[0], **more}
     if len(asked) == 1:
         return {**row, "answer": str(sample["target"]), "likelihood": float(replies[0][0])}
-    return {**row, **_chosen(sample, asked, metric, run, place, row["correct"])}
+    return {**row, **_chosen(sample, asked, metric, run, place, right)}
 
 
-def _number(named: tuple[str, Any]) -> int:
-    """Number of ``gen_args_10``, which comes after ``gen_args_9``."""
-    return int(named[0].rpartition("_")[2])
-
-
-def _usual_metric(sample: Mapping[str, Any], place: str) -> str:
-    names = sample.get("metrics") or ()
-    for name in (*USUAL, *names):
-        if sample.get(name) in (0, 1):
-            return str(name)
-    raise BadDocument(
-        place, f"has no metric of 0 or 1 that says if the answer is right, of {list(names)!r:.80}"
-    )
-
-
-def _is_right(sample: Mapping[str, Any], metric: str, place: str) -> bool:
-    value = sample.get(metric)
-    if value not in (0, 1):
-        names = comma_separated(map(str, sample.get("metrics") or ()))
+def _outcome(sample: Mapping[str, Any], place: str, wanted: str) -> tuple[str, bool]:
+    """Return the metric that says if the answer is right, by default a usual one, and its value."""
+    names = list(sample.get("metrics") or ())
+    if not wanted:
+        usual = (name for name in (*USUAL, *names) if sample.get(name) in (0, 1))
+        wanted = next(usual, "")
+        if not wanted:
+            raise BadDocument(
+                place, f"has no metric of 0 or 1 that says if the answer is right, of {names!r:.80}"
+            )
+    if sample.get(wanted) not in (0, 1):
         raise BadDocument(
             place,
-            f"must have 0 or 1 as its {printable(metric)}, got {value!r:.40}; its metrics: {names}",
+            f"must have 0 or 1 as its {printable(wanted)}, got {sample.get(wanted)!r:.40}; its "
+            f"metrics: {comma_separated(map(str, names))}",
         )
-    return bool(value)
-
-
-def _written(sample: Mapping[str, Any]) -> Row:
-    """Return the first text after the filter, and further ones, which the log has unfiltered."""
-    (texts,) = sample["resps"]
-    row: Row = {"answer": sample["filtered_resps"][0]}
-    return {**row, "samples": texts[1:]} if len(texts) > 1 else row
+    return wanted, bool(sample[wanted])
 
 
 def _chosen(
@@ -189,7 +170,7 @@ def _chosen(
     metric: str,
     run: HarnessRun,
     place: str,
-    correct: bool,
+    right: bool,
 ) -> Row:
     """Return the option that a metric takes as the answer, and its probability among all."""
     if metric not in SCORES:
@@ -197,18 +178,22 @@ def _chosen(
         raise BadDocument(
             place, f"has options, for which the outcome must be {known}, got {metric}"
         )
-    likelihoods = _likelihoods(sample["filtered_resps"], place)
+    # log-likelihoods, which the harness writes as texts
+    likelihoods = np.array([float(reply[0]) for reply in sample["filtered_resps"]])
+    if not np.isfinite(likelihoods).all():
+        at = int(np.flatnonzero(~np.isfinite(likelihoods))[0])
+        raise BadDocument(place, f"has a log-likelihood of {likelihoods[at]} for option {at}")
     if "acc_mutual_info" in sample.get("metrics", ()):
         # the second half are the options without the question
         likelihoods, asked = np.split(likelihoods, 2)[0], asked[: len(asked) // 2]
     texts = [str(one["arg_1"]).removeprefix(run.delimiter) for one in asked]
     source, length = SCORES[metric]
     scores = likelihoods / np.array([length(text) for text in texts])
-    logprobs, label = log_softmax(scores), _label(sample["target"], len(texts))
-    at = int(scores.argmax())
-    if label is not None and (at == label) != correct:
+    logprobs, at, target = log_softmax(scores), int(scores.argmax()), str(sample["target"])
+    label = int(target) if target.isdecimal() and int(target) < len(texts) else None
+    if label is not None and (at == label) != right:
         raise BadDocument(
-            place, f"has {metric} = {int(correct)}, but its likelihoods choose option {at}"
+            place, f"has {metric} = {int(right)}, but its likelihoods choose option {at}"
         )
     return {
         "answer": texts[at].strip(),
@@ -218,18 +203,3 @@ def _chosen(
         "option_logits": logprobs.tolist(),
         "label": label,
     }
-
-
-def _likelihoods(replies: Sequence[Sequence[Any]], place: str) -> FloatArray:
-    """Log-likelihoods, which the harness writes as texts."""
-    values = np.array([float(reply[0]) for reply in replies])
-    if not np.isfinite(values).all():
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise BadDocument(place, f"has a log-likelihood of {values[at]} for option {at}")
-    return values
-
-
-def _label(target: Any, options: int) -> int | None:
-    """Number of the right option, if the target is that."""
-    number = str(target)
-    return int(number) if number.isdecimal() and int(number) < options else None

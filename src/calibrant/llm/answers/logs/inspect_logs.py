@@ -41,13 +41,13 @@ AS_JSON = "convert the log by inspect log convert --to json, and name the .json 
 
 def inspect_files(folder: Path) -> list[Path]:
     """Return the logs of Inspect in a folder and those within it, by name."""
+
+    def is_log(file: Path) -> bool:
+        whole = parsed(file.read_bytes(), str(file))
+        return isinstance(whole, Mapping) and "eval" in whole
+
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
-    return [file for file in files if file.suffix == ".eval" or _is_log(file)]
-
-
-def _is_log(file: Path) -> bool:
-    whole = parsed(file.read_bytes(), str(file))
-    return isinstance(whole, Mapping) and "eval" in whole
+    return [file for file in files if file.suffix == ".eval" or is_log(file)]
 
 
 def read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
@@ -83,27 +83,26 @@ def _first_epochs(items: Iterator[Item]) -> Iterator[Item]:
 
     The rows come in the order of their ids: archives have another one than ``.json`` logs.
     """
-    rows: dict[str, tuple[str, Row]] = {}
-    usable = []
+
+    def order(placed: tuple[str, Row]) -> tuple[list[tuple[int, str]], int]:
+        """Key by id, q2 before q10, and then by epoch."""
+        parts = re.findall(r"\d+|\D+", placed[1]["id"])
+        key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+        return key, placed[1]["epoch"]
+
+    placed: list[tuple[str, Row]] = []
     for place, row in items:
         if isinstance(row, BadDocument):
             yield place, row
         else:
-            usable.append((place, row))
-    for place, row in sorted(usable, key=lambda item: _order(item[1])):
+            placed.append((place, row))
+    rows: dict[str, tuple[str, Row]] = {}
+    for place, row in sorted(placed, key=order):
         del row["epoch"]
-        if row["id"] in rows:
-            first = rows[row["id"]][1]
+        _, first = rows.setdefault(row["id"], (place, row))
+        if first is not row:
             first.setdefault("samples", []).append(row["answer"])
-        else:
-            rows[row["id"]] = place, row
     yield from rows.values()
-
-
-def _order(row: Row) -> tuple[list[tuple[int, str]], int]:
-    """Key of the order of answers: by id, q2 before q10, and then by epoch."""
-    parts = re.findall(r"\d+|\D+", row["id"])
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], row["epoch"]
 
 
 def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: Row) -> Row:
@@ -113,7 +112,7 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
         raise BadDocument(place, f"ended with an error: {said:.100}")
     output = sample.get("output") or {}
     choices = output.get("choices") or [{}]
-    score = _score(sample, outcome, place)
+    score, right = _score(sample, outcome, place)
     written = output.get("completion") or text_of(choices[0].get("message", {}).get("content"))
     return {
         "id": str(sample["id"]),
@@ -122,7 +121,7 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
         "answer": _resolved(str(score.get("answer") or written), attached),
         "model": about["model"],
         "kind": about["kind"],
-        "correct": _grade(score.get("value"), place),
+        "correct": right,
         **token_material(choices[0].get("logprobs"), place),
     }
 
@@ -141,24 +140,22 @@ def _resolved(content: Any, attached: Mapping[str, str]) -> Any:
     return content
 
 
-def _score(sample: Mapping[str, Any], outcome: str | None, place: str) -> Mapping[str, Any]:
+def _score(
+    sample: Mapping[str, Any], outcome: str | None, place: str
+) -> tuple[Mapping[str, Any], bool]:
+    """Return the score that says if the answer is right, and whether it is."""
     scores = sample.get("scores") or {}
     name = outcome if outcome is not None else next(iter(scores), "")
     if name not in scores:
         named = f"no score of {printable(name)}" if name else "no score"
         raise BadDocument(place, f"has {named}, it has {comma_separated(scores)}")
-    return scores[name]  # type: ignore[no-any-return]
-
-
-def _grade(value: Any, place: str) -> bool:
+    value = scores[name].get("value")
     known = GRADES.get(value) if isinstance(value, str) else None
-    if known is not None:
-        return known
-    if value in (0, 1):  # also True and False
-        return bool(value)
-    raise BadDocument(
-        place, f"must be scored as right or wrong (C, I, N, 0 or 1), got {value!r:.40}"
-    )
+    if known is None and value not in (0, 1):  # also True and False
+        raise BadDocument(
+            place, f"must be scored as right or wrong (C, I, N, 0 or 1), got {value!r:.40}"
+        )
+    return scores[name], bool(value) if known is None else known
 
 
 def _about(header: Mapping[str, Any]) -> Row:

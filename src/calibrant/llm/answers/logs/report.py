@@ -17,7 +17,6 @@ from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_op
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.html import document
 from calibrant.show.metrics import diagram, risk_chart
-from calibrant.show.palette import LIGHT
 from calibrant.show.report.checks import percent
 from calibrant.show.report.snippets import Snippet
 from calibrant.show.report.tables import parts_table
@@ -25,23 +24,18 @@ from calibrant.show.report.view import WORDS
 from calibrant.show.tables import Table
 
 QUESTION = "Are these confidences chances to be right?"
-PAGE, MAP, ROWS, OPTIONS, PICTURE = (
-    "report.html",
-    "map",
-    "calibrated.jsonl",
-    "options.npz",
-    "reliability",
-)
+PAGE, MAP, ROWS = "report.html", "map", "calibrated.jsonl"
+OPTIONS, PICTURE = "options.npz", "reliability.png"
 """Names in the folder of a report."""
 
 
 def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> list[str]:
     """Write the report on a log to a folder, and return the names in it.
 
-    ``report.html`` is the page; ``reliability.png`` (``.svg`` without matplotlib) the confidences
-    before and after; ``map`` the answer calibrator with its threshold, for ``llm answers apply``;
-    ``calibrated.jsonl`` the answers; and ``options.npz`` the log-probabilities of multiple choice,
-    for ``calibrant fit --choices``.
+    ``report.html`` is the page; ``map`` the answer calibrator with its threshold, for ``llm answers
+    apply``; ``calibrated.jsonl`` the answers; ``reliability.png``, with matplotlib, the confidences
+    before and after; and ``options.npz`` the log-probabilities of multiple choice, for ``calibrant
+    fit --choices``.
 
     Parameters
     ----------
@@ -54,7 +48,14 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     target.mkdir(parents=True, exist_ok=True)
     save(study.calibrator, target / MAP)
     write_rows(target / ROWS, study.rows)
-    names = [PAGE, _save_picture(study, target), MAP, ROWS]
+    names = [PAGE, MAP, ROWS]
+    if find_spec("matplotlib") is not None:
+        from calibrant.show.figures import reliability_diagrams
+        from calibrant.show.figures.files import save_figure
+
+        drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
+        save_figure(drawn, target / PICTURE)
+        names.append(PICTURE)
     if option_logits(study.rows) is not None:
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
@@ -62,23 +63,6 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         # halves of characters, which UTF-8 does not have, are written as escapes
         temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
     return names
-
-
-def _save_picture(study: AnswerStudy, folder: Path) -> str:
-    """Draw reliability diagrams before and after; return the name of the file."""
-    if find_spec("matplotlib") is None:
-        name = f"{PICTURE}.svg"
-        style = f"><style>:root{{{LIGHT.css_variables()}}}</style>"
-        with replacing(folder / name) as temporary:
-            temporary.write_text(diagram(study.before, "before").replace(">", style, 1), "utf-8")
-        return name
-    from calibrant.show.figures import reliability_diagrams
-    from calibrant.show.figures.files import save_figure
-
-    name = f"{PICTURE}.png"
-    drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
-    save_figure(drawn, folder / name)
-    return name
 
 
 def answer_lines(study: AnswerStudy) -> list[str]:
@@ -101,6 +85,25 @@ def answer_page(study: AnswerStudy) -> str:
     value, low, high = study.before["ece"]
     about = f"calibration error (ECE), {study.before.interval_heading}"
     curve, options = study.after.risk_coverage, study.options
+    before, after = (dict(zip(e, e.table(), strict=True)) for e in (study.before, study.after))
+    tiles = {
+        "ECE with the map": after["ece"],
+        "Right answers": before["accuracy"],
+        "Tells right from wrong (AUROC)": before["auroc"],
+        "Brier score with the map": after["brier"],
+    }
+    origin, log = study.calibrator.source_, study.log
+    data = {
+        "log": log.path,
+        "format": log.format,
+        "answers": f"{len(study.rows):,} used, {log.left_out:,} left out",
+        "confidence": study.source or "not stated",
+        "model": origin.model or "not stated",
+        "prompt": origin.prompt or "not stated",
+        "map": study.calibrator.describe(),
+        "fitted on": f"{int((~study.held_out).sum()):,} answers, drawn at random",
+        "threshold from": f"the other {int(study.held_out.sum()):,}",
+    }
     return document(
         "answers.html",
         f"Answers of {Path(study.log.path).name}",
@@ -111,7 +114,7 @@ def answer_page(study: AnswerStudy) -> str:
         verdict=verdict_of(study),
         ece=percent(value),
         measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
-        tiles=_tiles(study),
+        tiles=[(title, value, interval) for title, (_, value, interval) in tiles.items()],
         notes=[(note, WORDS[note.severity]) for note in notes_of(study)],
         before=diagram(study.before),
         after=diagram(study.after),
@@ -123,19 +126,8 @@ def answer_page(study: AnswerStudy) -> str:
         kinds=parts_table(parts, "kind", 0.9) if parts else None,
         options=options and _side_by_side(options.before, options.after, "calibrated"),
         snippets=SNIPPETS,
-        data=_data(study),
+        data=data,
     )
-
-
-def _tiles(study: AnswerStudy) -> list[tuple[str, str, str]]:
-    before, after = (dict(zip(e, e.table(), strict=True)) for e in (study.before, study.after))
-    shown = {
-        "ECE with the map": after["ece"],
-        "Right answers": before["accuracy"],
-        "Tells right from wrong (AUROC)": before["auroc"],
-        "Brier score with the map": after["brier"],
-    }
-    return [(title, value, interval) for title, (_, value, interval) in shown.items()]
 
 
 def _side_by_side(before: Evaluation, after: Evaluation, how: str) -> Table:
@@ -184,18 +176,3 @@ SNIPPETS = (
         "calibrator.abstains(chance)",
     ),
 )
-
-
-def _data(study: AnswerStudy) -> dict[str, str]:
-    source, log = study.calibrator.source_, study.log
-    return {
-        "log": log.path,
-        "format": log.format,
-        "answers": f"{len(study.rows):,} used, {log.left_out:,} left out",
-        "confidence": study.source or "not stated",
-        "model": source.model or "not stated",
-        "prompt": source.prompt or "not stated",
-        "map": study.calibrator.describe(),
-        "fitted on": f"{int((~study.held_out).sum()):,} answers, drawn at random",
-        "threshold from": f"the other {int(study.held_out.sum()):,}",
-    }

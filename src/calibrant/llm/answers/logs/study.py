@@ -21,6 +21,7 @@ from calibrant.llm.answers.calibrating import (
     cross_validated_answers,
     fit_answers,
     fit_signals,
+    signal_calibrator,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
@@ -122,8 +123,8 @@ def rescore(options: Options, *, level: float | None = 0.9) -> Rescored:
     return Rescored(before, after, np.exp(calibrated))
 
 
-LEAST = 20
-"""Fewest answers of a study, half of which the map is fitted on."""
+MIN_ANSWERS = 20
+"""Answers that a study needs, half of which the map is fitted on."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,16 +184,6 @@ class AnswerStudy:
         return one_line(self, f"{len(self.rows):,} answers", f"ECE {', calibrated '.join(errors)}")
 
 
-class _Figures(NamedTuple):
-    """What is measured on all answers."""
-
-    confidence: FloatArray
-    source: str
-    before: ConfidenceEvaluation
-    after: ConfidenceEvaluation
-    signals: SignalFit | None = None
-
-
 def study_answers(
     log: Log, *, max_error: float = 0.1, certainty: float = 0.9, seed: int = 0
 ) -> AnswerStudy:
@@ -230,17 +221,21 @@ def study_answers(
     answers, correct = log.answers, log.answers.grades()
     groups = answers.groups
     questions = int(groups.max()) + 1
-    if len(correct) < LEAST or questions < LEAST // 2:
+    if len(correct) < MIN_ANSWERS or questions < MIN_ANSWERS // 2:
         raise ValueError(
-            f"{log.path} has {len(correct)} graded answers to {questions} questions: {LEAST} or "
-            f"more are needed, to {LEAST // 2} questions"
+            f"{log.path} has {len(correct)} graded answers to {questions} questions: "
+            f"{MIN_ANSWERS} or more are needed, to {MIN_ANSWERS // 2} questions"
         )
     # a random half of the questions
     held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1
     stage: Map = "beta" if len(correct) >= 2 * MIN_QUESTIONS else "sigmoid"
-    figures = _figures(answers, stage)
-    calibrator = _map(answers.where(~held_out), stage, by_signals=figures.signals is not None)
-    others = answers.where(held_out)
+    confidence, source, before, after, signals = _figures(answers, stage)
+    fitted_on, others = answers.where(~held_out), answers.where(held_out)
+    calibrator: AnswerCalibrator | SignalCalibrator
+    if signals is None:
+        calibrator = fit_answers(fitted_on.answers(), stage=stage)
+    else:
+        calibrator = signal_calibrator(signals_of(fitted_on), stage=stage)
     chances = np.array([row["calibrated"] for row in apply_answers(calibrator, others)])
     with silenced():  # what to do without a threshold is said in the findings
         calibrator.threshold_ = threshold(
@@ -253,7 +248,6 @@ def study_answers(
         row["part"] = "threshold" if rest else "fit"
         if rescored is not None:
             row["option_probs"] = rescored.probs[i, : len(row["option_logits"])].tolist()
-    confidence, source, before, after, signals = figures
     return AnswerStudy(
         *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
         signals,
@@ -261,21 +255,15 @@ def study_answers(
     )
 
 
-def _map(
-    answers: AnswerRows, stage: Map, *, by_signals: bool
-) -> AnswerCalibrator | SignalCalibrator:
-    if not by_signals:
-        return fit_answers(answers.answers(), stage=stage)
-    made, values = SignalCalibrator(stage=stage), signal_values(signals_of(answers))
-    return made.fit(values, answers.grades(), groups=answers.groups, source=answers.source())
-
-
 def has_signals(answers: AnswerRows) -> bool:
     """Return True if answers have signals besides a confidence."""
     return any(row.get(name) for row in answers.rows for name in SIGNALS)
 
 
-def _figures(answers: AnswerRows, stage: Map) -> _Figures:
+def _figures(
+    answers: AnswerRows, stage: Map
+) -> tuple[FloatArray, str, ConfidenceEvaluation, ConfidenceEvaluation, SignalFit | None]:
+    """Return confidences, their name, figures before and after a map, and those of signals."""
     fit = None
     if has_signals(answers):
         with silenced():  # the fit to one half repeats what is worth saying
@@ -284,10 +272,10 @@ def _figures(answers: AnswerRows, stage: Map) -> _Figures:
         graded = answers.answers()
         found = cross_validated_answers(graded, stage=stage)
         name = graded.source.confidence
-        return _Figures(graded.confidence, name, found["before"], found["after"])
+        return graded.confidence, name, found["before"], found["after"], None
     if any(all(key in row for row in answers.rows) for key in ("confidence", "token_probs")):
         graded = answers.answers()
         before = evaluate_answers(graded.confidence, graded.correct, groups=graded.groups)
-        return _Figures(graded.confidence, graded.source.confidence, before, fit.together, fit)
+        return graded.confidence, graded.source.confidence, before, fit.together, fit
     values = signal_values(signals_of(answers), [fit.best])[fit.best]
-    return _Figures(values, fit.best, fit.raw[fit.best], fit.together, fit)
+    return values, fit.best, fit.raw[fit.best], fit.together, fit

@@ -117,8 +117,9 @@ def test_promises_for_all_kinds_hold_together():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sets = fitting._sets_of_kinds(scored.kind, parts, terms)
-            bands = fitting._bands(scored, parts, sets, terms)
-            (one,) = fitting._bands(scored, parts, [None], terms)
+            each = 1 - (1 - terms.certainty) / len(sets)
+            bands = [fitting._band(scored, parts, names, terms, each) for names in sets]
+            one = fitting._band(scored, parts, None, terms, terms.certainty)
         assert sets == [("easy",), ("hard",), ("odd", "rare")]
         accepts = [band.accept.coverage > 0 for band in bands]
         easy += accepts[0]
@@ -174,7 +175,7 @@ def test_turns_of_a_conversation_stay_in_one_part(rng):
         for i, row in enumerate(graded_answers(rng, 900).rows)
     ]
     numbers = fitting._unit_numbers(AnswerRows.of(rows), "turn")
-    parts = fitting._parts(numbers, (1 / 3, 2 / 3), rng)
+    parts = fitting._parts(numbers, 1 / 3, False, rng)
     assert all(np.ptp(parts[numbers == number]) == 0 for number in range(300))
     assert np.bincount(parts).tolist() == [300, 600]
     gate = fit_gate(AnswerRows.of(rows), max_error=0.3, unit="conversation")

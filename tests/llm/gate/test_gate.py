@@ -117,6 +117,7 @@ def scored(text, tokens, **about):
         scored("Lima", ["Lima", "\n\nQ:"]),  # a stop sequence
         scored("Perú", ["Per", "\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}"]),
         scored("Lima", '["Li", "ma"]', token_probs="[0.9, 0.9]"),  # cells of CSV
+        scored("Lima", ["Lima"], truncated="false", finish_reason="stop"),
         {"answer": "Lima", "token_probs": [0.9]},  # its tokens are not known
         {"confidence": 0.9},
     ],
@@ -134,6 +135,8 @@ def test_answers_that_are_scored_wholly(row):
         (scored("Lima, Peru", ["Lima", "", " Peru"]), "another text"),
         (scored("Perú, Lima", ["Per", "\N{REPLACEMENT CHARACTER}"]), "another text"),
         (scored("Lima", ["Lima"], truncated=True), "cut off at the largest number of tokens"),
+        (scored("Lima", ["Lima"], truncated="true"), "cut off at the largest number of tokens"),
+        (scored("Lima", ["Lima"], finish_reason="length"), "cut off at the largest number"),
         (scored(" \n", [" "]), "the answer is empty"),
         ({**scored("Lima", ["Li", "ma"]), "token_probs": [0.9]}, "one probability for each"),
     ],
@@ -202,12 +205,12 @@ def test_the_artifact_holds_everything(gate, drift, tmp_path):
     ("key", "value", "message"),
     [
         ("bands", [], "one band for any kind"),
-        ("bands", [{"accept": {}}], "a band has accept, verify, kinds"),
+        ("bands", [{"accept": {}}], "a saved Band has"),
         ("terms", {"max_error": 2.0}, "max_error must be between 0 and 1"),
         ("terms", {"max_error": 0.1, "unit": "day"}, "unit"),
         ("map", {"kind": "threshold", "state": None}, "threshold"),
         ("map", {"kind": "os", "state": {}}, "unknown kind"),
-        ("drift", {}, "a drift reference has"),
+        ("drift", {}, "a saved DriftReference has"),
     ],
 )
 def test_damaged_states_are_refused(gate, key, value, message):

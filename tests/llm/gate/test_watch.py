@@ -121,7 +121,7 @@ def test_the_oldest_are_dropped(gate):
 
 @pytest.mark.parametrize("change", [{"cuts": [2.0] * CUTS}, {"cuts": []}, {"extra": 1}])
 def test_damaged_states_are_refused(gate, change):
-    with pytest.raises(ValueError, match=r"cuts must be|the watch of a gate has"):
+    with pytest.raises(ValueError, match=r"cuts must be|a saved GateWatch has"):
         GateWatch.from_state({**GateWatch(gate).state(), **change})
 
 

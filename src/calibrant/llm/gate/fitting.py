@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.gate.gate import DriftReference, Gate, unscored
 from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
 
-FEWEST = 30
+MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be promised."""
 ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
@@ -116,17 +116,23 @@ def fit_gate(
         if by_kind:
             _check_kinds(answers, numbers, unit)
         rises = calibrator is None and stage != "isotonic"
-        parts = _parts(numbers, _part_shares(terms, by_kind, calibrator, rises), rng)
+        # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
+        # found with the answers that decided on the kinds would not keep their promise
+        first = 1 / 3 if calibrator is None and not rises else 0.1 if by_kind else 0.0
+        parts = _parts(numbers, first, verifier_misses is not None, rng)
         if calibrator is None:
             graded = answers if rises else answers.where(parts == 0)
             calibrator = fit_answers(graded.answers(aggregate), stage=stage)
-        scored = _scored(calibrator, answers, numbers, kinds)
+        chances = np.array([row["calibrated"] for row in apply_answers(calibrator, answers)])
+        scored = Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:
             sets = _sets_of_kinds(kinds, parts, terms)
-        bands = _bands(scored, parts, sets, terms)
-        drift = _drift(scored.where(parts == 1), false_alarms, rng)
-        return Gate(calibrator, bands, terms, drift)
+        # each test gets an equal part of the error probability
+        tests = len(sets) * (1 if verifier_misses is None else 2)
+        each = 1 - (1 - certainty) / tests
+        bands = [_band(scored, parts, names, terms, each) for names in sets]
+        return Gate(calibrator, bands, terms, _drift(scored.where(parts == 1), false_alarms, rng))
 
 
 def _scored_wholly(answers: AnswerRows) -> AnswerRows:
@@ -144,18 +150,13 @@ def _scored_wholly(answers: AnswerRows) -> AnswerRows:
 def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:
     """Return the number of the independent unit that each answer belongs to."""
     named = [row.get("conversation") for row in answers.rows]
-    if unit == "answer":
-        _check_independent(answers, named)
-        return np.arange(len(named))
-    for place, name in zip(answers.places, named, strict=True):
-        if name is None or name == "":
-            raise ValueError(f"{place} has no conversation, which unit={unit!r} needs")
-    return np.asarray(np.unique([str(name) for name in named], return_inverse=True)[1], np.int64)
-
-
-def _check_independent(answers: AnswerRows, conversations: Sequence[Any]) -> None:
+    if unit != "answer":
+        for place, name in zip(answers.places, named, strict=True):
+            if name is None or name == "":
+                raise ValueError(f"{place} has no conversation, which unit={unit!r} needs")
+        return np.asarray(np.unique([str(n) for n in named], return_inverse=True)[1], np.int64)
     first: dict[Any, str] = {}
-    for place, name in zip(answers.places, conversations, strict=True):
+    for place, name in zip(answers.places, named, strict=True):
         if name not in (None, "") and str(name) in first:
             raise ValueError(
                 f"{first[str(name)]} and {place} are turns of one conversation, so that they are "
@@ -169,6 +170,7 @@ def _check_independent(answers: AnswerRows, conversations: Sequence[Any]) -> Non
             f"{repeated:,} answers are to questions that others answer as well, so that they are "
             "not independent, and the promise may be too strong: keep one answer to a question"
         )
+    return np.arange(len(named))
 
 
 def _check_kinds(answers: AnswerRows, numbers: IntArray, unit: Unit) -> None:
@@ -186,33 +188,22 @@ def _check_kinds(answers: AnswerRows, numbers: IntArray, unit: Unit) -> None:
             )
 
 
-def _part_shares(terms: Terms, by_kind: bool, calibrator: Any, rises: bool) -> tuple[float, ...]:
-    """Return the shares of answers for the map alone, for accepting, and for verifying."""
-    # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
-    # found with the answers that decided on the kinds would not keep their promise
-    first = 0.1 if by_kind else 0.0
-    if calibrator is None and not rises:
-        first = 1 / 3
-    rest = 1 - first
-    return (first, rest) if terms.verifier_misses is None else (first, rest / 2, rest / 2)
+def _parts(numbers: IntArray, first: float, verified: bool, rng: np.random.Generator) -> IntArray:
+    """Return the part of each answer: a first one, for accepting (1), and for verifying (2).
 
-
-def _parts(numbers: IntArray, shares: tuple[float, ...], rng: np.random.Generator) -> IntArray:
-    """Return the part of each answer; those of a unit are in one part."""
+    Answers of a unit are in one part.
+    """
     units = int(numbers.max()) + 1
-    if units < FEWEST:
+    if units < MIN_UNITS:
         raise ValueError(
-            f"a gate needs {FEWEST} independent graded answers or conversations, got {units}: even "
-            "hundreds promise little"
+            f"a gate needs {MIN_UNITS} independent graded answers or conversations, got {units}: "
+            "even hundreds promise little"
         )
+    rest = 1 - first
+    shares = (first, rest / 2, rest / 2) if verified else (first, rest)
     ends = np.round(np.cumsum(shares) * units)
     place = rng.permutation(units)
     return np.asarray(np.searchsorted(ends, place, side="right"), np.int64)[numbers]
-
-
-def _scored(calibrator: Any, answers: AnswerRows, numbers: IntArray, kinds: Any) -> Scored:
-    confidence = [row["calibrated"] for row in apply_answers(calibrator, answers)]
-    return Scored(np.array(confidence, np.float64), answers.grades(), numbers, kinds)
 
 
 def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str, ...]]:
@@ -233,19 +224,11 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
     return [*own, rare] if rare else own
 
 
-def _bands(
-    scored: Scored, parts: IntArray, sets: Sequence[tuple[str, ...] | None], terms: Terms
-) -> list[Band]:
-    tests = len(sets) * (1 if terms.verifier_misses is None else 2)
-    certainty = 1 - (1 - terms.certainty) / tests
-    return [_band(scored, parts, kinds, terms, certainty) for kinds in sets]
-
-
 def _band(
     scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
 ) -> Band:
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
-    options: dict[str, Any] = {"unit": terms.unit, "certainty": certainty}
+    options: Any = {"unit": terms.unit, "certainty": certainty}
     chosen = scored.where(member & (parts == 1))
     if not chosen.units:
         raise ValueError(
@@ -260,17 +243,14 @@ def _band(
     # other answers than those that the threshold for accepting was found with, and only those
     # below it: about these the promise is
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
-    return Band(accept, _verify(below, terms.max_to_verify, options), kinds)
-
-
-def _verify(below: Scored, max_error: float, options: Mapping[str, Any]) -> Threshold:
-    if max_error < 1 and below.units:
-        return find_threshold(below, max_error=max_error, **options)
-    lowest, coverage = (0.0, 1.0) if below.units else (math.inf, 0.0)
-    error = float((~below.correct).mean()) if below.units else math.nan
-    return Threshold(
-        lowest, coverage, error, math.nan, below.units, max_error, options["certainty"]
-    )
+    limit = terms.max_to_verify
+    if limit < 1 and below.units:
+        return Band(accept, find_threshold(below, max_error=limit, **options), kinds)
+    lowest, coverage, error = math.inf, 0.0, math.nan
+    if below.units:
+        lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
+    verify = Threshold(lowest, coverage, error, math.nan, below.units, limit, certainty)
+    return Band(accept, verify, kinds)
 
 
 def _drift(answers: Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:

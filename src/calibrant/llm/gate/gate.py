@@ -27,13 +27,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import FloatArray, as_float64, warnings_at_caller
+from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
+from calibrant.decide.thresholds import Threshold
 from calibrant.llm.answers.calibrating import apply_answers
-from calibrant.llm.answers.graded import AnswerRows, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.calibrator import check_state, finite_numbers
+from calibrant.llm.answers.graded import GRADES, AnswerRows, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
@@ -94,11 +96,10 @@ class DriftReference(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> DriftReference:
         """Make the reference of what :meth:`state` returned."""
-        if not isinstance(state, Mapping) or {*state} != {*cls._fields}:
-            raise ValueError(f"a drift reference has {', '.join(cls._fields)}")
-        cuts = as_float64(state["cuts"])
-        if cuts.shape != (CUTS,) or not ((cuts >= 0) & (cuts <= 1)).all():
-            raise ValueError(f"cuts must be {CUTS} numbers in [0, 1], got {state['cuts']!r:.80}")
+        check_state(state, cls._fields, cls)
+        cuts = finite_numbers(state["cuts"], CUTS, "cuts")
+        if not ((cuts >= 0) & (cuts <= 1)).all():
+            raise ValueError(f"cuts must be in [0, 1], got {state['cuts']!r:.80}")
         grades, confidences = (Monitor.from_state(state[name]) for name in cls._fields[1:])
         return cls(cuts, grades, confidences)
 
@@ -112,12 +113,6 @@ def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
     """Return the expected share of answers above a cut, and whether each is above it."""
     at = (first + np.arange(len(confidence))) % CUTS
     return Pairs(_shares()[at], confidence >= cuts[at])
-
-
-HEADINGS = (
-    *("kind", "graded", "accept from", "accepted", "wrong"),
-    *("verify from", "to verify"),
-)
 
 
 class Gate:
@@ -210,12 +205,12 @@ class Gate:
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
         known = self.source.confidence if not isinstance(self.calibrator, SignalCalibrator) else ""
-        scores: list[float | str] = [unscored(row) for row in answers.rows]
-        for i, row in enumerate(answers.rows):
-            if known and "confidence" in row and not row.get("source"):
-                scores[i] = (
-                    scores[i] or f"its confidence has no source, and the gate is for {known}"
-                )
+        unnamed = f"its confidence has no source, and the gate is for {known}"
+        scores: list[float | str] = [
+            unscored(row)
+            or (unnamed if known and "confidence" in row and not row.get("source") else "")
+            for row in answers.rows
+        ]
         whole = np.array([not problem for problem in scores], dtype=bool)
         if whole.any():
             chances = self._chances(answers.where(whole))
@@ -279,7 +274,20 @@ class Gate:
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, and a row of cells for each band."""
-        return [HEADINGS, *map(_cells, self.bands)]
+
+        def limit(found: Threshold | None) -> tuple[str, str]:
+            if found is None:
+                return "-", "-"
+            lowest = threshold_text(found.threshold) if found.coverage else "none"
+            return lowest, f"{100 * found.coverage:.1f} %"
+
+        rows = []
+        for band in self.bands:
+            accept = band.accept
+            wrong = f"{100 * accept.error:.2f} %" if accept.coverage else "-"
+            rows.append((band.name(), f"{accept.n:,}", *limit(accept), wrong, *limit(band.verify)))
+        headings = ("kind", "graded", "accept from", "accepted", "wrong", "verify from")
+        return [(*headings, "to verify"), *rows]
 
     def describe(self) -> str:
         """Describe the gate in a line."""
@@ -325,9 +333,7 @@ class Gate:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Gate:
         """Make a gate of what :meth:`state` returned."""
-        keys = {"map", "bands", "terms", "drift"}
-        if not isinstance(state, Mapping) or {*state} != keys:
-            raise ValueError(f"a gate has {', '.join(sorted(keys))}, got {state!r:.200}")
+        check_state(state, ("map", "bands", "terms", "drift"), cls)
         calibrator = class_of(state["map"]["kind"]).from_state(state["map"]["state"])
         if not isinstance(getattr(calibrator, "source_", None), Source):
             raise ValueError(f"a gate needs a map of answers, got a {type(calibrator).__name__}")
@@ -347,7 +353,11 @@ def unscored(row: Row) -> str:
     >>> unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
     'its tokens make up another text than the answer, so that a part of it was not scored'
     """
-    if row.get("truncated"):
+    cut = (
+        GRADES.get(str(row.get("truncated")).strip().lower())
+        or row.get("finish_reason") == "length"
+    )
+    if cut:
         return "the answer was cut off at the largest number of tokens"
     answer = row.get("answer")
     if isinstance(answer, str) and not answer.strip():
@@ -383,15 +393,3 @@ def _covers(texts: Sequence[str], answer: str) -> bool:
         return False
     after = SPECIAL.sub("", whole[start + len(wanted) :]).strip()
     return len(after) <= len(texts[-1])
-
-
-def _cells(band: Band) -> tuple[str, ...]:
-    accept, verify = band.accept, band.verify
-    verified = ("-", "-") if verify is None else _limit(verify)
-    wrong = f"{100 * accept.error:.2f} %" if accept.coverage else "-"
-    return (band.name(), f"{accept.n:,}", *_limit(accept), wrong, *verified)
-
-
-def _limit(limit: Any) -> tuple[str, str]:
-    share = f"{100 * limit.coverage:.1f} %"
-    return (threshold_text(limit.threshold) if limit.coverage else "none"), share

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
     KIND_HEADER,
-    Call,
     Form,
     Judge,
     async_chunks_with_verdict,
@@ -72,22 +71,21 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
         if kinds:
             request["extra_headers"] = headers
         call = judge.call(request, form, kinds[0] if kinds else "")
+
+        def returned(result: Any) -> Any:
+            if not request.get("stream"):
+                return call.finish(result)
+            if hasattr(result, "__aiter__"):
+                return AsyncJudgedStream(result, async_chunks_with_verdict(result, call))
+            return JudgedStream(result, chunks_with_verdict(result, call))
+
+        async def awaited(result: Any) -> Any:
+            return returned(await result)
+
         result = create(**call.sent)
-        return _awaited(result, call) if inspect.isawaitable(result) else _returned(result, call)
+        return awaited(result) if inspect.isawaitable(result) else returned(result)
 
     return judged
-
-
-async def _awaited(result: Any, call: Call) -> Any:
-    return _returned(await result, call)
-
-
-def _returned(result: Any, call: Call) -> Any:
-    if not call.request.get("stream"):
-        return call.finish(result)
-    if hasattr(result, "__aiter__"):
-        return AsyncJudgedStream(result, async_chunks_with_verdict(result, call))
-    return JudgedStream(result, chunks_with_verdict(result, call))
 
 
 class JudgedStream:

@@ -38,6 +38,7 @@ from calibrant.decide.thresholds import (
     threshold,
     threshold_grid,
 )
+from calibrant.llm.answers.calibrator import check_state
 
 Unit = Literal["answer", "turn", "conversation"]
 
@@ -87,22 +88,16 @@ def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: 
 
 def _losses_of_conversations(answers: Scored, grid: FloatArray) -> tuple[IntArray, IntArray]:
     """Conversations with an accepted turn, and with a wrong one among them, at each threshold."""
-    return (
-        _at_least(_highest(answers), grid),
-        _at_least(_highest(answers.where(~answers.correct)), grid),
-    )
 
+    def reaching(chosen: Scored) -> IntArray:
+        """Number of conversations whose highest confidence reaches each threshold."""
+        numbers, unit = np.unique(chosen.unit, return_inverse=True)
+        highest = np.zeros(len(numbers))
+        np.maximum.at(highest, unit, chosen.confidence)
+        below = np.searchsorted(np.sort(highest), grid, side="left")
+        return np.asarray(len(highest) - below, np.int64)
 
-def _highest(answers: Scored) -> FloatArray:
-    """Return the highest confidence of each unit."""
-    numbers, unit = np.unique(answers.unit, return_inverse=True)
-    highest = np.zeros(len(numbers))
-    np.maximum.at(highest, unit, answers.confidence)
-    return highest
-
-
-def _at_least(values: FloatArray, grid: FloatArray) -> IntArray:
-    return np.asarray(len(values) - np.searchsorted(np.sort(values), grid, side="left"), np.int64)
+    return reaching(answers), reaching(answers.where(~answers.correct))
 
 
 def _losses_of_turns(answers: Scored, grid: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -249,8 +244,7 @@ class Band(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Band:
         """Make a band of what :meth:`state` returned."""
-        if not isinstance(state, Mapping) or {*state} != {*cls._fields}:
-            raise ValueError(f"a band has {', '.join(cls._fields)}, got {state!r:.200}")
+        check_state(state, cls._fields, cls)
         kinds = state["kinds"]
         if kinds is not None and not all(isinstance(kind, str) for kind in kinds):
             raise ValueError(f"kinds must be texts, got {kinds!r:.80}")

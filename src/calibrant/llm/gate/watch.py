@@ -14,6 +14,7 @@ import numpy as np
 from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
+from calibrant.llm.answers.calibrator import check_state
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.lines import Row
 from calibrant.llm.gate.gate import DriftReference, Gate, above
@@ -119,9 +120,7 @@ class GateWatch:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> GateWatch:
         """Make a watch of what :meth:`state` returned."""
-        keys = {"gate", "cuts", "grades", "confidences", "counts", "waiting"}
-        if not isinstance(state, Mapping) or {*state} != keys:
-            raise ValueError(f"the watch of a gate has {', '.join(sorted(keys))}")
+        check_state(state, ("gate", "cuts", "grades", "confidences", "counts", "waiting"), cls)
         made = cls.__new__(cls)
         made.gate = str(state["gate"])
         reference = {name: state[name] for name in DriftReference._fields}

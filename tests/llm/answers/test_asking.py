@@ -1,41 +1,24 @@
-"""Questions put to tiny models."""
+"""Questions put to tiny models, answered greedily and by draws."""
 
 import copy
-import inspect
-import re
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from calibrant.llm.answers.asking import Answer, LengthLimit, _token_texts, ask, ask_each, length_of
-from calibrant.llm.answers.choices import _spellings, ask_choices, ask_choices_each, ask_true
+from calibrant.llm.answers.asking import _token_texts, ask, draw_answers
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.graded import GradedAnswers, Source
-from calibrant.llm.answers.questions import Question, choice_prompt
-from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
-from calibrant.llm.heads.generation import CalibratedGeneration
-from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
     quiz_model,
-    quiz_tokenizer,
     tokenizers,
     transformers,
-    true_by_hand,
     word_tokenizer,
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
 
 
 def by_hand(model, tokenizer, prompt, max_new_tokens, temperature=1.0):
@@ -246,88 +229,6 @@ def test_generation_stops_at_special_tokens(model, tokenizer, generated, monkeyp
     assert generated == [1]
 
 
-def test_an_answer_ends_before_a_line_break(breaking):
-    line, whole = LengthLimit(8, {0, 2}, one_line=True), LengthLimit(8, {0, 2})
-    end = QUIZ_WORDS.index("no")
-    assert length_of(breaking, [14, 15, end, 16], line) == 2
-    assert length_of(breaking, [14, 15, end, 16], whole) == 4
-    # a break before the first word does not count
-    assert length_of(breaking, [end, 14, 15], line) == 3
-    for limit in (line, whole):
-        assert length_of(breaking, [14, 2, 0], limit) == 1
-        assert length_of(breaking, [2], limit) == 1
-
-
-QUESTIONS = [
-    Question("what is it", ("two",), ("one", "two", "three", "four"), 1, "numbers"),
-    Question("is it", ("red",), ("red", "blue", "yes", "no"), 0, "colours"),
-    Question("it", ("no",), ("red", "blue", "yes", "no"), 3, "colours"),
-]
-
-
-@pytest.mark.parametrize("temperature", [None, 3.0])
-def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
-    fitted = temperature and FittedHead.from_temperature(temperature, fingerprint_of(model))
-    shots = [Question("two", ("one",), ("one", "two", "three", "four"), 0, "numbers")]
-    found, labels = ask_choices(
-        model, tokenizer, QUESTIONS, shots=shots, fitted=fitted or None, prefix="", batch=2
-    )
-    assert labels.tolist() == [1, 0, 3]
-    letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
-    for question, row in zip(QUESTIONS, found, strict=True):
-        prompt = choice_prompt(question, shots)
-        with torch.no_grad():
-            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
-        wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)
-        np.testing.assert_allclose(row - np.logaddexp.reduce(row), wanted, atol=1e-5)
-
-
-def test_letters_of_a_tokenizer_that_adds_spaces(model, tokenizer):
-    llama = copy.deepcopy(tokenizer)  # "<unk>" stands for the blank of its own in front of " A"
-    blank = tokenizers.normalizers.Replace(tokenizers.Regex("^ "), "<unk> ")
-    llama.backend_tokenizer.normalizer = blank
-    assert len(llama.encode(" A", add_special_tokens=False)) == 2
-    wanted, _ = ask_choices(model, tokenizer, QUESTIONS, prefix="")
-    np.testing.assert_array_equal(ask_choices(model, llama, QUESTIONS)[0], wanted)
-    with pytest.raises(ValueError, match="with the prefix ' ' choice 'A' is 2 tokens"):
-        ask_choices(model, llama, QUESTIONS, prefix=" ")
-
-
-def test_questions_with_different_choices_are_refused(model, tokenizer):
-    fewer = Question("it", ("no",), ("yes", "no"), 1)
-    with pytest.raises(ValueError, match=r"equally many choices, got \[2, 4\]"):
-        ask_choices(model, tokenizer, [*QUESTIONS, fewer])
-
-
-@pytest.mark.parametrize("temperature", [None, 2.0])
-def test_verdict_is_the_next_word(model, tokenizer, temperature):
-    fitted = (
-        FittedHead.from_temperature(temperature, fingerprint_of(model)) if temperature else None
-    )
-    done = []
-    found = ask_true(
-        model, tokenizer, PROMPTS, fitted=fitted, batch=2, progress=lambda *t: done.append(t)
-    )
-    wanted = [true_by_hand(model, tokenizer, prompt, temperature or 1.0) for prompt in PROMPTS]
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert np.ptp(wanted) > 0.05
-    assert done == [(2, 3), (3, 3)]
-
-
-def test_every_spelling_of_a_verdict_counts(tokenizer):
-    class Coded:
-        unk_token_id = 0
-
-        def encode(self, text, add_special_tokens):
-            assert not add_special_tokens
-            return {" True": [4], "True": [5], " true": [4], "true": [6, 7]}.get(text, [0])
-
-    assert _spellings(Coded(), "True") == [4, 5]
-    assert _spellings(tokenizer, "False") == [QUIZ_WORDS.index("False")]
-    with pytest.raises(ValueError, match="no token of its own for 'False'"):
-        _spellings(Coded(), "False")
-
-
 def test_too_long_prompts_are_refused_before_any_answer(model, tokenizer, generated):
     positions = model.config.max_position_embeddings
     long = " ".join(["two"] * positions)
@@ -350,25 +251,44 @@ def test_generation_config_is_ignored(model, tokenizer, monkeypatch):
     np.testing.assert_array_equal(again.probs, plain.probs)
 
 
-@pytest.mark.parametrize("asks", [ask_each, ask_choices, ask_choices_each, ask_true])
-def test_options_are_those_of_ask(asks):
-    own, wanted = (inspect.signature(one).parameters for one in (asks, ask))
-    assert [own[name] for name in ("batch", "progress")] == [wanted["batch"], wanted["progress"]]
+@pytest.fixture
+def sharp(monkeypatch):
+    made = quiz_model()
+    # what models bring along must not sharpen the draws
+    monkeypatch.setattr(made.generation_config, "temperature", 0.3)
+    monkeypatch.setattr(made.generation_config, "top_k", 2)
+    return made
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        Answer,
-        CalibratedGeneration,
-        GradedAnswers,
-        ModelFingerprint,
-        Question,
-        Source,
-        TokenPredictions,
-    ],
-)
-def test_fields_of_results_are_documented(result):
-    section = result.__doc__.split("Attributes\n")[1]
-    for name in inspect.get_annotations(result):
-        assert re.search(rf"^\s+(\w+, )*{name}(, \w+)* : ", section, re.MULTILINE), name
+def test_first_words_follow_the_distribution(sharp, tokenizer):
+    prompts = PROMPTS[:2]
+    drawn = draw_answers(sharp, tokenizer, prompts, samples=2000, max_new_tokens=1)
+    for prompt, texts in zip(prompts, drawn, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            probs = sharp(input_ids=ids).logits[0, -1].double().softmax(-1)
+        names = [tokenizer.decode([i], skip_special_tokens=True).strip() for i in range(len(probs))]
+        chance = {name: 0.0 for name in names}
+        for name, prob in zip(names, probs.tolist(), strict=True):
+            chance[name] += prob
+        counts = np.array([texts.count(name) for name in chance])
+        expected = 2000 * np.array(list(chance.values()))
+        assert counts.sum() == 2000
+        assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_draws_repeat_and_leave_the_random_state(sharp, tokenizer):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, again, other = (
+        draw_answers(sharp, tokenizer, PROMPTS[:3], samples=4, seed=seed, batch=2)
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == again != other
+    assert [len(texts) for texts in first] == [4, 4, 4]
+
+
+def test_number_of_samples(sharp, tokenizer):
+    with pytest.raises(ValueError, match="samples must be"):
+        draw_answers(sharp, tokenizer, PROMPTS[:1], samples=0)

@@ -24,7 +24,6 @@ from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift
-from tests.support.language_models import quiz_model, quiz_tokenizer
 from tests.support.simulate import drawn, preferring
 
 
@@ -56,16 +55,6 @@ def asked(rng, monkeypatch):
     monkeypatch.setattr(grading, "Auto", light)
     monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
 
 
 def questions(labels):

@@ -283,16 +283,6 @@ def test_zeros_and_ones_keep_the_guarantee(stage, rng):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_limits_are_saved(stage, rng, tmp_path):
-    sure, right = said_answers(rng, 500)
-    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
-    cal.save(fitted, tmp_path / "new.json")
-    again = cal.load(tmp_path / "new.json")
-    assert again.limits_ == fitted.limits_
-    np.testing.assert_array_equal(again.predict(SAID), fitted.predict(SAID))
-
-
-@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("max_error", [None, 0.45, 0.001])
 def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
     tokens = [rng.beta(3, 1, size=rng.integers(1, 9)) for _ in range(600)]
@@ -346,31 +336,17 @@ THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "b
     ("stage", "changed", "message"),
     [
         ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
-        ("sigmoid", {"learned": {}}, "line, got {}"),
         ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
-        ("sigmoid", {"learned": {"line": [1.0, 0.0, 0.0]}}, "must be 2 finite numbers"),
-        ("sigmoid", {"learned": {"line": [1.0, None]}}, "must be 2 finite numbers"),
-        ("sigmoid", {"learned": {"line": 1.0}}, "must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": ["a", 1]}}, "line of sigmoid must be numbers"),
-        ("sigmoid", {"learned": {"line": {"a": 1}}}, "line of sigmoid must be numbers"),
         ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
         ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
         ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),
-        ("sigmoid", {"limits": 0.5}, "limits must be two rising numbers"),
-        ("sigmoid", {"limits": [0.5]}, "limits must be two rising numbers"),
         ("sigmoid", {"limits": [0.9, 0.1]}, "limits must be two rising numbers"),
         ("sigmoid", {"limits": [0.0, 0.5]}, "limits must be two rising numbers between 0 and 1"),
-        ("sigmoid", {"limits": [0.1, math.nan]}, "limits must be two rising numbers"),
-        ("sigmoid", {"limits": ["a", 0.5]}, "limits must be two rising numbers"),
         ("sigmoid", {"source": ["geometric"]}, "source must have confidence, prompt, model, head"),
-        ("sigmoid", {"source": {"where": ""}}, "source must have confidence, prompt, model, head"),
         ("sigmoid", {"source": {"confidence": None}}, "source must have texts"),
         ("sigmoid", {"source": {"confidence": "p_true"}}, "must have the confidence geometric"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
-        ("sigmoid", {"threshold": {"threshold": 0.5}}, "a threshold has the numbers"),
-        ("sigmoid", {"threshold": {**THRESHOLD, "n": None}}, "a threshold has the numbers"),
-        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": math.nan}}, "has the numbers"),
-        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": "0.5"}}, "has the numbers"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:confident answers are not right")

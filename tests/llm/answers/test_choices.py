@@ -8,12 +8,24 @@ import torch
 from scipy.special import softmax
 
 from calibrant.llm.answers.choices import (
+    _spellings,
+    ask_choices,
+    ask_texts_each,
+    ask_true,
     choice_logits,
     choice_logits_from_likelihoods,
     choice_logits_from_top,
     choice_sets,
     choice_tokens,
     p_true,
+)
+from calibrant.llm.answers.questions import Question, choice_prompt, short_prompt
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.models.fingerprint import fingerprint_of
+from tests.support.language_models import (
+    PROMPTS,
+    QUIZ_WORDS,
+    true_by_hand,
 )
 
 
@@ -178,3 +190,106 @@ def test_choice_sets_of_whole_texts_are_those_of_their_log_probabilities(gap, rn
 def test_choice_sets_refuse_what_are_no_logits(scores, message):
     with pytest.raises(ValueError, match=message):
         choice_sets(scores, [0, 1, 0], coverage=0.5)
+
+
+QUESTIONS = [
+    Question("what is it", ("two",), ("one", "two", "three", "four"), 1, "numbers"),
+    Question("is it", ("red",), ("red", "blue", "yes", "no"), 0, "colours"),
+    Question("it", ("no",), ("red", "blue", "yes", "no"), 3, "colours"),
+]
+
+
+@pytest.mark.parametrize("temperature", [None, 3.0])
+def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
+    fitted = temperature and FittedHead.from_temperature(temperature, fingerprint_of(model))
+    shots = [Question("two", ("one",), ("one", "two", "three", "four"), 0, "numbers")]
+    found, labels = ask_choices(
+        model, tokenizer, QUESTIONS, shots=shots, fitted=fitted or None, prefix="", batch=2
+    )
+    assert labels.tolist() == [1, 0, 3]
+    letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
+    for question, row in zip(QUESTIONS, found, strict=True):
+        prompt = choice_prompt(question, shots)
+        with torch.no_grad():
+            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
+        wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)
+        np.testing.assert_allclose(row - np.logaddexp.reduce(row), wanted, atol=1e-5)
+
+
+def test_questions_with_different_choices_are_refused(model, tokenizer):
+    fewer = Question("it", ("no",), ("yes", "no"), 1)
+    with pytest.raises(ValueError, match=r"equally many choices, got \[2, 4\]"):
+        ask_choices(model, tokenizer, [*QUESTIONS, fewer])
+
+
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_verdict_is_the_next_word(model, tokenizer, temperature):
+    fitted = (
+        FittedHead.from_temperature(temperature, fingerprint_of(model)) if temperature else None
+    )
+    done = []
+    found = ask_true(
+        model, tokenizer, PROMPTS, fitted=fitted, batch=2, progress=lambda *t: done.append(t)
+    )
+    wanted = [true_by_hand(model, tokenizer, prompt, temperature or 1.0) for prompt in PROMPTS]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.ptp(wanted) > 0.05
+    assert done == [(2, 3), (3, 3)]
+
+
+def test_every_spelling_of_a_verdict_counts(tokenizer):
+    class Coded:
+        unk_token_id = 0
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return {" True": [4], "True": [5], " true": [4], "true": [6, 7]}.get(text, [0])
+
+    assert _spellings(Coded(), "True") == [4, 5]
+    assert _spellings(tokenizer, "False") == [QUIZ_WORDS.index("False")]
+    with pytest.raises(ValueError, match="no token of its own for 'False'"):
+        _spellings(Coded(), "False")
+
+
+TEXTS = [
+    Question("what is it", ("one two",), ("one two", "red", "yes no no"), 0),
+    Question("is it red", ("no",), ("no", "blue blue"), 0),
+]
+
+
+SHOTS = [Question("it", ("four",))]
+
+
+def total(model, tokenizer, prompt, choice, temperature):
+    """Log-probability of a text after a prompt, token by token."""
+    ids, added = tokenizer(prompt)["input_ids"], 0.0
+    for token in tokenizer(choice)["input_ids"]:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1].double() / temperature
+        added += float(logits.log_softmax(-1)[token])
+        ids = [*ids, token]
+    return added
+
+
+def test_likelihoods_are_those_of_a_loop(model, tokenizer):
+    heads = {"before": None, "after": FittedHead.from_temperature(2.5, fingerprint_of(model))}
+    done = []
+    found = ask_texts_each(
+        model, tokenizer, TEXTS, heads, shots=SHOTS, batch=2, progress=lambda *t: done.append(t)
+    )
+    assert done == [(2, 10), (4, 10), (5, 10), (7, 10), (9, 10), (10, 10)]
+    for name, temperature in {"before": 1.0, "after": 2.5}.items():
+        for question, logits in zip(TEXTS, found[name], strict=True):
+            prompt = short_prompt(question, SHOTS)
+            logs = np.array(
+                [total(model, tokenizer, prompt, c, temperature) for c in question.choices]
+            )
+            np.testing.assert_allclose(logits, logs - np.logaddexp.reduce(logs), atol=1e-5)
+
+
+def test_long_choices_are_refused_at_first(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(type(model), "forward", None)  # nothing runs
+    positions = model.config.max_position_embeddings
+    long = Question("it", ("no",), ("no", " ".join(["red"] * positions)), 0)
+    with pytest.raises(ValueError, match=rf"choice 'red .*more than the {positions} positions"):
+        ask_texts_each(model, tokenizer, [*TEXTS, long], {"": None})

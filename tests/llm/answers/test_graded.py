@@ -70,9 +70,7 @@ def test_answers_come_back_from_files(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("grades", "wanted"),
     [
-        (["1", "0"], [True, False]),
         (["True", "FALSE"], [True, False]),
-        (["right", "Wrong"], [True, False]),
         (["yes", "no"], [True, False]),
         (["1.0", "0.0"], [True, False]),
     ],

@@ -40,7 +40,7 @@ GREEDY = {
     "output_hidden_states": True,
 }
 """Options of ``generate``."""
-SAMPLED = {
+_SAMPLED = {
     **GREEDY,
     "do_sample": True,
     "temperature": 1.0,
@@ -218,14 +218,14 @@ def draw_answers(
     """
     check_whole("samples", samples)
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
-    options = {**SAMPLED, "num_return_sequences": samples}
+    options = {**_SAMPLED, "num_return_sequences": samples}
     device = huggingface.inputs_device(model)
     drawn: list[list[str]] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for mask, output in outputs(model, tokenizer, prompts, batch, limit, options):
+        for mask, output in _outputs(model, tokenizer, prompts, batch, limit, options):
             rows = output.sequences[:, mask.shape[1] :].tolist()
-            ends = [length_of(tokenizer, ids, limit) for ids in rows]
+            ends = [_length_of(tokenizer, ids, limit) for ids in rows]
             texts = [_decoded(tokenizer, ids[:end]) for ids, end in zip(rows, ends, strict=True)]
             drawn += [texts[i : i + samples] for i in range(0, len(texts), samples)]
             if progress is not None:
@@ -252,7 +252,7 @@ def calibrated_generations(
     for fitted in tried.values():
         matching_model(inner, fitted)
     done, ends = 0, sorted(limit.ends)
-    for mask, output in outputs(model, tokenizer, prompts, batch, limit):
+    for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         generations.check_plain_output(inner, output)
         first = output.logits[0].float()
         for name, fitted in tried.items():
@@ -271,7 +271,7 @@ def end_ids(model: Any, tokenizer: Any) -> set[int]:
     return set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
 
 
-def outputs(
+def _outputs(
     model: Any,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -348,7 +348,7 @@ def _answer(
     tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
-    count = length_of(tokenizer, ids, limit)
+    count = _length_of(tokenizer, ids, limit)
     own = probs[kept[:count]].numpy()
     text = _decoded(tokenizer, ids[:count])
     confidence = float(answer_confidence([own], aggregate)[0])
@@ -361,7 +361,7 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str:
     return text.strip()
 
 
-def length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:
+def _length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:
     """Tokens before the end or, of one line, its break; at least one, to have a confidence."""
     for count in range(1, len(ids) + 1):
         broken = limit.one_line and _breaks(tokenizer.decode(ids[:count]))

@@ -34,11 +34,11 @@ from calibrant.llm.heads.fitted import FittedHead
 from calibrant.show.pieces import notebook
 
 CONFIDENCES = (*AGGREGATORS, "p_true")
-ENOUGH_TO_HAVE_A_SIGNAL = 10
+_ENOUGH_TO_HAVE_A_SIGNAL = 10
 """Answers of which some should have a signal that those of the fit had."""
-MIN_ANSWERS_FOR_MAP = 20
+_MIN_ANSWERS_FOR_MAP = 20
 """Answers below which the command line warns of a map."""
-REMEDY = (
+_REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
     "--save-answers and calibrant llm answers fit"
 )
@@ -103,7 +103,7 @@ def answer_question(
     rule, form = confidence_of(calibrator, confidence), grading.form_of(tokenizer, chat)
     source = grading.source_of(model, fitted, rule, grading.prompt_form(tokenizer, chat))
     if calibrator is not None:
-        calibrator.source_.check(source, REMEDY)
+        calibrator.source_.check(source, _REMEDY)
     asked, prompts = [Question(question, ())], [form(question)]
     grading.check_written(model, tokenizer, asked, prompts, form, rule, max_new_tokens)
     options: dict[str, Any] = {"fitted": fitted, "max_new_tokens": max_new_tokens}
@@ -146,10 +146,10 @@ def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrat
 
 def warn_of_few(count: int, what: str) -> None:
     """Warn of a map that is fitted to so few answers that its chances mean little."""
-    if count < MIN_ANSWERS_FOR_MAP:
+    if count < _MIN_ANSWERS_FOR_MAP:
         warn(
             f"{count:,} {what} are too few for a map, whose chances are then hardly more than "
-            f"guesses: grade {MIN_ANSWERS_FOR_MAP} at least, better 100"
+            f"guesses: grade {_MIN_ANSWERS_FOR_MAP} at least, better 100"
         )
 
 
@@ -313,7 +313,7 @@ def _by_signals(calibrator: Any, answers: AnswerRows) -> FloatArray:
     values = signal_values(_with_signals(answers), calibrator.names_)
     for name, column in values.items():
         if (
-            len(column) >= ENOUGH_TO_HAVE_A_SIGNAL
+            len(column) >= _ENOUGH_TO_HAVE_A_SIGNAL
             and np.isnan(column).all()
             and calibrator.coverage_[name]
         ):

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
-SAME = 1e-6
+_SAME = 1e-6
 """Smallest range of predictions that counts as different."""
 
 Learned = dict[str, FloatArray]
 Map = Literal["sigmoid", "beta", "isotonic"]
 STAGES: tuple[Map, ...] = get_args(Map)
-LEARNED: dict[Map, tuple[str, ...]] = {
+_LEARNED: dict[Map, tuple[str, ...]] = {
     "sigmoid": ("line",),
     "beta": ("line",),
     "isotonic": ("odds", "prob"),
@@ -215,7 +215,7 @@ class AnswerCalibrator(AnswerMap):
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
                 "nearly all, are right or wrong; grade more answers"
             )
-        elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < SAME:
+        elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < _SAME:
             checks.warn(
                 f"confident answers are not right more often among these {len(odds):,}: every "
                 f"answer gets the same chance, {100 * outcome.mean():.0f} %; grade more, or use "
@@ -363,7 +363,7 @@ def finite_numbers(values: Any, size: int, name: str) -> FloatArray:
 
 
 def _checked_learned(stage: Map, values: Any) -> Learned:
-    names = LEARNED[stage]
+    names = _LEARNED[stage]
     if not isinstance(values, Mapping) or {*values} != {*names}:
         raise ValueError(f"{stage} has the learned values {', '.join(names)}, got {values!r:.80}")
     size = {"sigmoid": 2, "beta": 3}.get(stage) or max(1, np.size(values["odds"]))

@@ -28,24 +28,24 @@ from calibrant.llm.answers.questions import (
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.models.services import Service, ServiceError, without_key
 
-MAX_FAILURES = 10
+_MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
 STATE = (
     "After the answer, write on a last line of its own how likely it is that your answer is "
     "correct, in percent, as in\nConfidence: 70%"
 )
 """Request for a stated confidence, below the question."""
-STATEMENT = re.compile(r"\n[^\w\n]*(?:confidence|probability)\b[^\n]*\s*\Z", re.IGNORECASE)
-TOP = 20
+_STATEMENT = re.compile(r"\n[^\w\n]*(?:confidence|probability)\b[^\n]*\s*\Z", re.IGNORECASE)
+_TOP = 20
 """Top tokens that are requested for P(True), the most that OpenAI returns."""
 PER_TOKEN, PER_REQUEST = 4, 8
 """Bytes of a token, about, and tokens that a request takes besides its texts."""
 
-REFERENCES = ("references", "reference", "answers", "answer")
+_REFERENCES = ("references", "reference", "answers", "answer")
 """Names that right answers go by."""
 
 Grading = Literal["contains", "exact", "none"]
-GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
+_GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
     "contains": contains_reference,
     "exact": exact_match,
 }
@@ -118,7 +118,7 @@ def _asked(row: Row, place: str) -> Asked:
         chat = _chat(question)
     else:
         raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
-    right = next((row[name] for name in REFERENCES if row.get(name)), ())
+    right = next((row[name] for name in _REFERENCES if row.get(name)), ())
     references = (right,) if isinstance(right, str) else tuple(map(str, right))
     return Asked(chat, references, str(row.get("id") or ""), str(row.get("kind") or ""))
 
@@ -200,7 +200,7 @@ def _digest(content: Any, length: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:length]
 
 
-def answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
+def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
     """Ask a service everything about a question, and return the row of its answer."""
     messages, place = plan.messages(asked), f"the response to {asked.question!r:.60}"
     greedy = {"temperature": 0, "max_tokens": plan.max_tokens}
@@ -230,7 +230,7 @@ def answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
     if plan.p_true:
         row |= _verdict(plan, asked, row, service, place)
     if asked.references and plan.grade != "none":
-        row["correct"] = GRADES[plan.grade](row["answer"], asked.references)
+        row["correct"] = _GRADES[plan.grade](row["answer"], asked.references)
     return row
 
 
@@ -253,18 +253,18 @@ def without_statement(reply: Row) -> Row:
     {'answer': 'Lima', 'stated': 'Confidence: 90%'}
     """
     text = reply["answer"]
-    found = STATEMENT.search("\n" + text)
+    found = _STATEMENT.search("\n" + text)
     if found is None:
         return {**reply, "stated": None}
     answer = text[: max(found.start() - 1, 0)]
     row: Row = {**reply, "answer": answer.rstrip(), "stated": found[0].strip()}
     if "tokens" in reply:
         kept = _tokens_within(reply["tokens"], len(answer))
-        row |= {name: reply[name][:kept] for name in TOKEN_LISTS if name in reply}
+        row |= {name: reply[name][:kept] for name in _TOKEN_LISTS if name in reply}
     return row
 
 
-TOKEN_LISTS = ("tokens", "token_probs", "top_logprobs")
+_TOKEN_LISTS = ("tokens", "token_probs", "top_logprobs")
 
 
 def _tokens_within(tokens: Sequence[str], length: int) -> int:
@@ -280,7 +280,7 @@ def _tokens_within(tokens: Sequence[str], length: int) -> int:
 def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place: str) -> Row:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
-    fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": TOP}
+    fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
     reply = completion(service([{"role": "user", "content": prompt}], _fields(plan, fields)), place)
     shown = reply.get("top_logprobs") or []
     if not shown:
@@ -447,7 +447,7 @@ def _collect(
 
     pool = ThreadPoolExecutor(concurrency)
     try:
-        tasks = [pool.submit(answer_row, plan, asked, service) for asked in left]
+        tasks = [pool.submit(_answer_row, plan, asked, service) for asked in left]
         with target.open("a", encoding="utf-8") as stream:
             for number, task in enumerate(as_completed(tasks), start=1):
                 try:
@@ -457,7 +457,7 @@ def _collect(
                 except (ServiceError, BadDocument) as error:
                     failures.append(without_key(printable(str(error))))
                     in_a_row += 1
-                    if getattr(error, "is_final", False) or in_a_row == MAX_FAILURES:
+                    if getattr(error, "is_final", False) or in_a_row == _MAX_FAILURES:
                         raise told("stopped") from None
                 if progress is not None:
                     progress(done + number, len(questions))

@@ -42,7 +42,7 @@ from calibrant.llm.answers.logs.reading import Log
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
 
-DIGITS = frozenset("0123456789.eE+-")
+_DIGITS = frozenset("0123456789.eE+-")
 
 
 class Leaf(NamedTuple):
@@ -76,7 +76,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def json_leaves(text: str) -> list[Leaf]:
@@ -98,14 +98,14 @@ def json_leaves(text: str) -> list[Leaf]:
 
 def _walk(text: str, at: int, path: tuple[str | int, ...], leaves: list[Leaf]) -> int:
     """Add the leaves of the value that begins at a place, and return the place after it."""
-    value, end = DECODER.raw_decode(text, at)
+    value, end = _DECODER.raw_decode(text, at)
     if not isinstance(value, (dict, list)) or not value:
         leaves.append(Leaf(path, value, at, end))
         return end
     at += 1
     for key in value if isinstance(value, dict) else range(len(value)):
         if isinstance(key, str):
-            at = DECODER.raw_decode(text, _begin(text, at))[1]
+            at = _DECODER.raw_decode(text, _begin(text, at))[1]
         at = _walk(text, _begin(text, at), (*path, key), leaves)
     return end
 
@@ -170,7 +170,7 @@ def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
         return sum(
             float(prob)
             for text, prob in tokens.shown(number).items()
-            if text.startswith(rest) and not (leaf.is_number and text[len(rest) :][:1] in DIGITS)
+            if text.startswith(rest) and not (leaf.is_number and text[len(rest) :][:1] in _DIGITS)
         )
 
     *before, last = tokens.span(leaf)
@@ -208,7 +208,7 @@ def allowed_prob(tokens: Tokens, leaf: Leaf, allowed: Sequence[Any]) -> float:
 
 def _leads(text: str, value: str) -> bool:
     """Return True if a text is the beginning of a value, or the value and what follows it."""
-    goes_on = value[-1] in DIGITS and text[len(value) : len(value) + 1] in DIGITS
+    goes_on = value[-1] in _DIGITS and text[len(value) : len(value) + 1] in _DIGITS
     return value.startswith(text) or (text.startswith(value) and not goes_on)
 
 

@@ -78,7 +78,7 @@ class Source(NamedTuple):
             raise SourceError(f"the answer calibrator was fitted on {said}: {remedy}")
 
 
-ROUNDED = 1e-6
+_ROUNDED = 1e-6
 """Last digit of the token probabilities in published files of answers."""
 GRADES = {
     **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
@@ -128,7 +128,7 @@ class GradedAnswers(NamedTuple):
     @property
     def groups(self) -> IntArray:
         """Number of the question of each answer; one without a text is a question of its own."""
-        return numbered([question or n for n, question in enumerate(self.questions)])
+        return _numbered([question or n for n, question in enumerate(self.questions)])
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -178,7 +178,7 @@ class AnswerRows(NamedTuple):
     @property
     def groups(self) -> IntArray:
         """Number of the question of each answer; one without a question has its own."""
-        return numbered([row.get("question") or n for n, row in enumerate(self.rows)])
+        return _numbered([row.get("question") or n for n, row in enumerate(self.rows)])
 
     def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
         """Return the answers with their grades, which every row must have."""
@@ -281,7 +281,7 @@ def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
     return AnswerRows(list(places), list(rows))
 
 
-def numbered(keys: Sequence[Any]) -> IntArray:
+def _numbered(keys: Sequence[Any]) -> IntArray:
     """Return a number from 0 on for each key, the same for equal ones."""
     known: dict[str, int] = {}
     return np.array([known.setdefault(repr(key), len(known)) for key in keys], np.int64)
@@ -340,7 +340,7 @@ def grade_of(row: Mapping[str, Any], place: str) -> bool:
 def token_probs_of(row: Row, place: str) -> FloatArray:
     """Return the probabilities of the tokens of a row."""
     values = numbers(row["token_probs"], "token_probs", place)
-    wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
+    wrong = values[~((values >= 0) & (values <= 1 + _ROUNDED))]
     if wrong.size:
         raise ValueError(
             f"token_probs of {place} must be in [0, 1], got {wrong[0]:g}: for log-probabilities "
@@ -348,7 +348,7 @@ def token_probs_of(row: Row, place: str) -> FloatArray:
         )
     if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
-    return np.where(values == 0, ROUNDED / 4, values)
+    return np.where(values == 0, _ROUNDED / 4, values)
 
 
 def numbers(value: Any, name: str, place: str) -> FloatArray:

@@ -29,7 +29,7 @@ FOLDS, MIN_QUESTIONS = 5, 100
 """Folds for the calibration of choices, and the fewest questions that it needs."""
 ONE_LINE, SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
-DRAWN_TOGETHER = 16
+_DRAWN_TOGETHER = 16
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Form: TypeAlias = Literal["written", "letters", "texts"]
@@ -182,7 +182,7 @@ def _written(
         )
     if samples is None:
         return graded
-    batch = max(1, DRAWN_TOGETHER // samples)
+    batch = max(1, _DRAWN_TOGETHER // samples)
     drawn = asking.draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
     return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
 

@@ -83,7 +83,7 @@ def parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:
     return value
 
 
-def probability(logprob: Any, what: str, place: str) -> float:
+def _probability(logprob: Any, what: str, place: str) -> float:
     """Return the probability of a logarithm that a log has; raise unless it is one."""
     try:
         value = float(logprob)
@@ -113,7 +113,7 @@ def token_material(logprobs: Any, place: str) -> Row:
     if not content:
         return {}
     probs = [
-        probability(one.get("logprob"), f"token {n} ({one.get('token', '')!r:.20})", place)
+        _probability(one.get("logprob"), f"token {n} ({one.get('token', '')!r:.20})", place)
         for n, one in enumerate(content, start=1)
     ]
     row: Row = {"tokens": token_texts(content), "token_probs": probs}

@@ -21,9 +21,9 @@ from calibrant._core.checks import FloatArray, Values, as_float64
 Same: TypeAlias = Callable[[str, str], bool]
 """True if two texts mean the same."""
 
-WORD = re.compile(r"(?:(?<![\w.])[-+])?\d[\d,]*(?:\.\d+)?|\w+[+#]*")
-ARTICLES = {"a", "an", "the"}
-REMEMBERED = 4096
+_WORD = re.compile(r"(?:(?<![\w.])[-+])?\d[\d,]*(?:\.\d+)?|\w+[+#]*")
+_ARTICLES = {"a", "an", "the"}
+_REMEMBERED = 4096
 """Texts whose embeddings are kept."""
 
 
@@ -34,9 +34,9 @@ def plain_text(text: str) -> str:
     ('beatles', '-1000.5', 'c++')
     """
     folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
-    words = [word.replace(",", "") for word in WORD.findall(folded)]
+    words = [word.replace(",", "") for word in _WORD.findall(folded)]
     # a text of articles or signs alone stands for itself
-    return " ".join(word for word in words if word not in ARTICLES) or folded.strip()
+    return " ".join(word for word in words if word not in _ARTICLES) or folded.strip()
 
 
 def same_text(a: str, b: str) -> bool:
@@ -68,7 +68,7 @@ def by_embedding(embed: Callable[[list[str]], Any], *, min_cosine: float = 0.9) 
     if not -1 <= min_cosine <= 1:
         raise ValueError(f"min_cosine must be in [-1, 1], got {min_cosine}")
 
-    @lru_cache(REMEMBERED)
+    @lru_cache(_REMEMBERED)
     def direction(text: str) -> FloatArray:
         (vector,) = as_float64(embed([text]))
         length = float(np.linalg.norm(vector))

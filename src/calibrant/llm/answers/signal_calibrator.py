@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLDS = 5
-RIDGE = 1.0
-FEWEST = 10
+_RIDGE = 1.0
+_FEWEST = 10
 """Right and wrong answers each, and questions, that calibration on held-out folds needs."""
 Signals = Mapping[str, Values]
 """Signals ``(n,)`` in [0, 1] by name, NaN where an answer lacks one."""
@@ -86,7 +86,7 @@ class Regression(NamedTuple):
         scale = np.where(spread > 0, spread, 1.0)
         told = missing.any(0) & ~missing.all(0)  # others have no answers to compare
         inputs = np.hstack([np.where(missing, 0.0, (odds - mean) / scale), missing * told])
-        line = ridge_logistic(inputs, right)
+        line = _ridge_logistic(inputs, right)
         weights, absent = np.split(line[:-1], 2)
         return cls(low, high, mean, scale, weights, absent, line[-1:])
 
@@ -108,7 +108,7 @@ class Regression(NamedTuple):
         return made
 
 
-def ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
+def _ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
     """Return the weights of a logistic regression with a ridge penalty, and then its offset.
 
     By Newton's method, whose steps are halved until they descend. If all answers are right, or all
@@ -120,7 +120,7 @@ def ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
     if y.min() == y.max():
         return line
     x = np.hstack([inputs, np.ones((len(y), 1))])
-    penalty = np.append(np.full(inputs.shape[1], RIDGE), 1e-9)
+    penalty = np.append(np.full(inputs.shape[1], _RIDGE), 1e-9)
 
     def loss(line: FloatArray) -> float:
         odds = x @ line
@@ -330,7 +330,7 @@ def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
 
 def enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
     """Return True if every fold can leave right and wrong answers to the others."""
-    return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= FEWEST)
+    return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _FEWEST)
 
 
 def _as_table(signals: Signals) -> FloatArray:

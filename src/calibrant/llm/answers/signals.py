@@ -32,13 +32,13 @@ from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs
 
 Bound: TypeAlias = Literal["low", "middle"]
-VOTES = {
+_VOTES = {
     **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),
     **dict.fromkeys(("no", "false", "wrong", "incorrect", "fail"), 0.0),
     **dict.fromkeys(("tie", "uncertain", "unsure", "partial"), 0.5),
 }
 """Worth of a vote."""
-LARGEST_VOCABULARY = 1 << 18
+_LARGEST_VOCABULARY = 1 << 18
 """Tokens of the largest vocabularies in use."""
 
 
@@ -64,10 +64,10 @@ def vote_share(votes: Sequence[str]) -> float:
     """
     if isinstance(votes, str) or not votes:
         raise ValueError(f"votes must be a list of yes, no and tie, got {votes!r:.80}")
-    worth = [VOTES.get(str(vote).strip().lower()) for vote in votes]
+    worth = [_VOTES.get(str(vote).strip().lower()) for vote in votes]
     unknown = [vote for vote, value in zip(votes, worth, strict=True) if value is None]
     if unknown:
-        raise ValueError(f"a vote must be one of {', '.join(VOTES)}, got {unknown[0]!r:.40}")
+        raise ValueError(f"a vote must be one of {', '.join(_VOTES)}, got {unknown[0]!r:.40}")
     return sum(value for value in worth if value is not None) / len(votes)
 
 
@@ -90,7 +90,7 @@ def option_confidence(logits: Values) -> tuple[float, float]:
 
 
 def top_token_confidence(
-    top: TopLogprobs, *, vocabulary: int = LARGEST_VOCABULARY, bound: Bound = "low"
+    top: TopLogprobs, *, vocabulary: int = _LARGEST_VOCABULARY, bound: Bound = "low"
 ) -> dict[str, float]:
     r"""Compute confidences of an answer from the top tokens that a service shows.
 
@@ -161,7 +161,7 @@ def signals_of(
     same: Same | None = None,
     meaning: str = "",
     stated_scale: float = 1,
-    vocabulary: int = LARGEST_VOCABULARY,
+    vocabulary: int = _LARGEST_VOCABULARY,
     bound: Bound = "low",
 ) -> AnswerRows:
     """Compute every signal that the material of the rows allows.

@@ -39,40 +39,40 @@ LEVELS = {
     **dict.fromkeys(("extremely confident", "absolutely sure", "completely sure"), 0.9),
 }
 """Confidences by the words for a level."""
-BARE = ("very low", "low", "medium", "moderate", "high", "very high")
+_BARE = ("very low", "low", "medium", "moderate", "high", "very high")
 """Levels that must stand alone or before a noun: "low" alone may be about anything."""
 OFF_SCALE = "the number is off the scale"
 """Begin of the reason why a number without a percent sign is not read."""
-LONGEST = 4000
+_LONGEST = 4000
 """Characters at the end of a text that are read: confidences are stated after the answer."""
 
-NOUN = r"(?:confidence|certainty|probability|likelihood|chance)"
-LABEL = re.compile(
-    rf"\b{NOUN}(?: level| score| rating)?(?:\s*\([^)\n]{{0,40}}\))?[\"'*_\]]*\s*"
+_NOUN = r"(?:confidence|certainty|probability|likelihood|chance)"
+_LABEL = re.compile(
+    rf"\b{_NOUN}(?: level| score| rating)?(?:\s*\([^)\n]{{0,40}}\))?[\"'*_\]]*\s*"
     r"(?::|=|\bis\b|\bof\b)\s*[\"'*_\[(]*([^\n;]*)"
 )
-KEY = re.compile(rf"^(?:\w+_)*{NOUN}(?:_\w+)*$")
+_KEY = re.compile(rf"^(?:\w+_)*{_NOUN}(?:_\w+)*$")
 # a number that is no part of a word, a date or a version
-NUMBER = r"(?<![\w.,/+-])(\d+(?:\.\d+|,\d\d?)?|\.\d+)"
-END = r"(?![\w/]|[.,]\d)"
-SIGN = r"\s*(?:%|percent\b|per cent\b)"
-PERCENT = re.compile(NUMBER + SIGN)
-FRACTION = re.compile(rf"{NUMBER}\s*(?:/|out of|in)\s*(\d+(?:\.\d+)?){END}(?!{SIGN})")
-PLAIN = re.compile(NUMBER + END)
-EVEN = re.compile(r"\b(?:50|fifty)\s*[/-]\s*(?:50|fifty)\b(?!\s*%)")
-DECLINED = re.compile(
+_NUMBER = r"(?<![\w.,/+-])(\d+(?:\.\d+|,\d\d?)?|\.\d+)"
+_END = r"(?![\w/]|[.,]\d)"
+_SIGN = r"\s*(?:%|percent\b|per cent\b)"
+_PERCENT = re.compile(_NUMBER + _SIGN)
+_FRACTION = re.compile(rf"{_NUMBER}\s*(?:/|out of|in)\s*(\d+(?:\.\d+)?){_END}(?!{_SIGN})")
+_PLAIN = re.compile(_NUMBER + _END)
+_EVEN = re.compile(r"\b(?:50|fifty)\s*[/-]\s*(?:50|fifty)\b(?!\s*%)")
+_DECLINED = re.compile(
     r"\b(?:(?:do not|don't|dont|does not|cannot|can't|can not|could not|couldn't) "
     r"(?:know|say|answer|tell|determine|assess|estimate|provide)|no idea|unable to|not able to|"
     r"refuse|declin\w+|as an ai|i'm sorry|i am sorry|not applicable|n/a|unknown|no answer)\b"
 )
-BOUND = re.compile(
+_BOUND = re.compile(
     r"[<>≤≥]|\b(?:not|never|less|more|at least|at most|under|over|below|above|up to|between|"
     r"n't|minimum|maximum)\b|n't\b|\d\s*%?\s*(?:-|–|—|to|or|±|\+/-)\s*~?\d"  # noqa: RUF001
 )
-INVERTED = re.compile(
+_INVERTED = re.compile(
     r"\b(?:wrong|incorrect|false|mistaken|untrue|error|errors|doubt|uncertainty|uncertain|risk)\b"
 )
-NEGATED = re.compile(r"(?:\b(?:not|never|hardly|no|less|far from)|n't)(?: \w+)?$")
+_NEGATED = re.compile(r"(?:\b(?:not|never|hardly|no|less|far from)|n't)(?: \w+)?$")
 
 
 class Stated(NamedTuple):
@@ -124,7 +124,7 @@ def stated_confidence(said: Any, *, scale: float = 1) -> Stated:
 
 
 def _from_fields(fields: Mapping[Any, Any], scale: float) -> Stated:
-    named = [value for key, value in fields.items() if KEY.match(_plain(str(key)))]
+    named = [value for key, value in fields.items() if _KEY.match(_plain(str(key)))]
     if len(named) != 1:
         return Stated(None, f"its JSON has {len(named)} fields for a confidence, not one")
     if isinstance(named[0], Mapping):
@@ -139,11 +139,11 @@ def _on_scale(number: float, scale: float) -> Stated:
 
 
 def _from_text(said: str, scale: float) -> Stated:
-    fields = _json_in(said[-LONGEST:])
+    fields = _json_in(said[-_LONGEST:])
     if fields is not None:
         return _from_fields(fields, scale)
-    text = _plain(said[-LONGEST:])
-    labelled = [found for found in LABEL.findall(text) if found.strip()]
+    text = _plain(said[-_LONGEST:])
+    labelled = [found for found in _LABEL.findall(text) if found.strip()]
     readings = {_reading(part, scale) for part in labelled or [text]}
     values = {one for one in readings if one.value is not None}
     if len(values or readings) > 1:
@@ -165,21 +165,21 @@ def _plain(said: str) -> str:
     """Lower case, ASCII digits and signs, and plain apostrophes."""
     text = unicodedata.normalize("NFKC", said).lower()
     text = text.replace("\u2044", "/").replace("\u2019", "'").replace("\u2212", "-")
-    return EVEN.sub("fifty fifty", text)
+    return _EVEN.sub("fifty fifty", text)
 
 
 def _reading(text: str, scale: float) -> Stated:
     """Read a text without a label."""
     if not text.strip():
         return Stated(None, "nothing is stated")
-    if DECLINED.search(text):
+    if _DECLINED.search(text):
         return Stated(None, "the model declined")
-    if INVERTED.search(text):
+    if _INVERTED.search(text):
         return Stated(None, "it may be the chance to be wrong")
     numbers = _numbers(text, scale)
     if not numbers:
         return _from_words(text)
-    if BOUND.search(text):
+    if _BOUND.search(text):
         return Stated(None, "it is a bound, a range or a negation")
     if len(numbers) > 1:
         return Stated(None, "it states several confidences")
@@ -189,12 +189,12 @@ def _reading(text: str, scale: float) -> Stated:
 
 def _numbers(text: str, scale: float) -> set[Stated]:
     """Return all readings of numbers; those off the scale count only if there are no others."""
-    rest = FRACTION.sub(" ", text)
+    rest = _FRACTION.sub(" ", text)
     signed = {
-        *(_share(_number(part), _number(whole)) for part, whole in FRACTION.findall(text)),
-        *(_share(_number(percent), 100) for percent in PERCENT.findall(rest)),
+        *(_share(_number(part), _number(whole)) for part, whole in _FRACTION.findall(text)),
+        *(_share(_number(percent), 100) for percent in _PERCENT.findall(rest)),
     }
-    plain = {_on_scale(_number(one), scale) for one in PLAIN.findall(PERCENT.sub(" ", rest))}
+    plain = {_on_scale(_number(one), scale) for one in _PLAIN.findall(_PERCENT.sub(" ", rest))}
     return signed | {one for one in plain if one.value is not None} or plain
 
 
@@ -213,10 +213,10 @@ def _from_words(text: str) -> Stated:
     found: dict[float, str] = {}
     for phrase, value in _PHRASES:
         pattern = rf"\b{phrase}\b"
-        if phrase in BARE:
-            pattern = rf"^{phrase}$|\b{phrase}(?= {NOUN}\b)"
+        if phrase in _BARE:
+            pattern = rf"^{phrase}$|\b{phrase}(?= {_NOUN}\b)"
         for match in re.finditer(pattern, words):
-            if NEGATED.search(words[: match.start()].rstrip()):
+            if _NEGATED.search(words[: match.start()].rstrip()):
                 return Stated(None, "it is a bound, a range or a negation")
             found[value] = phrase
         words = re.sub(pattern, " ", words)

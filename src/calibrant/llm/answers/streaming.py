@@ -18,7 +18,7 @@ from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 
-OUTPUTS = ("return_dict_in_generate", "output_logits", "output_hidden_states")
+_OUTPUTS = ("return_dict_in_generate", "output_logits", "output_hidden_states")
 """Options of ``generate`` that would keep everything until the end."""
 
 
@@ -77,7 +77,7 @@ def stream(
         raise ValueError("tokens of an assistant come several at a time: leave assistants out")
     (ids,) = checked_prompts(model, tokenizer, [prompt], max_new_tokens)
     ends = end_ids(model, tokenizer)
-    greedy = {name: value for name, value in GREEDY.items() if name not in OUTPUTS}
+    greedy = {name: value for name, value in GREEDY.items() if name not in _OUTPUTS}
     rules = {} if options.get("do_sample") else greedy
     # one prompt needs no padding, but generate warns if no token is named for it
     limits = {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}

@@ -22,9 +22,9 @@ from calibrant._core.checks import FloatArray, IntArray, Values, as_float64
 TopLogprobs: TypeAlias = Any
 """Top tokens of each position, as services and their clients return them: see top_confidence."""
 
-ROUNDING = 1e-6
+_ROUNDING = 1e-6
 """Error of log-probabilities that were computed in single precision."""
-SLACK = 1e-3
+_SLACK = 1e-3
 """Allowed excess of the sum of the shown probabilities over 1, besides rounding."""
 
 
@@ -42,7 +42,7 @@ def top_confidence(
     *,
     vocabulary: int,
     k: int | None = None,
-    rounding: float = ROUNDING,
+    rounding: float = _ROUNDING,
 ) -> Bounds:
     """Bound the probability of the likeliest token under a temperature.
 
@@ -95,7 +95,7 @@ def log_partition_bounds(
     *,
     vocabulary: int,
     k: int | None = None,
-    rounding: float = ROUNDING,
+    rounding: float = _ROUNDING,
 ) -> tuple[FloatArray, FloatArray]:
     r"""Bound :math:`\log \sum_j p_j^\beta` over the vocabulary: lower and upper, each ``(n,)``.
 
@@ -143,7 +143,7 @@ def _packed_tail(rest: FloatArray, limit: FloatArray, beta: FloatArray) -> Float
     return np.asarray(full * limit**beta + np.maximum(rest - full * limit, 0.0) ** beta)
 
 
-def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> FloatArray:
+def top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> FloatArray:
     """Sort the log-probabilities of each position, ``(n, k)``, largest first, padded with -inf.
 
     Raises if the probabilities sum to more than ``rounding`` explains.
@@ -164,7 +164,7 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     # some services write -9999 for a token that is not there
     logs = -np.sort(-np.where(np.exp(logs) == 0, -np.inf, logs), axis=1)
     total = np.exp(logs).sum(1)
-    bad = ~(np.isfinite(logs[:, 0]) & (total <= np.exp(rounding + SLACK)))
+    bad = ~(np.isfinite(logs[:, 0]) & (total <= np.exp(rounding + _SLACK)))
     if bad.any():
         at = int(bad.nonzero()[0][0])
         raise ValueError(

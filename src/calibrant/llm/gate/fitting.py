@@ -19,9 +19,9 @@ from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.gate.gate import DriftReference, Gate, unscored
 from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
 
-MIN_UNITS = 30
+_MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be promised."""
-ENOUGH = 10
+_ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
 
 
@@ -194,9 +194,9 @@ def _parts(numbers: IntArray, first: float, verified: bool, rng: np.random.Gener
     Answers of a unit are in one part.
     """
     units = int(numbers.max()) + 1
-    if units < MIN_UNITS:
+    if units < _MIN_UNITS:
         raise ValueError(
-            f"a gate needs {MIN_UNITS} independent graded answers or conversations, got {units}: "
+            f"a gate needs {_MIN_UNITS} independent graded answers or conversations, got {units}: "
             "even hundreds promise little"
         )
     rest = 1 - first
@@ -211,7 +211,7 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
 
     Decided by the first part alone: in the others, the kinds are then a matter of chance.
     """
-    enough = math.ceil(ENOUGH / terms.max_error)
+    enough = math.ceil(_ENOUGH / terms.max_error)
     known, counts = np.unique(kinds[parts == 0], return_counts=True)
     expected = counts * (parts == 1).sum() / (parts == 0).sum()
     own: list[tuple[str, ...]] = [(str(kind),) for kind in known[expected >= enough]]

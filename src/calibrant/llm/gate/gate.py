@@ -52,9 +52,9 @@ CUTS = 8
 """Confidences at which shares are compared."""
 BINS, MANY = 10, 1000
 """Bins of the test of grades, half of them for fewer graded answers than many."""
-WINDOW = 100
+_WINDOW = 100
 """Answers between the beginnings of drift that are tested for."""
-TOLERANCE = 0.05
+_TOLERANCE = 0.05
 """Largest change of a share of answers that is not drift."""
 
 
@@ -79,11 +79,11 @@ class DriftReference(NamedTuple):
         half = len(confidence) // 2
         # confidences for the cuts, and others for the shares above them
         cuts = np.quantile(confidence[:half], 1 - _shares())
-        settings: dict[str, Any] = {"false_alarms": false_alarms / 2, "window": WINDOW}
+        settings: dict[str, Any] = {"false_alarms": false_alarms / 2, "window": _WINDOW}
         # every answer counts at every cut: the limits of a monitor hold for each bin by itself
         over = confidence[half:, None] >= cuts
         shares = np.broadcast_to(_shares(), over.shape).ravel(), over.ravel()
-        watched = Monitor(reference=shares, bins=CUTS, tolerance=TOLERANCE, **settings)
+        watched = Monitor(reference=shares, bins=CUTS, tolerance=_TOLERANCE, **settings)
         bins = BINS if len(confidence) >= MANY else BINS // 2
         grades = Monitor(reference=(confidence, correct), bins=bins, **settings)
         return cls(cuts, grades, watched)
@@ -342,8 +342,8 @@ class Gate:
         return cls(calibrator, bands, Terms(**state["terms"]), drift)
 
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
 """Tokens that are not text, such as those that end a turn."""
 
 
@@ -381,15 +381,15 @@ def _covers(texts: Sequence[str], answer: str) -> bool:
     stop sequence. Some show a token that ends within a character as replacement characters.
     """
     whole, wanted = "".join(texts), answer.strip()
-    if INCOMPLETE in whole:
-        parts = re.split(f"({INCOMPLETE}+)", SPECIAL.sub("", whole).strip())
+    if _INCOMPLETE in whole:
+        parts = re.split(f"({_INCOMPLETE}+)", _SPECIAL.sub("", whole).strip())
         pattern = "".join(
-            f"[^\\x00-\\x7f]{{1,{len(part)}}}" if part.startswith(INCOMPLETE) else re.escape(part)
+            f"[^\\x00-\\x7f]{{1,{len(part)}}}" if part.startswith(_INCOMPLETE) else re.escape(part)
             for part in parts
         )
         return re.fullmatch(pattern, wanted) is not None
     start = whole.find(wanted)
-    if start < 0 or SPECIAL.sub("", whole[:start]).strip():
+    if start < 0 or _SPECIAL.sub("", whole[:start]).strip():
         return False
-    after = SPECIAL.sub("", whole[start + len(wanted) :]).strip()
+    after = _SPECIAL.sub("", whole[start + len(wanted) :]).strip()
     return len(after) <= len(texts[-1])

@@ -24,15 +24,15 @@ from calibrant.llm.gate.serving import (
     async_chunks_with_verdict,
 )
 
-FORMS: dict[str, Form] = {
+_FORMS: dict[str, Form] = {
     **dict.fromkeys(("completion", "acompletion"), "chat"),
     **dict.fromkeys(("text_completion", "atext_completion"), "completions"),
     **dict.fromkeys(("responses", "aresponses"), "responses"),
 }
 """Forms of requests by LiteLLM's types of calls."""
-MOST = 10_000
+_MOST = 10_000
 """Requests that may be open at a time."""
-VERDICT_HEADER = "x-calibrant-verdict"
+_VERDICT_HEADER = "x-calibrant-verdict"
 
 
 class GateCallback(CustomLogger):
@@ -69,7 +69,7 @@ class GateCallback(CustomLogger):
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
         """Ask for log-probabilities."""
-        form = FORMS.get(str(getattr(call_type, "value", call_type)))
+        form = _FORMS.get(str(getattr(call_type, "value", call_type)))
         if form is None:
             return data
         headers = (data.get("proxy_server_request") or {}).get("headers") or {}
@@ -77,7 +77,7 @@ class GateCallback(CustomLogger):
         call = self.judge.call(data, form, kinds[0] if kinds else "")
         data.update(call.sent)
         self._calls[str(data.get("litellm_call_id"))] = call
-        while len(self._calls) > MOST:  # of requests that failed or whose clients have gone
+        while len(self._calls) > _MOST:  # of requests that failed or whose clients have gone
             del self._calls[next(iter(self._calls))]
         return data
 
@@ -108,4 +108,4 @@ class GateCallback(CustomLogger):
     ) -> dict[str, str] | None:
         """Repeat the verdict in a header."""
         verdict = getattr(response, "calibrant", None)
-        return {VERDICT_HEADER: verdict["verdict"]} if isinstance(verdict, dict) else None
+        return {_VERDICT_HEADER: verdict["verdict"]} if isinstance(verdict, dict) else None

@@ -31,9 +31,9 @@ KIND_HEADER = "x-calibrant-kind"
 """Header of a request with the kind of its question."""
 PERIOD = 5.0
 """Seconds between two updates of the state."""
-NONE = "the service returned no answer"
-CUT = "the answer was cut off before its end"
-OUTPUT_LOGPROBS = "message.output_text.logprobs"
+_NONE = "the service returned no answer"
+_CUT = "the answer was cut off before its end"
+_OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
 class Judge:
@@ -122,7 +122,7 @@ class Call:
 
     def __init__(self, judge: Judge, request: Mapping[str, Any], form: Form, kind: str) -> None:
         self.judge, self.request, self.form, self.kind = judge, dict(request), form, kind
-        self.sent, self.shows = with_logprobs(self.request, form)
+        self.sent, self.shows = _with_logprobs(self.request, form)
         self.verdict: dict[str, Any] | None = None
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
@@ -161,7 +161,7 @@ class Call:
         """Return a last chunk of a stream that broke or has no end; None if it is not needed."""
         if self.verdict is not None or self._last is None:
             return None
-        self._judge_stream(CUT)
+        self._judge_stream(_CUT)
         last = self._last.model_copy(deep=True)
         for choice in last.choices:
             if getattr(choice, "delta", None) is not None:
@@ -200,7 +200,7 @@ class Call:
         """Set the verdict, the most careful one of the choices, and note the first of these."""
         verdicts = [self._of_choice(body, number, problem) for number in numbers]
         if not verdicts:
-            self.verdict = Verdict.unknown(problem or NONE).to_dict()
+            self.verdict = Verdict.unknown(problem or _NONE).to_dict()
             return
         self.verdict = most_careful(verdicts).to_dict()
         if len(verdicts) > 1:
@@ -270,7 +270,7 @@ async def async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[An
         yield rest
 
 
-def with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], bool]:
+def _with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], bool]:
     """Return a request that asks for log-probabilities, and whether it did so before.
 
     >>> with_logprobs({"model": "m"}, "chat")
@@ -278,8 +278,8 @@ def with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any
     """
     if form == "responses":
         include = list(request.get("include") or ())
-        asks = OUTPUT_LOGPROBS in include
-        return {**request, "include": include if asks else [*include, OUTPUT_LOGPROBS]}, asks
+        asks = _OUTPUT_LOGPROBS in include
+        return {**request, "include": include if asks else [*include, _OUTPUT_LOGPROBS]}, asks
     wanted = request.get("logprobs")
     asks = bool(wanted) or (form == "completions" and type(wanted) is int)
     return {**request, **({} if asks else {"logprobs": True if form == "chat" else 1})}, asks

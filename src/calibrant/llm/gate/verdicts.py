@@ -132,7 +132,7 @@ def hoeffding_bentkus(
 Decision = Literal["accept", "verify", "person"]
 CAREFUL: tuple[Decision, ...] = ("accept", "verify", "person")
 """Decisions, the most careful one last."""
-PROMISES = {
+_PROMISES = {
     "answer": "at most {} of the accepted answers are wrong",
     "turn": "at most {} of the accepted turns are wrong, averaged over conversations",
     "conversation": "at most {} of the conversations with accepted turns have a wrong one "
@@ -185,9 +185,9 @@ class Terms(NamedTuple):
         """Return what is promised about each decision, in words."""
         error, certain = _percent(self.max_error), _percent(self.certainty)
         texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
-        texts["accept"] = f"With {certain} certainty, {PROMISES[self.unit].format(error)}."
+        texts["accept"] = f"With {certain} certainty, {_PROMISES[self.unit].format(error)}."
         if self.verifier_misses is not None:
-            wrong = PROMISES[self.unit].replace("accepted ", "").replace(" are", " to verify are")
+            wrong = _PROMISES[self.unit].replace("accepted ", "").replace(" are", " to verify are")
             texts["verify"] = (
                 f"With {certain} certainty, {wrong.format(_percent(self.max_to_verify))}: "
                 f"a verifier that misses at most {_percent(self.verifier_misses)} of the wrong "

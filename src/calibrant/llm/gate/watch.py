@@ -21,11 +21,11 @@ from calibrant.llm.gate.gate import DriftReference, Gate, above
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
-START = (
+_START = (
     "whether the promise was withdrawn is unknown; if it was not, start a new file by calibrant "
     "llm gate watch GATE --state FILE --new"
 )
-COLUMNS = ("verdict", "threshold", "reason")
+_COLUMNS = ("verdict", "threshold", "reason")
 PENDING = 20_000
 """Answers that may wait for their grade."""
 
@@ -165,9 +165,9 @@ class WatchFile:
         try:
             watch = GateWatch.from_state(json.loads(self.path.read_text("utf-8")))
         except FileNotFoundError as error:
-            raise ValueError(f"{self.path} is missing: {START}") from error
+            raise ValueError(f"{self.path} is missing: {_START}") from error
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-            raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {START}") from error
+            raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {_START}") from error
         if watch.gate != self.gate.fingerprint():
             raise ValueError(f"{self.path} watches another gate: name a file of this one")
         return watch
@@ -217,18 +217,18 @@ def judge_rows(
     verdicts = gate.check(answers, withdrawn)
     if file is not None and not withdrawn:
         known = np.array([one.confidence is not None for one in verdicts])
-        chosen = np.flatnonzero(known & independent(gate, answers))
+        chosen = np.flatnonzero(known & _independent(gate, answers))
         ids = [_id(answers.rows[i]) for i in chosen]
         confidences = np.array([verdicts[i].confidence for i in chosen], np.float64)
         file.update(lambda watch: watch.note(confidences, ids))
     shown = [verdict.to_dict() for verdict in verdicts]
     return [
-        {**row, "calibrated": one["confidence"], **{name: one[name] for name in COLUMNS}}
+        {**row, "calibrated": one["confidence"], **{name: one[name] for name in _COLUMNS}}
         for row, one in zip(answers.rows, shown, strict=True)
     ]
 
 
-def independent(gate: Gate, answers: AnswerRows) -> BoolArray:
+def _independent(gate: Gate, answers: AnswerRows) -> BoolArray:
     """Return True for answers of which no two depend on each other: the first of a conversation."""
     if gate.terms.unit == "answer":
         return np.ones(len(answers.rows), dtype=bool)
@@ -254,7 +254,7 @@ def add_grades(file: WatchFile, answers: AnswerRows) -> Added:
     by_id = np.array(
         [bool(_id(row)) and not {"confidence", "token_probs"} & {*row} for row in answers.rows]
     )
-    whole = ~by_id & independent(file.gate, answers)
+    whole = ~by_id & _independent(file.gate, answers)
     confidence: list[float | None] = []
     if whole.any():
         confidence = [one.confidence for one in file.gate.check(answers.where(whole))]

@@ -15,9 +15,9 @@ from calibrant._core.solve import minimise
 from calibrant.metrics.intervals import Estimate, logit_interval, share_interval
 from calibrant.metrics.ranking import auroc_with_error
 
-WINNERS = {"a": 1.0, "b": 0.0, "tie": 0.5}
+_WINNERS = {"a": 1.0, "b": 0.0, "tie": 0.5}
 """What each verdict is worth to the system a."""
-STEEPEST = 15.0
+_STEEPEST = 15.0
 """Slope beyond which lengths separate the scores, so that no finite one fits best."""
 
 
@@ -93,7 +93,7 @@ def position_bias(
 
 
 def _worth(verdict: str, pair: int) -> float:
-    value = WINNERS.get(str(verdict).strip().lower())
+    value = _WINNERS.get(str(verdict).strip().lower())
     if value is None:
         raise ValueError(
             f"verdicts must be a, b or tie, got {verdict!r:.40} for pair {pair}: name the system "
@@ -165,7 +165,7 @@ def length_bias(judge: Values, human: Values, length: Values, *, level: float = 
         return LengthBias(Estimate(math.nan), scores.size)
     inputs = np.column_stack([*columns, np.ones(scores.size)])
     slope, deviation = _first_slope(inputs, scores)
-    if not deviation or abs(slope) > STEEPEST:
+    if not deviation or abs(slope) > _STEEPEST:
         return LengthBias(Estimate(math.nan), scores.size)
     reach = float(stdtrit(scores.size - inputs.shape[1], (1 + level) / 2)) * deviation
     ends = (math.exp(x) for x in (slope, slope - reach, slope + reach))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Scale: TypeAlias = tuple[float, float]
 """Lowest and highest score."""
-VOTES: Scale = (0.0, 1.0)
+_VOTES: Scale = (0.0, 1.0)
 
 
 class JudgedAnswers(NamedTuple):
@@ -46,7 +46,7 @@ class JudgedAnswers(NamedTuple):
 
     judge: FloatArray
     human: FloatArray
-    scale: Scale = VOTES
+    scale: Scale = _VOTES
     source: Source = Source()
     probability: FloatArray | None = None
     strata: NDArray[Any] | None = None
@@ -111,7 +111,7 @@ def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> 
 
 def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAnswers:
     """Return the judged answers of rows; see :func:`read_judged`."""
-    low, high = VOTES if scale is None else (float(end) for end in scale)
+    low, high = _VOTES if scale is None else (float(end) for end in scale)
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
     origin = answers.source()
@@ -204,7 +204,7 @@ def _lengths(answers: AnswerRows, keys: set[str]) -> FloatArray | None:
     return np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
 
 
-COPIES = 10
+_COPIES = 10
 """Answers that stand for one with a grade between 0 and 1."""
 
 
@@ -231,9 +231,9 @@ def fit_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> AnswerCalibrator
             f"human labels must differ to calibrate a judge, and {told}: label more answers"
         )
     if not _plain(labels):  # ten labels of 0 and 1 for each grade, with its mean
-        right = np.round(COPIES * labels)[:, None]
-        shares = np.repeat(shares, COPIES)
-        labels = (np.arange(COPIES) < right).reshape(-1).astype(np.float64)
+        right = np.round(_COPIES * labels)[:, None]
+        shares = np.repeat(shares, _COPIES)
+        labels = (np.arange(_COPIES) < right).reshape(-1).astype(np.float64)
     return AnswerCalibrator(None, stage=stage).fit(shares, labels, source=judged.source)
 
 

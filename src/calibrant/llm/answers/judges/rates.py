@@ -59,11 +59,11 @@ from calibrant._core.checks import (
 from calibrant._core.showing import one_line
 from calibrant.metrics.intervals import Estimate
 
-MIN_LABELS = 10
+_MIN_LABELS = 10
 """Labels below which the judge is not used: its slope would be a guess."""
-ROUNDING = 1e-12
+_ROUNDING = 1e-12
 """Share of the squared scores that rounding may leave where all are equal."""
-UNLIKELY = 2.6
+_UNLIKELY = 2.6
 """Standard errors by which scores of labelled answers differ in one of a hundred random draws."""
 
 
@@ -263,10 +263,10 @@ def success_rate(
     check_level(level)
     data = _checked(judge, human, probability, strata, groups)
     labelled, others = data.judge[data.known], data.judge[~data.known]
-    if probability is None and strata is None and min(len(labelled), len(others)) >= MIN_LABELS:
+    if probability is None and strata is None and min(len(labelled), len(others)) >= _MIN_LABELS:
         # are they chosen by what the judge says of them?
         noise = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (labelled, others)))
-        if abs(labelled.mean() - others.mean()) > UNLIKELY * noise:
+        if abs(labelled.mean() - others.mean()) > _UNLIKELY * noise:
             warn(
                 f"the labelled answers do not look drawn at random: the judge gives them "
                 f"{labelled.mean():.3g} on average, and {others.mean():.3g} the others; pass the "
@@ -313,8 +313,8 @@ def _line(data: _Labels) -> tuple[FloatArray, float]:
     )
     off, slope = data.judge - score[data.strata], 0.0
     squares = float(data.weight @ off**2)
-    varies = squares > ROUNDING * float(data.weight @ data.judge**2)
-    if data.known.sum() >= MIN_LABELS and varies:
+    varies = squares > _ROUNDING * float(data.weight @ data.judge**2)
+    if data.known.sum() >= _MIN_LABELS and varies:
         slope = float(data.weight @ (off * (data.human - label[data.strata]))) / squares
     return label[data.strata] + slope * off, slope
 

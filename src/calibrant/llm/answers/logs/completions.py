@@ -23,9 +23,9 @@ from calibrant.llm.answers.lines import (
 )
 from calibrant.llm.heads.documents import BadDocument
 
-KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
+_KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
 """Values of a line that an answer takes over as they are."""
-SAMPLING = (
+_SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty"),
 )
@@ -48,7 +48,7 @@ def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:
             raise BadDocument(place, f"has a response with status {response['status_code']}")
         body = response["body"]
     answer = completion(body, place)
-    kept = {name: line[name] for name in KEPT if name in line}
+    kept = {name: line[name] for name in _KEPT if name in line}
     if outcome is not None and outcome in line:
         kept["correct"] = line[outcome]
     named = line.get("custom_id") or line.get("id") or body.get("id")
@@ -72,7 +72,7 @@ def request_source(request: Mapping[str, Any]) -> Row:
     said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
     system = [text_of(m.get("content")) for m in said if m.get("role") in ("system", "developer")]
     system += [str(request["instructions"])] if request.get("instructions") else []
-    drawn = {name: request[name] for name in SAMPLING if request.get(name) is not None}
+    drawn = {name: request[name] for name in _SAMPLING if request.get(name) is not None}
     sampling = ", ".join(f"{name}={value}" for name, value in drawn.items())
     return {
         "prompt": "plain" if "prompt" in request else chat_form("\n".join(system)),

@@ -15,11 +15,11 @@ from calibrant.metrics.intervals import share_interval
 from calibrant.show.report.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
 from calibrant.show.report.model import SEVERITIES, Part, Severity, binomial_test, holm
 
-FEW_OF_A_KIND = 10
+_FEW_OF_A_KIND = 10
 """Answers that a kind of question must have among those that the map was not fitted on."""
-USEFUL = 0.7
+_USEFUL = 0.7
 """AUROC from which a confidence tells right answers from wrong ones more than poorly."""
-SHOWN = 5
+_SHOWN = 5
 """Kinds that the evidence names."""
 
 
@@ -44,14 +44,14 @@ class Note(NamedTuple):
 
 def notes_of(study: AnswerStudy) -> list[Note]:
     """Return all findings, the most serious first."""
-    made = [check(study) for check in CHECKS]
+    made = [check(study) for check in _CHECKS]
     found = [note for note in made if note is not None]
     return sorted(found, key=lambda note: -SEVERITIES.index(note.severity))
 
 
 def verdict_of(study: AnswerStudy) -> Note:
     """Return the answer to the question whether confidences are chances to be right."""
-    evaluation, part = study.before, whole(study)
+    evaluation, part = study.before, _whole(study)
     value, low, high = evaluation["ece"]
     said = (
         f"The mean confidence is {percent(part.confidence)}, and {percent(part.accuracy)} of the "
@@ -69,7 +69,7 @@ def verdict_of(study: AnswerStudy) -> Note:
     return Note(severity, answer, f"{said} A confidence is off by {percent(value)}. {after}")
 
 
-def whole(study: AnswerStudy) -> Part:
+def _whole(study: AnswerStudy) -> Part:
     """Return the confidences as they are, of all answers."""
     return _part("all", study.confidence, study.correct, ~np.isnan(study.confidence))
 
@@ -87,7 +87,7 @@ def kinds(study: AnswerStudy) -> list[Part]:
     parts = [
         _part(name, chances, study.correct, those)
         for name, those in chosen
-        if those.sum() >= FEW_OF_A_KIND
+        if those.sum() >= _FEW_OF_A_KIND
     ]
     return sorted(parts, key=lambda part: part.p_value)
 
@@ -100,7 +100,7 @@ def _part(name: str, confidence: FloatArray, correct: BoolArray, those: BoolArra
 
 
 def _direction(study: AnswerStudy) -> Note | None:
-    part = whole(study)
+    part = _whole(study)
     low, high = part.gap_ends
     if part.p_value >= SIGNIFICANT or low <= 0 <= high:
         return None
@@ -120,7 +120,7 @@ def _order(study: AnswerStudy) -> Note | None:
         evidence = "all answers are right, or all are wrong."
         return Note("warn", "Nothing to tell apart", evidence, "Grade harder or easier questions.")
     shown = f"AUROC {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
-    if low <= 0.5 and high >= USEFUL:
+    if low <= 0.5 and high >= _USEFUL:
         return Note(
             "warn",
             "Too few answers to see if confidence tells right from wrong",
@@ -134,7 +134,7 @@ def _order(study: AnswerStudy) -> Note | None:
             f"{shown}; 50 % is chance.",
             "No map can mend this: use another signal, such as agreement of several samples.",
         )
-    if high < USEFUL:
+    if high < _USEFUL:
         return Note(
             "warn",
             "Confidence tells right answers from wrong ones poorly",
@@ -189,9 +189,9 @@ def _kinds(study: AnswerStudy) -> Note | None:
         return None
     named = [
         f"{part.name} ({percent(part.confidence)} claimed, {percent(part.accuracy)} right)"
-        for part in off[:SHOWN]
+        for part in off[:_SHOWN]
     ]
-    more = f", and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    more = f", and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
     return Note(
         "warn",
         "Some kinds of questions are off after calibration",
@@ -261,7 +261,7 @@ def _data(study: AnswerStudy) -> Note | None:
     return Note("info", "About the data", "; ".join(said) + ".", advice) if said else None
 
 
-CHECKS: Sequence[Callable[[AnswerStudy], Note | None]] = (
+_CHECKS: Sequence[Callable[[AnswerStudy], Note | None]] = (
     _direction,
     _order,
     _map,

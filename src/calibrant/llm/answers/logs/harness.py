@@ -23,14 +23,14 @@ from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.lines import Item, Row, converted, parsed, placed_rows
 from calibrant.llm.heads.documents import BadDocument
 
-SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
-SCORES: dict[str, tuple[str, Callable[[str], int]]] = {
+_SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
+_SCORES: dict[str, tuple[str, Callable[[str], int]]] = {
     "acc": ("texts", lambda _: 1),
     "acc_norm": ("texts, per character", len),
     "acc_bytes": ("texts, per byte", lambda text: len(text.encode())),
 }
 """Names of confidences, and what log-likelihoods of options are divided by, by the metric."""
-USUAL = ("acc", "exact_match")
+_USUAL = ("acc", "exact_match")
 """Metrics that say if an answer is right, which are used if they are there."""
 
 
@@ -46,7 +46,7 @@ class HarnessRun(NamedTuple):
     @classmethod
     def of(cls, file: Path) -> HarnessRun:
         """Look beside a file of samples."""
-        named = SAMPLES.fullmatch(file.name)
+        named = _SAMPLES.fullmatch(file.name)
         if named is None:
             return cls()
         task, beside = named["task"], file.with_name(f"results_{named['date']}.json")
@@ -78,7 +78,7 @@ def sample_files(path: Path) -> list[Path]:
         folder, date = path.parent, path.stem.removeprefix("results_")
     newest: dict[str, Path] = {}
     for file in sorted(folder.rglob("samples_*.jsonl")):
-        named = SAMPLES.fullmatch(file.name)
+        named = _SAMPLES.fullmatch(file.name)
         if named and date in ("", named["date"]):
             newest[f"{file.parent}/{named['task']}"] = file
     if not newest:
@@ -149,7 +149,7 @@ def _outcome(sample: Mapping[str, Any], place: str, wanted: str) -> tuple[str, b
     """Return the metric that says if the answer is right, by default a usual one, and its value."""
     names = list(sample.get("metrics") or ())
     if not wanted:
-        usual = (name for name in (*USUAL, *names) if sample.get(name) in (0, 1))
+        usual = (name for name in (*_USUAL, *names) if sample.get(name) in (0, 1))
         wanted = next(usual, "")
         if not wanted:
             raise BadDocument(
@@ -173,8 +173,8 @@ def _chosen(
     right: bool,
 ) -> Row:
     """Return the option that a metric takes as the answer, and its probability among all."""
-    if metric not in SCORES:
-        known = comma_separated(SCORES)
+    if metric not in _SCORES:
+        known = comma_separated(_SCORES)
         raise BadDocument(
             place, f"has options, for which the outcome must be {known}, got {metric}"
         )
@@ -187,7 +187,7 @@ def _chosen(
         # the second half are the options without the question
         likelihoods, asked = np.split(likelihoods, 2)[0], asked[: len(asked) // 2]
     texts = [str(one["arg_1"]).removeprefix(run.delimiter) for one in asked]
-    source, length = SCORES[metric]
+    source, length = _SCORES[metric]
     scores = likelihoods / np.array([length(text) for text in texts])
     logprobs, at, target = log_softmax(scores), int(scores.argmax()), str(sample["target"])
     label = int(target) if target.isdecimal() and int(target) < len(texts) else None

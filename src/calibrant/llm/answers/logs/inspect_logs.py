@@ -25,18 +25,18 @@ from calibrant.llm.answers.lines import (
 )
 from calibrant.llm.heads.documents import BadDocument
 
-ZSTANDARD = 93
+_ZSTANDARD = 93
 """Compression of archives that zipfile reads from Python 3.14 on."""
-LENGTHS = 26
+_LENGTHS = 26
 """Place in the header of a member of the lengths of two fields before its content."""
-GRADES = {"C": True, "I": False, "N": False}
+_GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
-ATTACHMENT = "attachment://"
+_ATTACHMENT = "attachment://"
 LARGEST = 1 << 26
 """Bytes of a member when it is decompressed; JSON takes several times that when it is parsed."""
 LARGEST_LOG, EXPANSION = 1 << 29, 200
 """Bytes of all members, whose texts are kept; more only as so many times the size of the file."""
-AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
+_AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
 def inspect_files(folder: Path) -> list[Path]:
@@ -128,8 +128,8 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
 
 def _resolved(content: Any, attached: Mapping[str, str]) -> Any:
     """Replace references to long texts, which the log has once."""
-    if isinstance(content, str) and content.startswith(ATTACHMENT):
-        return attached.get(content.removeprefix(ATTACHMENT), content)
+    if isinstance(content, str) and content.startswith(_ATTACHMENT):
+        return attached.get(content.removeprefix(_ATTACHMENT), content)
     if isinstance(content, list):
         return [
             {**one, "content": _resolved(one.get("content"), attached)}
@@ -150,7 +150,7 @@ def _score(
         named = f"no score of {printable(name)}" if name else "no score"
         raise BadDocument(place, f"has {named}, it has {comma_separated(scores)}")
     value = scores[name].get("value")
-    known = GRADES.get(value) if isinstance(value, str) else None
+    known = _GRADES.get(value) if isinstance(value, str) else None
     if known is None and value not in (0, 1):  # also True and False
         raise BadDocument(
             place, f"must be scored as right or wrong (C, I, N, 0 or 1), got {value!r:.40}"
@@ -198,7 +198,7 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
         raise ValueError(f"{file} is a zip archive without header.json: it is no log of Inspect")
     size = sum(member.file_size for member in members.values())
     if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
-        raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {AS_JSON}")
+        raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {_AS_JSON}")
     about = _object(file, header)
     if isinstance(about, BadDocument):
         raise about
@@ -215,7 +215,7 @@ def _object(file: Path, member: zipfile.ZipInfo) -> Any:
     place = f"{member.filename} of {file}"
     if member.file_size > LARGEST:
         size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
-        return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {AS_JSON}")
+        return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {_AS_JSON}")
     try:
         return parsed(_content(file, member), place)
     except ImportError:
@@ -229,11 +229,11 @@ def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
         with zipfile.ZipFile(file) as archive:
             return archive.read(member)  # of the size that it declares, or an error
     except NotImplementedError:
-        if member.compress_type != ZSTANDARD:
+        if member.compress_type != _ZSTANDARD:
             raise
     decompressed = _zstandard(file)
     with file.open("rb") as stream:
-        stream.seek(member.header_offset + LENGTHS)
+        stream.seek(member.header_offset + _LENGTHS)
         name, extra = struct.unpack("<HH", stream.read(4))
         stream.seek(name + extra, os.SEEK_CUR)
         content = decompressed(stream.read(member.compress_size)).read(member.file_size)

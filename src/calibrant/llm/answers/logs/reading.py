@@ -20,15 +20,15 @@ from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
 
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
-IDS = ("id", "custom_id")
+_IDS = ("id", "custom_id")
 """Keys by which outcomes are found."""
-JOINED = ("correct", "question", "kind", "truth")
+_JOINED = ("correct", "question", "kind", "truth")
 """Values that a file of outcomes adds to answers."""
 SIGNALS = ("signals", "stated", "samples", "judges")
 """Values of rows that make signals besides a confidence."""
-MATERIAL = ("confidence", "token_probs", *SIGNALS)
+_MATERIAL = ("confidence", "token_probs", *SIGNALS)
 """Values of which an answer needs one to be calibrated."""
-NO_CONFIDENCE = {
+_NO_CONFIDENCE = {
     "lm_eval": "lm-eval logs log-likelihoods for multiple choice and, with repeats, several texts "
     "of written answers, but nothing for single texts and no confidence for likelihood tasks",
     "inspect": "run inspect eval with --logprobs, or several --epochs",
@@ -119,7 +119,7 @@ def read_log(
     ('openai', 'Lima', array([0.82]))
     """
     file = Path(path)
-    name = format_of(file) if format is None else format
+    name = _format_of(file) if format is None else format
     check_choice("format", name, get_args(Format))
     joined = _joined(READERS[name](file, outcome), outcomes, outcome)
     answers, bad = _divided(joined, name, graded)
@@ -162,7 +162,7 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
 }
 
 
-def format_of(file: Path) -> Format:
+def _format_of(file: Path) -> Format:
     """Return the format of a log."""
     if file.is_dir():
         if any(file.rglob("samples_*.jsonl")):
@@ -227,12 +227,12 @@ def _by_id(file: Path, outcome: str | None) -> dict[str, Row]:
     known: dict[str, Row] = {}
     rows = read_rows(file)
     for place, row in zip(rows.places, rows.rows, strict=True):
-        named = next((str(row[name]) for name in IDS if name in row), None)
+        named = next((str(row[name]) for name in _IDS if name in row), None)
         if named is None or named in known:
             problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
             raise ValueError(f"{place} {problem}: every answer needs one line")
         row = _with_outcome(row, outcome)
-        known[named] = {name: row[name] for name in JOINED if name in row}
+        known[named] = {name: row[name] for name in _JOINED if name in row}
     return known
 
 
@@ -258,8 +258,8 @@ def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | 
             alone.grades()
         if "confidence" in row or "token_probs" in row:
             alone.confidences()
-        elif graded and not any(row.get(key) for key in MATERIAL):
-            return BadDocument(place, f"has no confidence: {NO_CONFIDENCE[name]}")
+        elif graded and not any(row.get(key) for key in _MATERIAL):
+            return BadDocument(place, f"has no confidence: {_NO_CONFIDENCE[name]}")
         if any(row.get(key) for key in SIGNALS):
             signals_of(alone)
     except ValueError as error:

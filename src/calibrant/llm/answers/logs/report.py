@@ -23,7 +23,7 @@ from calibrant.show.report.tables import parts_table
 from calibrant.show.report.view import WORDS
 from calibrant.show.tables import Table
 
-QUESTION = "Are these confidences chances to be right?"
+_QUESTION = "Are these confidences chances to be right?"
 PAGE, MAP, ROWS = "report.html", "map", "calibrated.jsonl"
 OPTIONS, PICTURE = "options.npz", "reliability.png"
 """Names in the folder of a report."""
@@ -69,7 +69,7 @@ def answer_lines(study: AnswerStudy) -> list[str]:
     """Return the findings in some ten lines, for a terminal."""
     verdict = verdict_of(study)
     about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
-    said = [f"{QUESTION} {verdict.title}. {verdict.evidence}"]
+    said = [f"{_QUESTION} {verdict.title}. {verdict.evidence}"]
     return [about, *said, *(f"- {note}" for note in notes_of(study))]
 
 
@@ -110,7 +110,7 @@ def answer_page(study: AnswerStudy) -> str:
         f"{len(study.rows):,} graded answers",
         links.items(),
         study=study,
-        question=QUESTION,
+        question=_QUESTION,
         verdict=verdict_of(study),
         ece=percent(value),
         measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
@@ -125,7 +125,7 @@ def answer_page(study: AnswerStudy) -> str:
         signals=None if study.signals is None else _signals(study.signals),
         kinds=parts_table(parts, "kind", 0.9) if parts else None,
         options=options and _side_by_side(options.before, options.after, "calibrated"),
-        snippets=SNIPPETS,
+        snippets=_SNIPPETS,
         data=data,
     )
 
@@ -161,7 +161,7 @@ def _signals(fit: SignalFit) -> Table:
     return Table((*headings, "weight"), rows)
 
 
-SNIPPETS = (
+_SNIPPETS = (
     Snippet(
         "Calibrate new answers of the same model and prompt",
         "bash",

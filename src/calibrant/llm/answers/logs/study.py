@@ -35,7 +35,7 @@ from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
 
-METRICS = ("accuracy", "ece", "nll", "brier")
+_METRICS = ("accuracy", "ece", "nll", "brier")
 
 
 class Options(NamedTuple):
@@ -117,13 +117,13 @@ def rescore(options: Options, *, level: float | None = 0.9) -> Rescored:
         )
     calibrated = calibrated_choices(*options)
     before, after = (
-        evaluate(logits, options.labels, estimand="top_label", metrics=METRICS, level=level)
+        evaluate(logits, options.labels, estimand="top_label", metrics=_METRICS, level=level)
         for logits in (options.logits, calibrated)
     )
     return Rescored(before, after, np.exp(calibrated))
 
 
-MIN_ANSWERS = 20
+_MIN_ANSWERS = 20
 """Answers that a study needs, half of which the map is fitted on."""
 
 
@@ -221,10 +221,10 @@ def study_answers(
     answers, correct = log.answers, log.answers.grades()
     groups = answers.groups
     questions = int(groups.max()) + 1
-    if len(correct) < MIN_ANSWERS or questions < MIN_ANSWERS // 2:
+    if len(correct) < _MIN_ANSWERS or questions < _MIN_ANSWERS // 2:
         raise ValueError(
             f"{log.path} has {len(correct)} graded answers to {questions} questions: "
-            f"{MIN_ANSWERS} or more are needed, to {MIN_ANSWERS // 2} questions"
+            f"{_MIN_ANSWERS} or more are needed, to {_MIN_ANSWERS // 2} questions"
         )
     # a random half of the questions
     held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1

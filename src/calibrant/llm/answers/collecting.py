@@ -436,8 +436,8 @@ def _collect(
     left = _left(questions, plan, target)
     done, failures, in_a_row = len(questions) - len(left), list[str](), 0
     if target.exists():  # a killed process may not have finished the last line
-        with target.open("rb+") as stream:
-            stream.truncate(stream.read().rfind(b"\n") + 1)
+        with target.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
     def told(what: str) -> ValueError:
         return ValueError(

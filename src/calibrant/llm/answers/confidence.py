@@ -80,7 +80,7 @@ def log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
             found = logs[starts]
         case _:
             found = np.minimum.reduceat(logs, starts)
-    return np.minimum(found, 0.0)
+    return np.asarray(np.minimum(found, 0.0))
 
 
 def log_odds(log_confidence: FloatArray) -> FloatArray:

@@ -131,7 +131,7 @@ draw_answers`, from the model without a head.
                 )
     lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
     check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
-    network: Any = (model, tokenizer)
+    network = (model, tokenizer)
     heads: Heads = {"before": None} if fitted is None else {"before": None, "after": fitted}
     if asked.form == "written":
         return _written(
@@ -141,7 +141,7 @@ draw_answers`, from the model without a head.
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "texts":
         texts = choices.ask_texts_each(
-            *network, asked.questions, heads, shots=asked.shots, progress=progress
+            model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
         )
         return {name: _chosen(asked, rows, sources[name]) for name, rows in texts.items()}
     return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)

@@ -73,9 +73,9 @@ def gate() -> None:
 def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
     """Find from graded answers which ones to accept.
 
-    FILE is .jsonl or .csv, as for 'llm answers fit'. A third of the answers is for the map from
-    confidences to probabilities, the others are for the thresholds. Rows may have a kind (of
-    question) and a conversation.
+    FILE is .jsonl or .csv, as for 'llm answers fit'. All answers are for the thresholds, and for
+    the map from confidences to probabilities, of which an isotonic one gets a third for itself.
+    Rows may have a kind (of question) and a conversation.
 
     \b
     Examples:

@@ -184,6 +184,12 @@ def test_ten_failures_in_a_row_end_everything(chats, tmp_path):
     assert len(chats.requests) < 20
 
 
+def test_failures_that_are_not_in_a_row_end_nothing(chats, tmp_path):
+    texts = [f"{word} {i}" for i in range(12) for word in ("empty", "one")]
+    with pytest.raises(ValueError, match="12 of 24 failed"):
+        collected(chats, tmp_path / "a.jsonl", *texts, concurrency=1)
+
+
 def test_the_cost_is_an_upper_bound(tmp_path):
     plan = RequestPlan("tiny", samples=3, p_true=True, max_tokens=100)
     cost = cost_of(asked("a" * 4000), plan, tmp_path / "none.jsonl")

@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.decide import threshold
+from calibrant.decide.thresholds import threshold_grid
 from calibrant.llm.gate.verdicts import Scored, find_threshold, hoeffding_bentkus
 
 MAX_ERROR, CERTAINTY, RUNS = 0.1, 0.9, 200
@@ -120,6 +121,15 @@ def test_shares_are_those_of_the_definition(unit):
     assert found.n == 300
     assert found.coverage == pytest.approx(touched / 300)
     assert found.error == pytest.approx(loss / touched)
+
+
+@pytest.mark.parametrize("unit", ["answer", "turn", "conversation"])
+def test_an_answer_at_the_threshold_is_accepted(unit):
+    limit = threshold_grid(0.2)[70]
+    confidence, right = np.repeat([limit, limit - 1e-9], 400), np.repeat([True, False], 400)
+    found = find_threshold(scored(confidence, right), unit=unit, max_error=0.2, certainty=0.9)
+    assert found.threshold == limit
+    assert found.coverage == 0.5
 
 
 def test_hoeffding_and_bentkus_by_their_formulas():

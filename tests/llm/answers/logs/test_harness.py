@@ -124,3 +124,21 @@ def test_tasks_with_different_shots_are_read_together(tmp_path):
     answers = read_log(tmp_path).answers.answers()
     assert answers.source.prompt == "0 shots; 5 shots"
     assert len(answers.correct) == 16
+
+
+def test_options_come_in_the_order_of_their_numbers(tmp_path):
+    numbers = sorted(map(str, range(12)))  # as texts, 10 and 11 come before 2
+    asked = {f"gen_args_{n}": {"arg_0": "Q", "arg_1": f" option {n}"} for n in numbers}
+    replies = [[str(-abs(n - 10) - 1.0), "False"] for n in range(12)]
+    sample = {
+        **{"doc_id": 0, "doc": {}, "target": "10", "arguments": asked, "filter": "none"},
+        **{
+            "resps": [[r] for r in replies],
+            "filtered_resps": replies,
+            "metrics": ["acc"],
+            "acc": 1,
+        },
+    }
+    (tmp_path / "log.jsonl").write_text(json.dumps(sample))
+    (row,) = read_log(tmp_path / "log.jsonl").answers.rows
+    assert (row["answer"], row["label"]) == ("option 10", 10)

@@ -95,7 +95,6 @@ def test_text_and_truthfulqa_files(tmp_path):
         Question("who?", ("me; you", "he")),
         Question("where?", ("here",)),
     ]
-    assert read_questions(path, separator="; ")[0].references == ("me", "you", "he")
     path.write_text("what?\nit\n\n \nwho?\nme\nyou\n\n", "utf-8")
     with pytest.raises(ValueError, match=r"\.txt, line 5: .*, got \['who\?', 'me', 'you'\]"):
         read_questions(path)

@@ -275,7 +275,15 @@ def field_rows(
         signals = {f"kind:{kind}": None for kind in known} | {f"kind:{leaf.kind}": confidence}
         rows.append({**row, "signals": signals})
     truth = unpacked_cell(answer.get("truth"))
-    return rows if truth is None else _graded(rows, leaves, dict(_flat(truth)))
+    if truth is None:
+        return rows
+    wanted = dict(_flat(truth))
+    present = {leaf.path for leaf in leaves}
+    missing = sum(value is not None and path not in present for path, value in wanted.items())
+    return [
+        {**row, "correct": same_value(leaf.value, wanted.get(leaf.path)), "missing": missing}
+        for row, leaf in zip(rows, leaves, strict=True)
+    ]
 
 
 def _flat(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any]]:
@@ -285,15 +293,6 @@ def _flat(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, A
             yield from _flat(one, (*path, key))
     else:
         yield path, value
-
-
-def _graded(rows: list[Row], leaves: list[Leaf], truth: Mapping[Any, Any]) -> list[Row]:
-    missing = {path for path, value in truth.items() if value is not None}
-    missing -= {leaf.path for leaf in leaves}
-    return [
-        {**row, "correct": same_value(leaf.value, truth.get(leaf.path)), "missing": len(missing)}
-        for row, leaf in zip(rows, leaves, strict=True)
-    ]
 
 
 def fields_of(log: Log, *, skip_bad: bool = False, **how: Any) -> AnswerRows:

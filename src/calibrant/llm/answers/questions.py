@@ -87,11 +87,10 @@ def _truthful(row: Mapping[str, str]) -> Question:
     )
 
 
-def read_questions(file: str | os.PathLike[str], *, separator: str | None = None) -> list[Question]:
+def read_questions(file: str | os.PathLike[str]) -> list[Question]:
     """Read open questions from a text file: question, answer, empty line.
 
     Answers to the same question become references of one question, in the order of the file.
-    ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
     path, references = Path(file), dict[str, list[str]]()
     for number, lines in _paragraphs(read_text(path)):
@@ -100,8 +99,7 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
                 f"{path}, line {number}: a question, an answer and an empty line are needed, got "
                 f"{lines!r:.80}"
             )
-        answers = _parts(lines[1], separator) if separator else [lines[1]]
-        references.setdefault(lines[0], []).extend(answers)
+        references.setdefault(lines[0], []).append(lines[1])
     if not references:
         raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
@@ -118,8 +116,8 @@ def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
             paragraph = []
 
 
-def _parts(text: str, separator: str = ";") -> list[str]:
-    return [part.strip() for part in text.split(separator.strip()) if part.strip()]
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
@@ -144,18 +144,15 @@ def _agree_on_prompts(rows: Sequence[Row]) -> None:
             row["prompt"] = "; ".join(filter(None, forms))
 
 
-def _plain(file: Path, outcome: str | None) -> Iterator[Item]:
-    items = lines.placed_rows(file)
-    return lines.converted(items, lambda row, _: _with_outcome(dict(row), outcome))
-
-
 def _with_outcome(row: Row, outcome: str | None) -> Row:
     """Return a row whose outcome has another name as ``correct``."""
     return row if outcome is None or outcome not in row else {**row, "correct": row[outcome]}
 
 
 READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
-    "answers": _plain,
+    "answers": lambda file, outcome: lines.converted(
+        lines.placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
+    ),
     "lm_eval": harness.read_samples,
     "inspect": inspect_logs.read_inspect,
     "openai": completions.read_completions,
@@ -178,33 +175,25 @@ def _format_of(file: Path) -> Format:
     if file.suffix == ".eval" or zipfile.is_zipfile(file):
         return "inspect"
     if file.suffix == ".json":
-        return _format_of_json(file)
+        whole = lines.parsed(file.read_bytes(), str(file))
+        if isinstance(whole, BadDocument):
+            raise whole
+        if "eval" in whole:
+            return "inspect"
+        if "results" in whole and "configs" in whole:
+            return "lm_eval"
+        raise ValueError(
+            f"{file} is neither a log of Inspect nor results of lm-eval; it has the keys "
+            f"{printable(', '.join(map(str, whole)))}: write one answer to a line, as .jsonl"
+        )
     for _, line in lines.placed_rows(file):
-        return "answers" if isinstance(line, BadDocument) else _format_of_line(line)
+        if isinstance(line, BadDocument):
+            return "answers"
+        if "doc_id" in line and "resps" in line:
+            return "lm_eval"
+        served = "response" in line or "choices" in line or line.get("object") == "response"
+        return "openai" if served else "answers"
     raise ValueError(f"{file} is empty: it has no answers")
-
-
-def _format_of_json(file: Path) -> Format:
-    whole = lines.parsed(file.read_bytes(), str(file))
-    if isinstance(whole, BadDocument):
-        raise whole
-    if "eval" in whole:
-        return "inspect"
-    if "results" in whole and "configs" in whole:
-        return "lm_eval"
-    raise ValueError(
-        f"{file} is neither a log of Inspect nor results of lm-eval; it has the keys "
-        f"{printable(', '.join(map(str, whole)))}: write one answer to a line, as .jsonl"
-    )
-
-
-def _format_of_line(line: Mapping[str, Any]) -> Format:
-    if "doc_id" in line and "resps" in line:
-        return "lm_eval"
-    kind = str(line.get("object", ""))
-    if "response" in line or "choices" in line or kind == "response":
-        return "openai"
-    return "answers"
 
 
 def _joined(

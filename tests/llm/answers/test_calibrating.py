@@ -18,6 +18,7 @@ from calibrant.llm.answers.calibrating import (
     fit_signals,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
 from calibrant.llm.answers.grading import QuestionSet, calibrated_choices, grade_questions
 from calibrant.llm.answers.questions import Question
@@ -64,7 +65,9 @@ def questions(labels):
 
 
 def evaluations(network, labels, **options):
-    return evaluate_graded(grade_questions(*network, questions(labels), **options), level=None)
+    model, tokenizer = network
+    graded = grade_questions(model, tokenizer, questions(labels), **options)
+    return evaluate_graded(graded, level=None)
 
 
 def accuracy(evaluation):
@@ -270,7 +273,7 @@ def test_intervals_of_signals_are_those_of_independent_questions():
             for q, c, y in zip(question, confidence.tolist(), right, strict=True)
         ]
         fitted = fit_signals(AnswerRows.of(rows), stage="sigmoid")
-        alone = calibrating.evaluate_answers(confidence, right)
+        alone = evaluate_answers(confidence, right)
         found = {"raw": fitted.raw["own"], "alone": fitted.alone["own"], "independent": alone}
         for name, evaluation in found.items():
             held[name] += evaluation["accuracy"].low <= truth <= evaluation["accuracy"].high

@@ -153,8 +153,8 @@ def test_samples_need_an_answer_to_agree_with():
 
 
 def test_values_of_signals_are_those_of_all_rows_or_named():
-    rows = [{"signals": {"a": 0.5, "b": None}}, {"signals": {"a": 0.25}}, {"signals": {"a": 1}}]
-    answers = AnswerRows.of(rows)
+    first: dict[str, float | None] = {"a": 0.5, "b": None}
+    answers = AnswerRows.of([{"signals": one} for one in (first, {"a": 0.25}, {"a": 1})])
     values = signal_values(answers)
     assert values["a"].tolist() == [0.5, 0.25, 1]
     assert np.isnan(values["b"]).all()

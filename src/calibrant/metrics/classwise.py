@@ -185,7 +185,7 @@ class ClassBins:
         self.products += flat.T @ flat
 
     def _bin(self, claimed: Tensor) -> Tensor:
-        edges = torch.from_numpy(uniform_edges(self.bins)).to(claimed.device)
+        edges = torch.tensor(uniform_edges(self.bins), device=claimed.device)
         return (torch.searchsorted(edges, claimed.contiguous()) - 1).clamp_(0, self.bins - 1)
 
     def errors(self) -> FloatArray:

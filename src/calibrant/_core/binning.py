@@ -160,7 +160,7 @@ def fill_at(
     def total(values: FloatArray) -> FloatArray:
         return np.bincount(index, values, size).astype(np.float64, copy=False)
 
-    count = np.bincount(index, minlength=size).astype(np.int64)
+    count = np.bincount(index, minlength=size).astype(np.int64, copy=False)
     residual = confidence - outcome
     if weight is None:
         mass = count.astype(np.float64)

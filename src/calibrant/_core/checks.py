@@ -213,9 +213,9 @@ def look_like_probs(logits: Logits, fewest_odds: int = FEW) -> str:
         return "every number is between 0 and 1" if inside else ""
     if logits.ndim < 2 or math.prod(logits.shape[:-1]) < FEW:
         return ""
-    each = math.prod(logits.shape[1:-1])  # tokens or pixels of one example
-    if (as_float64(logits[: -(-FEW // each)]) < 0).any():  # usually, and in less time
+    if (logits[(0,) * (logits.ndim - 1)] < 0).any():  # the first row tells most, in less time
         return ""
+    each = math.prod(logits.shape[1:-1])  # tokens or pixels of one example
     first = logits[: -(-LOOKED_AT // each)].reshape(-1, logits.shape[-1])[:LOOKED_AT]
     rows = as_float64(first)
     # entries of bfloat16 are off by more than a thousandth

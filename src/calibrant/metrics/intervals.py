@@ -52,6 +52,8 @@ LIMIT = 8.0
 """Largest scale of a candidate."""
 STEP = LIMIT / 4096
 """Scale to which an end is searched, far less than what it varies by with the draws."""
+TOGETHER = 64
+"""Replicates of a test that are compared at a time."""
 SMALLEST = 1e-9
 """What separates a probability from 1, or a sum from a whole number, by more than rounding."""
 
@@ -392,13 +394,16 @@ def pairs_test(
     rng = np.random.default_rng(seed)
     if pairs.weight is None:
         hits = drawn(rng, filled.count[held], probability, replicates).T
-        residual = share * (probability - hits / size)
+        # a few replicates at a time stay in the cache
+        some = (hits[first : first + TOGETHER] for first in range(0, replicates, TOGETHER))
+        residuals = (share * (probability - np.ascontiguousarray(each) / size) for each in some)
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
         deviation = share * np.sqrt(probability * (1 - probability) / size)
-        residual = deviation * rng.standard_normal((replicates, share.size))
+        residuals = iter([deviation * rng.standard_normal((replicates, share.size))])
     statistic = float(running(filled.gap[held]))
     # draws that equal the observed error but for rounding count as reaching it
-    reached = int((running(residual) >= statistic * (1 - 1e-9)).sum())
+    least = statistic * (1 - 1e-9)
+    reached = sum(int((running(residual) >= least).sum()) for residual in residuals)
     return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 

@@ -22,7 +22,7 @@ from calibrant._core.checks import (
 from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.binomial import clopper_pearson
+from calibrant.metrics.intervals import clopper_pearson
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from calibrant._core.messages import comma_separated
 from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.intervals import pairs_test
 from calibrant.metrics.kept_pairs import KeptPairs
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.smooth import pairs_test
 from calibrant.metrics.summary import Moments, Summary
 
 MOST_SUBGROUPS = 1000

@@ -1,4 +1,4 @@
-"""Binomial variables: samples that move with the chance of a hit, and intervals of that chance."""
+"""Samples of binomial variables, some of which move with the chances."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri
+from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray, IntArray
 
@@ -16,22 +16,6 @@ CACHED = 1 << 14
 """Numbers in a block that stays in the cache through all steps."""
 SINGLE = 8
 """Trials up to which it costs less to draw each of them."""
-
-
-def clopper_pearson(
-    hits: FloatArray, trials: FloatArray, tail: Any
-) -> tuple[FloatArray, FloatArray]:
-    """Intervals of chances, each end of which misses with at most the probability ``tail``.
-
-    Numbers of hits and trials, such as those of weighted examples, need not be whole.
-
-    >>> low, high = clopper_pearson(np.array([0.0, 5.0]), np.array([10.0, 10.0]), 0.05)
-    >>> low.round(3), high.round(3)
-    (array([0.   , 0.222]), array([0.259, 0.778]))
-    """
-    low = np.where(hits > 0, betaincinv(hits, trials - hits + 1, tail), 0.0)
-    high = np.where(hits < trials, betaincinv(hits + 1, trials - hits, 1 - tail), 1.0)
-    return low, high
 
 
 class Binomials:
@@ -64,7 +48,9 @@ class Binomials:
                 self._expand(hits, slice(start, start + step), chance)
         if rare.size:
             variable = rare % chance.size
-            found = _added_up(self.uniform.ravel()[rare], self.trials.ravel()[rare], chance, variable)
+            found = _added_up(
+                self.uniform.ravel()[rare], self.trials.ravel()[rare], chance, variable
+            )
             hits.ravel()[rare] = found
         return hits
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values
+from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant._core.class_names import without_frames
 from calibrant._core.torch_models import top_class
@@ -175,8 +176,12 @@ def labelled_examples(
     labels, probs = without_frames(labels, probs)
     logs = checks.logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
-    stated = examples._replace(probs=checks.as_scores(probs))
-    return stated, _impossible(stated)
+    examples = examples._replace(probs=checks.as_scores(probs))
+    labelled = np.flatnonzero(examples.labels != checks.IGNORED)
+    stated = examples.stated(labelled)
+    assert stated is not None
+    # zeros of other classes change no score
+    return examples, int((stated[np.arange(len(stated)), examples.labels[labelled]] <= 0).sum())
 
 
 def examples_of_caller(
@@ -192,14 +197,6 @@ def examples_of_caller(
         remedy = "if they are, pass them as probs=, or as confidence= with outcome="
         checks.warn_of_probs(examples.logits, remedy)
     return examples, floored
-
-
-def _impossible(examples: Examples) -> int:
-    """Count the labels whose stated probability is 0; zeros of other classes change no score."""
-    labelled = np.flatnonzero(examples.labels != checks.IGNORED)
-    probs = examples.stated(labelled)
-    assert probs is not None
-    return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())
 
 
 def check_one_input(logits: Input, probs: Input) -> None:
@@ -313,7 +310,13 @@ class Reduced(NamedTuple):
 
 def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> Reduced:
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
-    return _reduced(examples, examples.event, classwise)
+    ranges = chunks.thread_ranges(examples)
+    owned = [classwise and classwise.like(examples.device) for _ in ranges]
+    parts = chunks.on_threads(partial(_reduced_range, examples), ranges, owned)
+    for sums in owned:
+        if classwise is not None and sums is not None:
+            classwise.add(sums)
+    return Reduced(*chunks.joined(parts))
 
 
 def _pairs(examples: Examples, k: int | None = None) -> Pairs:
@@ -328,28 +331,13 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
     return pairs
 
 
-def _reduced(examples: Examples, k: int | None, classwise: ClassBins | None = None) -> Reduced:
-    """Reduce every labelled row; the event is class k, or that the prediction is right."""
-    ranges = chunks.thread_ranges(examples)
-    owned = [classwise and classwise.like(examples.device) for _ in ranges]
-
-    def task(row_range: tuple[int, int], sums: ClassBins | None) -> Reduced:
-        return _reduced_range(examples, row_range, k, sums)
-
-    parts = chunks.on_threads(task, ranges, owned)
-    for sums in owned:
-        if classwise is not None and sums is not None:
-            classwise.add(sums)
-    return Reduced(*chunks.joined(parts))
-
-
 def _reduced_range(
-    examples: Examples, row_range: tuple[int, int], k: int | None, classwise: ClassBins | None
+    examples: Examples, row_range: tuple[int, int], classwise: ClassBins | None
 ) -> Reduced:
     parts = []
     for soft in _softmaxes(examples, row_range):
         chunk, probs = soft.chunk, soft.probs()
-        parts.append(soft.figures(k, probs))
+        parts.append(soft.figures(examples.event, probs))
         if classwise is not None:
             classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
     if classwise is not None:
@@ -393,9 +381,7 @@ class _Softmax(NamedTuple):
         """Overwrite the powers by the softmax ``(rows, classes)``, and return it."""
         return self.powers.div_(self.total)
 
-    def figures(
-        self, k: int | None, probs: Tensor
-    ) -> tuple[BoolArray, BoolArray, FloatArray]:
+    def figures(self, k: int | None, probs: Tensor) -> tuple[BoolArray, BoolArray, FloatArray]:
         """Return whether the event happened, whether the prediction is right, and five figures.
 
         The figures ``(rows, 5)`` are the :meth:`loss`, the probabilities of prediction and label,

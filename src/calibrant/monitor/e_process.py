@@ -30,7 +30,7 @@ from scipy.special import logsumexp
 
 from calibrant._core.binning import Bins, bin_index, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, check_whole
-from calibrant.metrics.binomial import clopper_pearson
+from calibrant.metrics.intervals import clopper_pearson
 from calibrant.metrics.reductions import Pairs
 
 TILTS: FloatArray = np.outer([1, -1], 0.05 * 2.0 ** np.arange(7)).reshape(-1)

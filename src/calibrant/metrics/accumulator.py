@@ -217,7 +217,10 @@ class Accumulator:
         return self._computed()
 
     def _computed(self) -> Evaluation:
-        summary = self._summary()
+        if self.classwise is None and "classwise_ece" in self.metrics:
+            checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
+        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
+        summary = Summary(*sums, self.estimand, self.level, self.seed)
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
         metrics = {name: METRICS[name].estimate(summary) for name in names}
@@ -291,12 +294,6 @@ class Accumulator:
         weight, first, powers, *binned = (x.numpy() for x in tensors[:8])
         self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
         self.bins = Bins(bins.edges, count[:-1], *binned)
-
-    def _summary(self) -> Summary:
-        if self.classwise is None and "classwise_ece" in self.metrics and self.classes:
-            checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
-        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
-        return Summary(*sums, self.estimand, self.level, self.seed)
 
 
 def _members(

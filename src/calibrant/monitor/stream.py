@@ -430,14 +430,14 @@ class Monitor(WithOptions):
         if not (np.abs(gaps) <= 1).all():
             raise ValueError("known gaps must be from -1 to 1")
         watch.tolerated = Tolerated(gaps, watch.tolerance)
-        watch._dated, watch.fingerprint = bool(state.get("dated")), state["calibrator"]
+        watch._dated, watch.fingerprint = bool(state["dated"]), state["calibrator"]
         checks.check_whole("classes", state["classes"], least=0)
         watch._classes = state["classes"]
         watch._pending.restore(state["counts"], state["waiting"])
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):
             watch._name(number)  # refuses what is no day
-        watch._estimates.restore(state.get("estimates", {}))
+        watch._estimates.restore(state["estimates"])
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")

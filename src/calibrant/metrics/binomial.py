@@ -60,14 +60,15 @@ class Binomials:
         mean = hits[rows]
         variance = mean * (1 - chance)
         spread = variance + 1 / 12  # of whole numbers that are smeared over the width of one
-        variance /= spread
+        inverse = 1 / spread
+        variance *= inverse
         skewness = variance * (1 - 2 * chance)  # these are times the deviation
         kurtosis = variance * (1 - 6 * chance * (1 - chance))
-        kurtosis -= 1 / 120 / spread
+        kurtosis -= inverse * (1 / 120)
         kurtosis *= peaked
         kurtosis += skewness**2 * bend
         deviation = np.sqrt(spread, out=spread)
-        kurtosis /= deviation
+        kurtosis *= np.multiply(deviation, inverse, out=inverse)
         deviation *= self._normal[rows]
         skewness *= skewed
         for term in (deviation, skewness, kurtosis):

@@ -229,15 +229,11 @@ class Accumulator:
         # a subgroup whose labels are all ignored has nothing to show
         parts = {name: part._computed() for name, part in self.by.items() if part.moments.count}
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
-        n, chance = self.moments.count, self._chance()
+        n, chance = self.moments.count, math.nan
+        if self.classwise is not None and self.moments.weight:
+            claimed, observed = (x.sum(1) for x in (self.classwise.claimed, self.classwise.observed))
+            chance = float(claimed @ observed) / self.moments.weight**2
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by, chance)
-
-    def _chance(self) -> float:
-        """Mean probability of the labels, were they drawn again; NaN without class-wise sums."""
-        if self.classwise is None or not self.moments.weight:
-            return math.nan
-        claimed, observed = (x.sum(1) for x in (self.classwise.claimed, self.classwise.observed))
-        return float(claimed @ observed) / self.moments.weight**2
 
     def kept_pairs(self) -> WeightedPairs:
         """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``.

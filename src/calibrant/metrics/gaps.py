@@ -179,25 +179,20 @@ def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
     trials = rng.multinomial(size.sum(), size / size.sum(), replicates).astype(np.float64)
-    scatter = np.sqrt(trials * _excess(filled)) * rng.standard_normal(trials.shape)
+    # claims within a bin may differ: then gaps scatter beyond the noise of the outcomes
+    held = filled.weight > 0
+    excess, right = np.zeros(held.size), filled.accuracy[held]
+    variance = filled.spread[held] / filled.squares[held] - (filled.confidence[held] - right) ** 2
+    excess[held] = np.maximum(variance - right * (1 - right), 0.0)
+    scatter = np.sqrt(trials * excess) * rng.standard_normal(trials.shape)
     outcomes = Binomials(trials, np.random.default_rng(seed).random(trials.shape))
-    # sums of gaps but for the hits; they scatter beyond these where claims within a bin differ
+    # sums of gaps but for the hits
     rest, each = trials * claimed + scatter, share / np.maximum(size, 1)
 
     def sampled(accuracy: FloatArray) -> FloatArray:
         return np.asarray(each * (rest - outcomes.hits(accuracy)))
 
     return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
-
-
-def _excess(filled: Bins) -> FloatArray:
-    """Variance of (confidence - outcome) per bin beyond that of the outcomes."""
-    held = filled.weight > 0
-    excess = np.zeros(held.size)
-    accuracy, gap = filled.accuracy[held], (filled.confidence - filled.accuracy)[held]
-    variance = filled.spread[held] / filled.squares[held] - gap**2
-    excess[held] = np.maximum(variance - accuracy * (1 - accuracy), 0.0)
-    return excess
 
 
 def error_interval(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -275,14 +275,16 @@ def pairs_test(
         hits = drawn(rng, filled.count[held], probability, replicates).T
         # a few replicates at a time stay in the cache
         some = (hits[first : first + TOGETHER] for first in range(0, replicates, TOGETHER))
-        residuals = (share * (probability - np.ascontiguousarray(each) / size) for each in some)
+        draws: Iterator[FloatArray] = (
+            share * (probability - np.ascontiguousarray(each) / size) for each in some
+        )
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
         deviation = share * np.sqrt(probability * (1 - probability) / size)
-        residuals = iter([deviation * rng.standard_normal((replicates, share.size))])
+        draws = iter([deviation * rng.standard_normal((replicates, share.size))])
     statistic = float(running(filled.gap[held]))
     # draws that equal the observed error but for rounding count as reaching it
     least = statistic * (1 - 1e-9)
-    reached = sum(int((running(residual) >= least).sum()) for residual in residuals)
+    reached = sum(int((running(residual) >= least).sum()) for residual in draws)
     return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 

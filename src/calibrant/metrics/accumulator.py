@@ -231,8 +231,8 @@ class Accumulator:
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
         n, chance = self.moments.count, math.nan
         if self.classwise is not None and self.moments.weight:
-            claimed, observed = (x.sum(1) for x in (self.classwise.claimed, self.classwise.observed))
-            chance = float(claimed @ observed) / self.moments.weight**2
+            together = self.classwise.claimed.sum(1) @ self.classwise.observed.sum(1)
+            chance = float(together) / self.moments.weight**2
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by, chance)
 
     def kept_pairs(self) -> WeightedPairs:

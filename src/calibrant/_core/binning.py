@@ -57,10 +57,9 @@ def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
     bins = edges.size - 1
     if (uniform := _uniform_edges(bins)) is edges or (uniform == edges).all():
         # a search takes several times as long, since processors cannot foresee its comparisons
-        index = (confidence * bins).astype(np.int64)
+        index = (confidence * bins).astype(np.int64)  # never rounded down below an edge
         np.minimum(index, bins - 1, out=index)
         index -= confidence <= edges.take(index)  # on the edge, or rounded up to it
-        index += confidence > edges.take(index + 1)
     else:
         index = edges.searchsorted(confidence) - 1
         np.minimum(index, bins - 1, out=index)

@@ -26,12 +26,20 @@ from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
 from calibrant.monitor.deliveries import Delivery, Examples, recognised, shard_deliveries
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
 from calibrant.monitor.predictions import Id, PendingPredictions
 from calibrant.monitor.reference import as_bins, reference_gaps
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
-from calibrant.monitor.windows import Tolerated, Window, WindowId, Windows, window_number
+from calibrant.monitor.windows import (
+    Estimator,
+    Tolerated,
+    Window,
+    WindowEstimate,
+    WindowEstimates,
+    WindowId,
+    Windows,
+    window_number,
+)
 from calibrant.workflows.inputs import input_names
 
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))

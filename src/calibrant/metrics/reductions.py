@@ -406,10 +406,11 @@ def _exponentials(chunk: Chunk, best: Tensor, out: Tensor) -> Tensor:
     unit, whose sum as integers does not.
     """
     classes = chunk.logits.shape[-1]
+    out.copy_(chunk.logits)
     if classes > EXACT:  # the multiples would be too coarse
-        torch.softmax(out.copy_(chunk.logits), -1, out=out)
+        torch.softmax(out, -1, out=out)
         return torch.ones_like(best)
-    chunks.exponential(torch.sub(chunk.logits, best, out=out))
+    chunks.exponential(out.sub_(best))
     out.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
     return out.to(torch.int64).sum(-1, keepdim=True)
 

@@ -153,6 +153,15 @@ def test_empty_sums_add_nothing(data, bins):
             np.testing.assert_array_equal(getattr(added, name), getattr(filled, name))
 
 
+@pytest.mark.parametrize("bins", [1, 2, 3, 10, 15, 49, 100, 4096, 99_999])
+def test_the_computed_index_is_the_one_that_is_searched(rng, bins):
+    edges = uniform_edges(bins)
+    near = [edges, np.nextafter(edges, 0), np.nextafter(edges, 1).clip(max=1), [5e-324]]
+    values = np.concatenate([rng.random(1000), *near])
+    searched = np.searchsorted(edges, values) - 1
+    np.testing.assert_array_equal(bin_index(values, edges), searched.clip(min=0))
+
+
 @pytest.mark.parametrize("weight", [None, np.array([2.0, 3.0])])
 def test_counts_are_int64_and_sums_float64(weight):
     filled = fill(np.array([0.2, 0.9]), np.array([0.0, 1.0]), uniform_edges(15), weight)

@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binom, kstest
 
 from calibrant.decide import conformal_sets
-from calibrant.decide.conformal_sets import conformal
+from calibrant.decide.conformal_sets import ConformalSets, conformal
 from calibrant.decide.priors import shift_prior
 from tests.support.definitions import slow_score
 from tests.support.markup import check_inert
@@ -360,3 +360,11 @@ def test_sets_refuse_another_number_of_classes(rng):
     fitted = conformal(probs=probs, labels=labels)
     with pytest.raises(ValueError, match="conformal had 8 classes, got 3"):
         fitted.sets(probs=[[0.2, 0.3, 0.5]])
+
+
+@pytest.mark.parametrize("limit", [math.nan, "0.5", []])
+def test_a_state_without_a_limit_is_refused(rng, limit):
+    probs, labels = probabilities(rng, 60)
+    state = conformal(probs=probs, labels=labels).state()
+    with pytest.raises(ValueError, match="limit must be a number or None"):
+        ConformalSets.from_state({**state, "limit": limit})

@@ -135,8 +135,6 @@ def test_what_makes_no_rule_is_refused(rng):
         DecisionRule(SETS, 4)
     with pytest.raises(ValueError, match="3 class_names are wanted, got 1"):
         DecisionRule(SETS, 3, class_names=["cat"])
-    with pytest.raises(ValueError, match="does not know what it promises"):
-        DecisionRule(Threshold(0.6, 0.5, 0.1, 0.2, 100), 3)
     with pytest.raises((TypeError, ValueError), match="tags"):
         DecisionRule(SETS, 3, TagScaling().fit(tags, truth))
     with pytest.raises(ValueError, match="for 3 classes, got 4"):

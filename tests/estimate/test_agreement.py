@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.data import as_dataset
-from calibrant.estimate.agreement import compare_labels
+from calibrant.estimate.performance import compare_labels
 from calibrant.estimate.predictions import summarise
 from calibrant.estimate.strata import fill_strata, make_strata
 

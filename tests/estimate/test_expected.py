@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 
 from calibrant.estimate.cells import CELLS, Cells, event_cell, fill_cells, reduce_rows
-from calibrant.estimate.expected import filled_cells, share_metrics, two_class_metrics
+from calibrant.estimate.interval import filled_cells, share_metrics, two_class_metrics
 
 
 def two_class_rows(rng, n=300):

@@ -6,7 +6,8 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from calibrant.estimate.cells import CELLS, Cells, event_cell, fill_cells, reduce_rows
-from calibrant.estimate.interval import Batch, estimate_metrics
+from calibrant.estimate.interval import estimate_metrics
+from calibrant.estimate.predictions import Summary
 from calibrant.estimate.strata import Strata, fill_strata, make_strata
 
 
@@ -14,6 +15,14 @@ def cells_of(positive, labels=None, weight=None):
     rows = reduce_rows(np.stack([1 - positive, positive], 1), labels)
     weight = np.ones(positive.size) if weight is None else weight
     return fill_cells(rows, event_cell(rows, 2.0), weight)
+
+
+def batch_of(unlabelled, labelled, classes=2):
+    """Sums alone, without the rows that the search for shifts needs."""
+    n, none = int(unlabelled.weight.sum() + labelled.weight.sum()), np.zeros(0)
+    rows = reduce_rows(np.zeros((0, classes)))
+    samples = (rows, none, none, np.zeros((0, classes)), None, none, none.astype(int))
+    return Summary(n, unlabelled, labelled, float(n), none, np.zeros(classes), *samples)
 
 
 def known_share(share):
@@ -74,7 +83,7 @@ def test_strata_of_two_classes_end_at_one_half(rng):
 
 
 def test_intervals_of_equal_probabilities_are_binomial():
-    batch = Batch(cells_of(np.full(400, 0.8)), Cells.empty(), two_classes=True)
+    batch = batch_of(cells_of(np.full(400, 0.8)), Cells.empty())
     metrics = estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
     accuracy = metrics["accuracy"]
     assert accuracy.value == pytest.approx(0.8)
@@ -83,7 +92,7 @@ def test_intervals_of_equal_probabilities_are_binomial():
 
 
 def test_a_widening_moves_the_ends_by_as_much():
-    batch = Batch(cells_of(np.full(40_000, 0.7)), Cells.empty(), two_classes=True)
+    batch = batch_of(cells_of(np.full(40_000, 0.7)), Cells.empty())
     plain, wide = (
         estimate_metrics(batch, known_share(0.7), widening=w, level=0.9, seed=0)["accuracy"]
         for w in (0.0, 0.05)
@@ -95,7 +104,7 @@ def test_a_widening_moves_the_ends_by_as_much():
 
 def test_known_labels_leave_nothing_to_draw():
     labels = np.repeat([0, 1], [30, 70])
-    batch = Batch(Cells.empty(), cells_of(np.full(100, 0.8), labels), two_classes=True)
+    batch = batch_of(Cells.empty(), cells_of(np.full(100, 0.8), labels))
     metrics = estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
     accuracy = metrics["accuracy"]
     assert tuple(accuracy) == pytest.approx((0.7, 0.7, 0.7))
@@ -106,7 +115,7 @@ def test_scores_of_known_labels_leave_nothing_to_estimate(rng):
     labels = (probs.cumsum(1) > rng.random((200, 1))).argmax(1)
     rows = reduce_rows(probs, labels)
     cells = fill_cells(rows, event_cell(rows, 2.0), np.ones(200))
-    batch = Batch(Cells.empty(), cells, two_classes=False)
+    batch = batch_of(Cells.empty(), cells, classes=3)
     metrics = estimate_metrics(batch, known_share(0.5), widening=0.0, level=0.9, seed=0)
     own = probs[np.arange(200), labels]
     for name, value in (
@@ -120,6 +129,6 @@ def test_few_references_without_errors_leave_doubt():
     """A hundred answers without an error do not prove that there are none in ten thousand."""
     labelled = cells_of(np.full(100, 0.9999), np.ones(100, int))
     strata = fill_strata(make_strata(labelled, two_classes=True), labelled)
-    batch = Batch(cells_of(np.full(10_000, 0.9999)), Cells.empty(), two_classes=True)
+    batch = batch_of(cells_of(np.full(10_000, 0.9999)), Cells.empty())
     low = estimate_metrics(batch, strata, widening=0.0, level=0.9, seed=0)["accuracy"].low
     assert 0.98 < low < 0.9995

@@ -274,6 +274,16 @@ def test_batches_of_any_size_give_one_number(rng):
 # Memory
 
 
+def test_classwise_errors_of_too_many_classes_are_left_out(monkeypatch):
+    monkeypatch.setattr("calibrant.metrics.accumulator.MOST_CELLS", 4 * 15 - 1)
+    stream = cal.Accumulator(level=None).update(LOGITS, LABELS)
+    with pytest.warns(UserWarning, match=r"^classwise_ece is left out: 4 classes are too many"):
+        found = stream.compute()
+    assert np.isnan(found["classwise_ece"].value)
+    others = cal.Accumulator(level=None, metrics=["ece", "nll"]).update(LOGITS, LABELS)
+    assert dict(others.compute()) == {name: found[name] for name in ("ece", "nll")}  # quietly
+
+
 def held(stream):
     return len(pickle.dumps(stream))
 

@@ -128,15 +128,6 @@ def test_ties_are_not_split_whatever_the_order_of_the_labels(rng):
         assert cal.ada_ece(confidence=[0.7] * 1000, outcome=order) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_order_of_rows_does_not_change_an_equal_mass_error(rng):
-    confidence = rng.choice([0.2, 0.5, 0.5, 0.7, 0.9], 999)
-    outcome = rng.random(999) < confidence**2
-    expected = cal.ada_ece(confidence=confidence, outcome=outcome)
-    for order in (np.arange(999)[::-1], np.lexsort([outcome, confidence]), rng.permutation(999)):
-        found = cal.ada_ece(confidence=confidence[order], outcome=outcome[order])
-        assert found == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.parametrize("bins", [5, 6, 15, 1000])
 def test_more_bins_than_examples_put_each_example_into_its_own(bins):
     confidence, outcome = np.array([0.1, 0.35, 0.4, 0.8, 0.99]), np.array([0, 1, 0, 1, 1])

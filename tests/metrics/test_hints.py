@@ -47,6 +47,17 @@ def test_training_set(classes):
     assert message in said(logits / 100, logits.argmax(-1))  # however sure it is
 
 
+def test_training_set_with_few_mistakes():
+    """A model that is nearly always right, and nearly sure of it, has hardly seen new examples."""
+    rng = np.random.default_rng(0)
+    logits, labels = drawn(3000, 3, 0.0, rng)
+    logits[np.arange(3000), labels] += 7
+    labels[:4] = (labels[:4] + 1) % 3
+    assert "99.87 % of the predictions are right" in said(logits, labels)
+    labels[4:8] = (labels[4:8] + 1) % 3
+    assert said(logits, labels) == ""
+
+
 def test_labels_of_uneven_classes_in_another_order():
     """Guesses of a frequent class are often right: chance is not one of so many classes."""
     rng = np.random.default_rng(0)

@@ -13,18 +13,11 @@ from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
 from calibrant._core.binning import uniform_edges
-from calibrant.metrics import intervals
-from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import total, under
-from calibrant.metrics.intervals import (
-    INPUTS,
-    cells_of,
-    class_cells_of,
-    error_interval,
-    logit_interval,
-)
+from calibrant.metrics import gaps
+from calibrant.metrics.classwise import INPUTS, ClassBins, class_cells_of
+from calibrant.metrics.gaps import cells_of, error_interval, total, under
+from calibrant.metrics.intervals import Estimate, first_root, logit_interval
 from calibrant.metrics.reductions import labelled_examples, pairs_from, reduce_examples
-from calibrant.metrics.reliability import Estimate
 from calibrant.metrics.smooth import smoothed, smoothed_excess
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
@@ -252,8 +245,7 @@ def test_shortcuts_change_no_interval(rng, monkeypatch, error, excess, cells, te
     pairs = pairs_from(*drawn(rng, 150, 4, temperature))
     filled = pairs.filled(uniform_edges(cells))
     found = error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9, excess)
-    root = intervals._root
-    monkeypatch.setattr(intervals, "_root", lambda rising, start=0.0, step=0.0: root(rising))
+    monkeypatch.setattr(gaps, "first_root", lambda rising, start=0.0, step=0.0: first_root(rising))
     slow = error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9)
     np.testing.assert_allclose(found, slow, atol=5e-4)  # where the searches end
 

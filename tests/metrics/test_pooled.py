@@ -7,7 +7,7 @@ from scipy.stats import binom
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
 from calibrant.metrics import kept_pairs
-from calibrant.metrics.pooled import PooledPairs, fine_edges
+from calibrant.metrics.kept_pairs import PooledPairs, fine_edges
 from calibrant.metrics.ranking import (
     aurc_with_error,
     auroc_with_error,

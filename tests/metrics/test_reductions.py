@@ -513,6 +513,14 @@ def test_a_row_without_a_softmax_or_a_likelihood_is_refused_by_its_number(name, 
         takes_logits()[name](logits, np.full(40, 2))
 
 
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("row", [[0.0, math.nan], [math.nan, 0.0]])
+def test_nan_beside_either_of_two_labels_is_refused(row, label):
+    for measure in (cal.ece, cal.nll):
+        with pytest.raises(ValueError, match="row 1 has NaN"):
+            measure([[0.0, 1.0], row], [label, label])
+
+
 @pytest.mark.parametrize("bad", BAD_ROWS)
 def test_an_ignored_row_may_hold_anything(rng, bad):
     logits, labels = rng.normal(size=(40, 3)), rng.integers(0, 3, 40)

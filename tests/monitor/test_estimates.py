@@ -9,7 +9,7 @@ import pytest
 from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
-from calibrant.monitor.estimates import WindowEstimate
+from calibrant.monitor.windows import WindowEstimate
 from calibrant.show.numbers import percent
 from calibrant.show.report.monitoring import monitor_page
 from tests.support.simulate import drawn

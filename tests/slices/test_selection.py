@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from calibrant.data.metadata import Condition
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 from calibrant.slices.examples import Outcomes
 from calibrant.slices.selection import Candidate, Overlap, overlap, select
 

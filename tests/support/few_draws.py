@@ -4,17 +4,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from calibrant.metrics import intervals
+from calibrant.metrics import gaps
 
 
 @contextmanager
 def few_draws():
     """Draw a quarter of the replicates; how well intervals cover is seen in tests/metrics."""
-    make = intervals.cells_of
+    make = gaps.cells_of
 
     def fewer(filled, curve, replicates, seed):
         return make(filled, curve, replicates // 4, seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "cells_of", fewer)
+        patch.setattr(gaps, "cells_of", fewer)
         yield

@@ -233,6 +233,7 @@ class Chunk(NamedTuple):
     weight: Tensor | None  # (rows,)
     column: Tensor | None  # (rows,) the tag of each cell of multi-label logits
     number: IntArray  # (rows,) numbers of the rows in the input
+    bounded: bool  # no logit is masked, infinite or NaN
 
 
 def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk]:
@@ -240,20 +241,22 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
     width = 1 if examples.one_logit else examples.classes
     for first, values in raw_chunks(examples.logits, width, start, stop):
         number = np.arange(first, first + len(values))
-        kept = examples.labels[first : first + len(values)] != IGNORED
+        own = examples.labels[first : first + len(values)].copy()  # may be read-only
+        kept = own != IGNORED
         if not kept.all():  # before anything is copied
-            number = number[kept]
+            number, own = number[kept], own[kept]
             values = values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
         chunk = _logits_of_classes(examples, values)
-        if range_of(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
+        reach, gap = range_of(chunk), mask_gap(values)
+        if reach >= gap:  # rarely, and then row by row
             chunk = with_masks(chunk, gap)
-        labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
+        labels = torch.from_numpy(own).to(chunk.device)
         weight = column = None
         if examples.weight is not None:
             weight = torch.from_numpy(examples.weight[number]).to(chunk.device)
         if examples.estimand == "multilabel":
             column = torch.from_numpy(number % examples.columns).to(chunk.device)
-        yield Chunk(chunk, labels, weight, column, number)
+        yield Chunk(chunk, labels, weight, column, number, reach < gap)
 
 
 def _logits_of_classes(examples: Examples, values: Logits) -> Tensor:
@@ -369,4 +372,6 @@ def explained(examples: Examples, at: int) -> ValueError:
 
 def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
     """Concatenate the arrays of several parts, column by column."""
+    if len(parts) == 1:
+        return list(parts[0])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]

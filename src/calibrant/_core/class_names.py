@@ -85,7 +85,7 @@ class Frame(Protocol):
 
 def is_frame(values: object) -> TypeIs[Frame]:
     """Return True for a data frame."""
-    return all(hasattr(values, name) for name in ("columns", "dtypes", "__array__"))
+    return hasattr(values, "columns") and hasattr(values, "dtypes") and hasattr(values, "__array__")
 
 
 def class_names_of(scores: object) -> list[str] | None:

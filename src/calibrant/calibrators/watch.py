@@ -15,7 +15,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
 from calibrant.calibrators.data_checks import one_label
-from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
+from calibrant.metrics.evaluation import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
 _MAX_EXAMPLES, _MAX_LOGITS = 10_000, 1 << 18

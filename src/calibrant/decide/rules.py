@@ -96,8 +96,6 @@ class DecisionRule(nn.Module):
         checks.check_whole("classes", classes, 2)
         if isinstance(guarantee, ConformalSets) and guarantee.classes != classes:
             raise ValueError(f"the sets are of {guarantee.classes} classes, got classes={classes}")
-        if isinstance(guarantee, Threshold) and math.isnan(guarantee.max_error):
-            raise ValueError("this threshold does not know what it promises: find it again")
         if class_names is not None and len(class_names) != classes:
             raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
         if calibrator is not None:

@@ -22,7 +22,7 @@ from calibrant._core.checks import (
 from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.binomial import clopper_pearson
+from calibrant.metrics.intervals import clopper_pearson
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ REACH = 7
 """Log-odds up to which they lie above ``1 - max_error``, and down to which below zero."""
 FALL = 3.0
 """Factor by which the error probability of a search falls per unit of distance of its start."""
-PROMISE = ("max_error", "certainty")
-"""Attributes of a threshold that early states do not have."""
 
 
 class Threshold(NamedTuple):
@@ -55,9 +53,9 @@ class Threshold(NamedTuple):
     It shows how close the call was; ``max_error`` is what is guaranteed."""
     n: int
     """Number of examples."""
-    max_error: float = math.nan
-    """What is guaranteed about the error; NaN if it was saved by a release that did not keep it."""
-    certainty: float = math.nan
+    max_error: float
+    """What is guaranteed about the error."""
+    certainty: float
     """Probability with which it holds."""
 
     def __repr__(self) -> str:
@@ -71,8 +69,8 @@ class Threshold(NamedTuple):
         )
 
     def promise(self) -> str:
-        """Return what is guaranteed, in words; empty if nothing is accepted, or if unknown."""
-        if self.threshold == math.inf or math.isnan(self.max_error):
+        """Return what is guaranteed, in words; empty if nothing is accepted."""
+        if self.threshold == math.inf:
             return ""
         certain, most = (f"{100 * v:g} %" for v in (self.certainty, self.max_error))
         return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
@@ -99,13 +97,13 @@ class Threshold(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Threshold:
         """Make a threshold of what :meth:`state` returned."""
-        absent = {"threshold": math.inf, **dict.fromkeys(("error", "bound", *PROMISE), math.nan)}
+        absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
 
         def is_legal(name: str, value: Any) -> bool:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             return math.isfinite(value) if number else value is None and name in absent
 
-        named = isinstance(state, Mapping) and {*state, *PROMISE} == set(cls._fields)
+        named = isinstance(state, Mapping) and set(state) == set(cls._fields)
         if not named or not all(is_legal(k, v) for k, v in state.items()):
             names = ", ".join(cls._fields)
             raise ValueError(f"a threshold has the numbers {names}, got {state!r:.200}")

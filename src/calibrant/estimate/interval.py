@@ -19,44 +19,26 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from calibrant._core.checks import FloatArray
-from calibrant.estimate.cells import Cells, effective, sums_by
-from calibrant.estimate.expected import (
-    FilledCells,
-    filled_cells,
-    share_metrics,
-    two_class_metrics,
-)
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
+from calibrant.estimate.predictions import Summary
 from calibrant.estimate.strata import SCORES, Strata
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 
 DRAWS = 500
 RUN = 50
 """Draws that are made at a time."""
 
 
-class Batch(NamedTuple):
-    """Sums of a batch: of the examples without labels, and of those with."""
-
-    unlabelled: Cells
-    labelled: Cells
-    two_classes: bool
-
-    @property
-    def whole(self) -> Cells:
-        """Sums of all examples."""
-        return self.unlabelled.plus(self.labelled)
-
-
 def estimate_metrics(
-    batch: Batch, strata: Strata | None, *, widening: float, level: float, seed: int
+    batch: Summary, strata: Strata | None, *, widening: float, level: float, seed: int
 ) -> dict[str, Estimate]:
     """Return each metric with its interval.
 
     ``strata`` are of labelled examples. Without any, the probabilities are taken as they are, and
     there are no intervals. ``widening`` is the change of accuracy by a shift that cannot be seen.
     """
-    filled = filled_cells(batch.whole, batch.two_classes)
+    filled = filled_cells(batch.cells, batch.two_classes)
     probs = filled.claimed if strata is None else _adjusted(strata, filled)
     known = batch.labelled.happened[filled.number]
     unknown = batch.unlabelled.weight[filled.number]
@@ -96,7 +78,7 @@ def _tilts(filled: FilledCells, probs: FloatArray, widening: float) -> list[Floa
 
 
 def _drawn_metrics(
-    batch: Batch,
+    batch: Summary,
     filled: FilledCells,
     strata: Strata,
     tilt: FloatArray,
@@ -132,12 +114,12 @@ def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
 
 
 def score_estimate(
-    name: str, batch: Batch, strata: Strata | None, *, widening: float, level: float
+    name: str, batch: Summary, strata: Strata | None, *, widening: float, level: float
 ) -> Estimate:
     """Return the Brier score or log loss of more than two classes, with Student's interval."""
-    unknown, total = batch.unlabelled, batch.whole.weight.sum()
+    unknown, total = batch.unlabelled, batch.cells.weight.sum()
     known = getattr(batch.labelled, f"{name}_gap").sum()
-    value = (getattr(batch.whole, name).sum() + known) / total
+    value = (getattr(batch.cells, name).sum() + known) / total
     if strata is None:
         return Estimate(float(value))
     i, count, size = SCORES.index(name), strata.size.size, strata.size
@@ -153,3 +135,82 @@ def score_estimate(
     freedom = max(size.sum() - count, 1)
     half = float(stdtrit(freedom, (1 + level) / 2) * math.sqrt(variance) + wider)
     return Estimate(float(value), max(float(value) - half, 0.0), float(value) + half)
+
+
+class FilledCells(NamedTuple):
+    """Cells that have examples, by rising log-odds; ``(cells,)`` each."""
+
+    number: IntArray
+    weight: FloatArray
+    claimed: FloatArray  # mean probability of the event
+    predicted: BoolArray  # True if the event is predicted: class 1 of two, or always
+    accepted: BoolArray  # True if the confidence reaches the threshold
+    two_classes: bool
+
+    def right(self, events: FloatArray) -> FloatArray:
+        """Weight of right answers, ``(..., cells)``, from that of the events."""
+        return np.where(self.predicted, events, self.weight - events)
+
+
+def filled_cells(cells: Cells, two_classes: bool) -> FilledCells:
+    """Return the cells that have examples."""
+    used = np.flatnonzero(cells.weight > 0)
+    used = used[np.argsort(used % CELLS, kind="stable")]
+    predicted = (used % CELLS >= CELLS // 2) | (not two_classes)
+    weight = cells.weight[used]
+    return FilledCells(
+        used, weight, cells.claimed[used] / weight, predicted, used >= CELLS, two_classes
+    )
+
+
+def share_metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
+    """Return the accuracy, and coverage and error of the answers that reach the threshold.
+
+    ``events`` ``(..., cells)`` is the weight of the events in each cell.
+    """
+    right, weight = filled.right(events), filled.weight
+    accepted = np.full(right.shape[:-1], weight[filled.accepted].sum())
+    return {
+        "accuracy": right.sum(-1) / weight.sum(),
+        "coverage": accepted / weight.sum(),
+        "accepted_error": _ratio(accepted - right[..., filled.accepted].sum(-1), accepted),
+    }
+
+
+def two_class_metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
+    """Return the metrics of two classes; ``events`` as in :func:`share_metrics`."""
+    others, claimed, total = filled.weight - events, filled.claimed, filled.weight.sum()
+    tiny = np.finfo(np.float64).tiny
+    surprise, otherwise = -np.log(np.maximum([claimed, 1 - claimed], tiny))
+    tp, fp = (x[..., filled.predicted].sum(-1) for x in (events, others))
+    fn, tn = (x[..., ~filled.predicted].sum(-1) for x in (events, others))
+    return {
+        "brier": 2 * (events * (1 - claimed) ** 2 + others * claimed**2).sum(-1) / total,
+        "nll": (events * surprise + others * otherwise).sum(-1) / total,
+        "precision": _ratio(tp, tp + fp),
+        "recall": _ratio(tp, tp + fn),
+        "f1": _ratio(2 * tp, 2 * tp + fp + fn),
+        "auroc": expected_auroc(events, others),
+        "true_positives": tp,
+        "false_positives": fp,
+        "false_negatives": fn,
+        "true_negatives": tn,
+    }
+
+
+def expected_auroc(events: FloatArray, others: FloatArray) -> FloatArray:
+    """Probability that an event has a larger score than an example without; ties count half.
+
+    >>> float(expected_auroc(np.array([0.0, 1.0]), np.array([1.0, 1.0])))
+    0.75
+    """
+    below = np.cumsum(others, -1) - others / 2
+    return _ratio((events * below).sum(-1), events.sum(-1) * others.sum(-1))
+
+
+def _ratio(top: FloatArray, bottom: FloatArray) -> FloatArray:
+    """Return quotients, NaN where there is nothing to divide by."""
+    top, bottom = np.asarray(top), np.asarray(bottom)
+    quotients = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=quotients, where=bottom > 0)
+    return quotients

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr
 
 from calibrant._core.checks import (
     FloatArray,
@@ -21,17 +22,18 @@ from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
-from calibrant.estimate.agreement import compare_labels
-from calibrant.estimate.cells import event_cell, fill_cells
-from calibrant.estimate.interval import Batch, estimate_metrics
+from calibrant.estimate.cells import event_cell, fill_cells, sums_by
+from calibrant.estimate.interval import estimate_metrics
 from calibrant.estimate.predictions import NEVER, Summary, batch_split, summarise
 from calibrant.estimate.result import FEWEST_LABELS, TITLES, PerformanceEstimate, Status
 from calibrant.estimate.sampling import with_known_labels
 from calibrant.estimate.strata import Strata, fill_strata, make_strata
 from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
 
+CLAIM_TOLERANCE = 0.02
+"""Error of a claim that is no contradiction, however many labels show it."""
 MOST_GAP = 0.05
 """Root mean squared gap of confidence and accuracy of a reference beyond which predictions are
 refused, if its p-value is below CERTAIN."""
@@ -307,9 +309,8 @@ class PerformanceEstimator:
     def _metrics(
         self, batch: Summary, evidence: Sequence[Strata | None], status: Status, widening: float
     ) -> dict[str, Estimate]:
-        sums = Batch(batch.unlabelled, batch.labelled, batch.two_classes)
         estimates = [
-            estimate_metrics(sums, strata, widening=widening, level=self.level, seed=self.seed)
+            estimate_metrics(batch, strata, widening=widening, level=self.level, seed=self.seed)
             for strata in evidence
         ]
         names = [name for name in TITLES if name in estimates[0]]
@@ -318,6 +319,43 @@ class PerformanceEstimator:
         if status == "withdrawn":
             return {name: Estimate(estimates[0][name].value) for name in names}
         return {name: _around([e[name] for e in estimates]) for name in names}
+
+
+class Agreement(NamedTuple):
+    """Accuracy as claimed and as labels show it, and the p-value of their difference."""
+
+    claimed: float
+    shown: float
+    p_value: float
+
+
+def compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
+    r"""Compare the labels of a batch with a reference, or with its confidences if that is None.
+
+    Labelled answers :math:`i` with weights :math:`w_i`, which add up to one, are right
+    (:math:`y_i = 1`) or not; the reference, or without one the confidence, claims that they are
+    with the probability :math:`q_i`. Claims are allowed to be off by two points, towards what the
+    labels show. The sum of :math:`w_i (y_i - q_i)` is then compared with its standard error if the
+    claims are true: that of the outcomes, and that of the reference, which is a sample as well.
+    """
+    rows = batch.rows
+    cell = event_cell(rows, NEVER)
+    event = rows.event if strata is None else strata.adjusted(rows.event, cell)
+    sign = np.where((rows.predicted == 1) | (not batch.two_classes), 1.0, -1.0)
+    claimed = np.where(sign > 0, event, 1 - event)
+    weight = batch.weight / batch.inclusion
+    weight = weight / weight.sum()
+    expected, shown = float(weight @ claimed), float(weight @ (rows.label == rows.predicted))
+    direction = 1 if shown > expected else -1
+    allowed = np.clip(claimed + direction * CLAIM_TOLERANCE, 0, 1)
+    variance = weight**2 @ (allowed * (1 - allowed))
+    if strata is not None:
+        moved = sums_by(strata.stratum[cell], weight * sign, strata.size.size)
+        variance += moved**2 @ strata.variance()
+    half_a_label = weight @ weight / 2  # correction of continuity
+    excess = max(direction * (shown - weight @ allowed) - half_a_label, 0.0)
+    p_value = 2 * ndtr(-excess / math.sqrt(max(variance, 1e-12)))
+    return Agreement(expected, shown, float(p_value))
 
 
 def _labelled_strata(batch: Summary) -> Strata:

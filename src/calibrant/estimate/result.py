@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
 from calibrant._core.tables import frame
 from calibrant.estimate.watch import Shift
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd

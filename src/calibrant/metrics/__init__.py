@@ -28,10 +28,7 @@ from calibrant.metrics.curves import (
     smooth_reliability as smooth_reliability,
 )
 from calibrant.metrics.evaluation import Evaluation as Evaluation
-from calibrant.metrics.intervals import (
-    CalibrationTest as CalibrationTest,
-    calibration_test as calibration_test,
-)
+from calibrant.metrics.intervals import Estimate as Estimate
 from calibrant.metrics.limits import CheckedLimit as CheckedLimit
 from calibrant.metrics.ranking import (
     RiskCoverage as RiskCoverage,
@@ -51,9 +48,15 @@ from calibrant.metrics.reductions import (
     top_label as top_label,
 )
 from calibrant.metrics.registry import METRICS as METRICS
-from calibrant.metrics.reliability import Estimate as Estimate, Reliability as Reliability
+from calibrant.metrics.reliability import Reliability as Reliability
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
-from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
+from calibrant.metrics.smooth import (
+    CalibrationTest as CalibrationTest,
+    calibration_test as calibration_test,
+    ks as ks,
+    smce as smce,
+    smooth_ece as smooth_ece,
+)
 from calibrant.metrics.summary import Metric as Metric
 
 if not TYPE_CHECKING:  # type checkers know the names above, and complain about others

@@ -19,10 +19,10 @@ from calibrant._core.messages import comma_separated
 from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.intervals import pairs_test
 from calibrant.metrics.kept_pairs import KeptPairs
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.smooth import pairs_test
 from calibrant.metrics.summary import Moments, Summary
 
 MOST_SUBGROUPS = 1000
@@ -217,7 +217,10 @@ class Accumulator:
         return self._computed()
 
     def _computed(self) -> Evaluation:
-        summary = self._summary()
+        if self.classwise is None and "classwise_ece" in self.metrics:
+            checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
+        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
+        summary = Summary(*sums, self.estimand, self.level, self.seed)
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
         metrics = {name: METRICS[name].estimate(summary) for name in names}
@@ -226,15 +229,11 @@ class Accumulator:
         # a subgroup whose labels are all ignored has nothing to show
         parts = {name: part._computed() for name, part in self.by.items() if part.moments.count}
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
-        n, chance = self.moments.count, self._chance()
+        n, chance = self.moments.count, math.nan
+        if self.classwise is not None and self.moments.weight:
+            together = self.classwise.claimed.sum(1) @ self.classwise.observed.sum(1)
+            chance = float(together) / self.moments.weight**2
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by, chance)
-
-    def _chance(self) -> float:
-        """Mean probability of the labels, were they drawn again; NaN without class-wise sums."""
-        if self.classwise is None or not self.moments.weight:
-            return math.nan
-        claimed, observed = (x.sum(1) for x in (self.classwise.claimed, self.classwise.observed))
-        return float(claimed @ observed) / self.moments.weight**2
 
     def kept_pairs(self) -> WeightedPairs:
         """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``.
@@ -291,12 +290,6 @@ class Accumulator:
         weight, first, powers, *binned = (x.numpy() for x in tensors[:8])
         self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
         self.bins = Bins(bins.edges, count[:-1], *binned)
-
-    def _summary(self) -> Summary:
-        if self.classwise is None and "classwise_ece" in self.metrics and self.classes:
-            checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
-        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
-        return Summary(*sums, self.estimand, self.level, self.seed)
 
 
 def _members(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_some, warnings_at_caller
 from calibrant.metrics import gaps, reductions
-from calibrant.metrics.classwise import Average, ClassBins
-from calibrant.metrics.intervals import Estimate, class_interval
+from calibrant.metrics.classwise import Average, ClassBins, class_interval
+from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reductions import EventData, Input, examples_of_caller, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 

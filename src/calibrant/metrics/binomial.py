@@ -1,34 +1,21 @@
-"""Binomial variables: samples that move with the chance of a hit, and intervals of that chance."""
+"""Samples of binomial variables, some of which move with the chances."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, ndtri
+from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray, IntArray
 
 RARE = 3.0
 """Expected hits, or misses, up to which probabilities are added up one by one."""
+CACHED = 1 << 14
+"""Numbers in a block that stays in the cache through all steps."""
 SINGLE = 8
 """Trials up to which it costs less to draw each of them."""
-
-
-def clopper_pearson(
-    hits: FloatArray, trials: FloatArray, tail: Any
-) -> tuple[FloatArray, FloatArray]:
-    """Intervals of chances, each end of which misses with at most the probability ``tail``.
-
-    Numbers of hits and trials, such as those of weighted examples, need not be whole.
-
-    >>> low, high = clopper_pearson(np.array([0.0, 5.0]), np.array([10.0, 10.0]), 0.05)
-    >>> low.round(3), high.round(3)
-    (array([0.   , 0.222]), array([0.259, 0.778]))
-    """
-    low = np.where(hits > 0, betaincinv(hits, trials - hits + 1, tail), 0.0)
-    high = np.where(hits < trials, betaincinv(hits + 1, trials - hits, 1 - tail), 1.0)
-    return low, high
 
 
 class Binomials:
@@ -53,33 +40,55 @@ class Binomials:
 
     def hits(self, chance: FloatArray) -> FloatArray:
         """Hits in samples with chances ``(variables,)``, ``(replicates, variables)``."""
-        mean = self.trials * chance
-        variance = mean * (1 - chance)
-        rare = np.flatnonzero(np.minimum(mean, self.trials - mean) < RARE)
-        hits = mean if rare.size == mean.size else self._expanded(mean, variance, chance)
+        hits = self.trials * chance  # the means, which are overwritten block by block
+        rare = np.flatnonzero((hits < RARE) | (self.trials - hits < RARE))
+        if rare.size < hits.size:
+            step = max(1, CACHED // chance.size)
+            for start in range(0, len(hits), step):
+                self._expand(hits, slice(start, start + step), chance)
         if rare.size:
-            chances = chance[rare % chance.size]
-            found = _added_up(self.uniform.ravel()[rare], self.trials.ravel()[rare], chances)
+            variable = rare % chance.size
+            found = _added_up(
+                self.uniform.ravel()[rare], self.trials.ravel()[rare], chance, variable
+            )
             hits.ravel()[rare] = found
         return hits
 
-    def _expanded(self, mean: FloatArray, variance: FloatArray, chance: FloatArray) -> FloatArray:
-        skewed, peaked, bend = self._terms
+    def _expand(self, hits: FloatArray, rows: slice, chance: FloatArray) -> None:
+        """Overwrite the means in some rows of ``hits`` by quantiles of the expansion."""
+        skewed, peaked, bend = (term[rows] for term in self._terms)
+        mean = hits[rows]
+        variance = mean * (1 - chance)
         spread = variance + 1 / 12  # of whole numbers that are smeared over the width of one
-        deviation = np.sqrt(spread)
-        skewness = variance * (1 - 2 * chance) / spread  # these are times the deviation
-        kurtosis = (variance * (1 - 6 * chance * (1 - chance)) - 1 / 120) / spread
-        bent = kurtosis * peaked + skewness**2 * bend
-        hits = np.rint(mean + deviation * self._normal + skewness * skewed + bent / deviation)
-        return np.clip(hits, 0, self.trials, out=hits)
+        inverse = 1 / spread
+        variance *= inverse
+        skewness = variance * (1 - 2 * chance)  # these are times the deviation
+        kurtosis = variance * (1 - 6 * chance * (1 - chance))
+        kurtosis -= inverse * (1 / 120)
+        kurtosis *= peaked
+        kurtosis += skewness**2 * bend
+        deviation = np.sqrt(spread, out=spread)
+        kurtosis *= np.multiply(deviation, inverse, out=inverse)
+        deviation *= self._normal[rows]
+        skewness *= skewed
+        for term in (deviation, skewness, kurtosis):
+            mean += term
+        np.rint(mean, out=mean)
+        np.minimum(mean, self.trials[rows], out=mean)
+        np.maximum(mean, 0, out=mean)
 
 
-def _added_up(uniform: FloatArray, trials: FloatArray, chance: FloatArray) -> FloatArray:
-    """Quantiles ``(n,)``: the rarer outcome is counted up to where its probabilities reach them."""
+def _added_up(
+    uniform: FloatArray, trials: FloatArray, chance: FloatArray, variable: IntArray
+) -> FloatArray:
+    """Quantiles ``(n,)``: the rarer outcome is counted up to where its probabilities reach them.
+
+    Each has its own number of trials, and the chance of a ``variable`` ``(n,)``.
+    """
     flipped = chance > 0.5
     rarer = np.where(flipped, 1 - chance, chance)
-    odds = rarer / (1 - rarer)
-    probability = np.exp(trials * np.log1p(-rarer))
+    odds, flipped = (rarer / (1 - rarer))[variable], flipped[variable]
+    probability = np.exp(trials * np.log1p(-rarer)[variable])
     left = np.where(flipped, 1 - uniform, uniform) - probability
     count, open_ = np.zeros_like(trials), np.arange(trials.size)
     rest = trials
@@ -96,13 +105,12 @@ def _added_up(uniform: FloatArray, trials: FloatArray, chance: FloatArray) -> Fl
 
 def drawn(
     rng: np.random.Generator, trials: IntArray, chance: FloatArray, replicates: int
-) -> FloatArray:
+) -> NDArray[np.integer[Any]]:
     """Draw hits of the same variables over and over, ``(variables, replicates)``."""
     if trials.max() > SINGLE:
         # draws of one variable in a row share what the generator prepares for them
-        together = rng.binomial(trials[:, None], chance[:, None], (trials.size, replicates))
-        return together.astype(np.float64)
-    hits = np.zeros((trials.size, replicates))
+        return rng.binomial(trials[:, None], chance[:, None], (trials.size, replicates))
+    hits = np.zeros((trials.size, replicates), np.uint8)
     for trial in range(int(trials.max())):
         some = np.flatnonzero(trials > trial)
         uniform = rng.random((some.size, replicates), dtype=np.float32)

@@ -1,4 +1,8 @@
-"""Class-wise calibration error: one binary problem per class, in sums that add."""
+"""Class-wise calibration error: one binary problem per class, in sums that add, with an interval.
+
+The interval follows the method of :mod:`calibrant.metrics.gaps`, with the noise of each class and
+bin in closed form.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,22 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from scipy.special import betainc, gammaincinv, ndtri
 from torch import Tensor
 
 from calibrant._core.binning import check_bins, uniform_edges
-from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.checks import FloatArray, IntArray, check_choice
 from calibrant._core.chunks import chunk_slices, has_float64
+from calibrant.metrics.intervals import SMALLEST, Estimate, first_root, lower_tail
 
 Average = Literal["mean", "prevalence"]
 MOST_CELLS = 2**23
 """Classes times bins of a table: 64 MiB, enough for 500,000 classes."""
 MOST_TOGETHER = 64
 """Numbers per row whose covariance is kept, unless there are more bins: four groups of 15."""
+INPUTS = 1.1
+"""Factor on the deviation of the class-wise error: the sizes of its cells vary with the inputs,
+too, which in simulation added up to a tenth."""
 MOST_COLLECTED = 2**17
 """Probabilities that are collected before they are put into their bins: three megabytes."""
 
@@ -99,7 +108,14 @@ class ClassBins:
         probs, labels = probs.to(home), labels.to(home)
         weight, column = (None if x is None else x.to(home) for x in (weight, column))
         if column is None:
-            self._collect(probs, labels, weight)
+            # every probability is in the first bin of its class until it is moved
+            if not self.threshold:
+                self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
+            flat = _places(probs > (self.threshold or 1 / self.bins))
+            self._collected.append(_Collected(labels, weight, flat, probs.view(-1)[flat]))
+            self._waiting += len(flat)
+            if self._waiting > MOST_COLLECTED:
+                self.settle()
         else:
             own = labels == 1
             weights = _ones(own) if weight is None else weight
@@ -110,16 +126,6 @@ class ClassBins:
             for rows in chunk_slices(len(probs)):
                 tags = None if column is None else column[rows]
                 self._add_products(probs[rows], labels[rows], weights[rows], tags)
-
-    def _collect(self, probs: Tensor, labels: Tensor, weight: Tensor | None) -> None:
-        """Put every probability into the first bin of its class, and note those to be moved."""
-        if not self.threshold:
-            self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
-        flat = _places(probs > (self.threshold or 1 / self.bins))
-        self._collected.append(_Collected(labels, weight, flat, probs.view(-1)[flat]))
-        self._waiting += len(flat)
-        if self._waiting > MOST_COLLECTED:
-            self.settle()
 
     def settle(self) -> None:
         """Put what was collected into its bins."""
@@ -185,7 +191,7 @@ class ClassBins:
         self.products += flat.T @ flat
 
     def _bin(self, claimed: Tensor) -> Tensor:
-        edges = torch.from_numpy(uniform_edges(self.bins)).to(claimed.device)
+        edges = torch.tensor(uniform_edges(self.bins), device=claimed.device)
         return (torch.searchsorted(edges, claimed.contiguous()) - 1).clamp_(0, self.bins - 1)
 
     def errors(self) -> FloatArray:
@@ -224,3 +230,126 @@ def _sums_by(group: Tensor, probs: Tensor, groups: int) -> Tensor:
         starts = np.searchsorted(group.numpy(), np.arange(groups))
         return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
     return probs @ torch.nn.functional.one_hot(group, groups).to(probs)
+
+
+def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
+    """Interval of the class-wise error, by inverting tests along the shape of its gaps.
+
+    The noise of the error may be so large that all compatible truths lie below it. The upper end is
+    then that of what other samples of this size would show, since the value is in its interval.
+    """
+    cells, alpha = class_cells_of(sums), 1 - level
+    floor, _ = cells.noisy(0.0)
+
+    def quantile(scale: float, share: float) -> float:
+        mean, deviation = cells.noisy(scale)
+        if deviation == 0:
+            return mean
+        few = (deviation / mean) ** 2  # a sum of few absolute values is skewed, as a gamma variable
+        return float(gammaincinv(1 / few, share)) * few * mean
+
+    def lowest(scale: float) -> float:
+        """Highest error that a candidate is likely to show, less the observed one."""
+        return quantile(scale, 1 - lower_tail(cells.error(scale), floor, alpha)) - value
+
+    low, high = first_root(lowest), first_root(lambda scale: quantile(scale, alpha / 2) - value)
+    reach = float(ndtri(1 - alpha / 2)) * cells.noisy(high)[1]
+    highest = max(cells.error(high), value + reach)
+    return Estimate(value, min(cells.error(low), value), min(highest, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassCells:
+    """Bins of classes, whose hits are binomial variables. Arrays are ``(cells,)``.
+
+    The class-wise error is the sum over cells of ``unit`` times the absolute sum of their gaps.
+    """
+
+    unit: FloatArray
+    mass: FloatArray  # weight of an example, effectively
+    size: FloatArray  # examples, effectively
+    claimed: FloatArray  # mean confidence
+    shape: FloatArray  # mean gap of the candidates at s = 1
+    group: IntArray  # the row of the covariance that holds this cell
+    covariance: FloatArray  # (groups, groups) of sums of gaps
+
+    def accuracy(self, scale: float) -> FloatArray:
+        """True accuracy of a candidate."""
+        return np.clip(self.claimed - scale * self.shape, 0, 1 - SMALLEST)
+
+    def error(self, scale: float) -> float:
+        """True class-wise error of a candidate."""
+        gap = np.abs(self.claimed - self.accuracy(scale))
+        return float((self.unit * self.mass * self.size) @ gap)
+
+    def noisy(self, scale: float) -> tuple[float, float]:
+        """Mean and standard deviation of the error in samples of this size from a candidate."""
+        right, claimed = self.accuracy(scale), self.size * self.claimed
+        expected, variance = self.size * right, self.size * right * (1 - right)
+        # P(hits <= claimed), and the same with one trial less, give the mean absolute deviation
+        whole = np.floor(claimed + SMALLEST)  # also where rounding left a sum just below
+        rest = np.maximum(self.size - whole, SMALLEST)
+        slope = np.asarray(2 * betainc(rest, whole + 1, 1 - right) - 1, dtype=np.float64)
+        fewer = betainc(rest, np.maximum(whole, SMALLEST), 1 - right)
+        absolute = claimed * slope - expected * (2 * fewer - 1)
+        # a part of each deviation follows the noise of its cell with that slope, a part does not
+        alone = (claimed - expected) ** 2 + variance * (1 - slope**2) - absolute**2
+        scaled = self.unit * self.mass
+        spread = float(scaled**2 @ np.maximum(alone, 0))
+        spread += self._shared(slope, (claimed - expected) * self.mass, variance * self.mass**2)
+        return float(scaled @ absolute), INPUTS * math.sqrt(max(spread, 0.0))
+
+    def _shared(self, slope: FloatArray, gap: FloatArray, variance: FloatArray) -> float:
+        """Variance of the error by noise of the cells, which moves together within a group."""
+        variance = np.maximum(variance, SMALLEST * variance.max() + 1e-100)
+        summed = self._grouped(variance)
+        slope, summed = self.unit * slope, np.where(summed > 0, summed, 1.0)
+        common = self._grouped(slope * variance) / summed
+        apart = (slope - common[self.group]) ** 2 @ variance
+        # absolute values whose slopes cancel still vary together: the next term of the expansion
+        bell = np.exp(-np.minimum(gap**2 / variance, 1000) / 2) * math.sqrt(2 / math.pi)
+        bend = self._grouped(self.unit * bell * variance**1.5) / summed**2
+        squared = self.covariance**2
+        np.fill_diagonal(squared, 0.0)
+        together = common @ self.covariance @ common + bend @ squared @ bend / 2
+        return float(apart + together)
+
+    def _grouped(self, values: FloatArray) -> FloatArray:
+        return np.bincount(self.group, values, len(self.covariance)).astype(np.float64, copy=False)
+
+
+def class_cells_of(sums: ClassBins) -> ClassCells:
+    """Make cells from the sums per class and bin, and candidates from their gaps."""
+    # only ratios of weights matter, and powers of huge or tiny ones leave the range of numbers
+    scale = float(sums.weight.sum(1).max()) or 1.0
+    tables = (sums.weight, sums.claimed, sums.observed)
+    weight, claimed, observed = (x.numpy() / scale for x in tables)
+    squares, products = (x.numpy() / scale / scale for x in (sums.squares, sums.products))
+    total = weight.sum(1, keepdims=True)
+    # a first bin from which everything was moved is off by rounding
+    held = (weight > SMALLEST * np.maximum(total, 1.0)) & (squares > 0)
+    weight, squares = np.where(held, weight, 1.0), np.where(held, squares, 1.0)
+    size = np.maximum(weight**2 / squares, 1.0)
+    confidence = np.where(held, np.clip(claimed / weight, 0, 1), 0.0)
+    gap = np.where(held, confidence - np.clip(observed / weight, 0, 1), 0.0)
+    unit = sums.shares("mean")[:, None] / np.where(total > 0, total, 1.0)
+    share = np.where(held, unit * weight, 0.0)
+    # gaps are shrunk to the common one of their bin as far as noise explains that they differ
+    common = (share * gap).sum(0) / np.where(held.any(0), share.sum(0), 1.0)
+    right = np.clip(confidence - common, 0, 1)
+    noise = (share**2 * right * (1 - right) / size).sum(0)
+    spread = (share**2 * (gap - common) ** 2).sum(0)
+    left = np.divide(spread - noise, spread, out=np.zeros_like(spread), where=spread > noise)
+    shape = common + np.sqrt(left) * (gap - common)
+    group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
+    unit = np.broadcast_to(unit, held.shape)
+    group = np.broadcast_to(group, held.shape)
+    return ClassCells(
+        unit=unit[held],
+        mass=(weight / size)[held],
+        size=size[held],
+        claimed=confidence[held],
+        shape=shape[held],
+        group=group[held],
+        covariance=products,
+    )

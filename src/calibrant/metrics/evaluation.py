@@ -5,23 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.special import betainc
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
 from calibrant._core.tables import frame
-from calibrant.metrics.hints import hint_of
-from calibrant.metrics.intervals import CalibrationTest, Estimate
+from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.limits import CheckedLimit, compared, limits_of
 from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability, reliability_of
+from calibrant.metrics.smooth import CalibrationTest
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+ENOUGH = 100  # examples, below which chance may look like anything
+UNLIKELY = 0.01  # p-value of a test
+HELD_OUT = (
+    "use held-out examples if the model was trained on these, and the true labels if these are its "
+    "own predictions"
+)
+ORDER = (
+    "check that labels are in the order of the rows, count from 0, and number the classes in the "
+    "order of the columns"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +127,22 @@ class Evaluation(Mapping[str, Estimate]):
 
     def hint(self) -> str:
         """A mistake in the data that the figures look like, with its remedy; empty without one."""
-        return hint_of(self.metrics, self.bins, self.classes, self.estimand, self.chance)
+        if self.estimand == "multilabel" or "accuracy" not in self.metrics:
+            return ""
+        bins, accuracy, ranks = self.bins, self.metrics["accuracy"].value, None
+        n, claimed = bins.total**2 / float(bins.squares.sum()), bins.claimed
+        if self.estimand == "binary":
+            claimed = claimed.clip(min=bins.weight - claimed)  # of the predicted class
+            mean, means = bins.claimed.sum() / bins.total, bins.claimed / bins.weight.clip(1e-300)
+            # of P(y = 1), but for that within bins
+            spread = math.sqrt(float(bins.weight / bins.total @ (means - mean) ** 2))
+            area = self.metrics["roc_auc"].value if "roc_auc" in self.metrics else math.nan
+            ranks = Ranks(float(bins.observed.sum()) / bins.total, area, spread)
+        guessing = float(np.fmax(self.chance, 1 / self.classes))  # NaN where it was not summed
+        figures = Figures(n, accuracy, float(claimed.sum() / bins.total), guessing, ranks)
+        if n >= ENOUGH and accuracy >= 0.998 and figures.confidence >= 0.99:
+            return _all_right(figures)
+        return mistake_in(figures)
 
     def check_limits(
         self,
@@ -234,3 +263,70 @@ def shown(name: str, value: float) -> str:
     if METRICS[name].percent:
         return f"{100 * value:.2f} %"
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+class Ranks(NamedTuple):
+    """How P(y = 1) and the labels of two classes go together."""
+
+    positive: float  # share of class 1
+    area: float  # under the ROC curve
+    spread: float  # standard deviation of P(y = 1)
+
+
+class Figures(NamedTuple):
+    """What tells a mistake in the data of exclusive classes."""
+
+    n: float  # examples; weighted ones are worth fewer
+    accuracy: float
+    confidence: float  # mean probability of the predicted class
+    chance: float  # accuracy of predictions that have nothing to do with the labels
+    ranks: Ranks | None = None  # of two classes
+
+
+def mistake_in(figures: Figures) -> str:
+    """Return the mistake that the figures show, with its remedy; empty for sound ones.
+
+    A training set makes everything right. Labels in another order make accuracy that of guessing:
+    not better than chance, and not halfway from chance to what the confidences claim.
+    """
+    n, accuracy, confidence, chance, ranks = figures
+    if n < ENOUGH:
+        return ""
+    if accuracy >= 1 - 1e-9:
+        return _all_right(figures)
+    if ranks is not None:
+        return _mistake_in_ranks(n, ranks)
+    claimed = (chance + confidence) / 2
+    if _at_least(accuracy, n, chance) > UNLIKELY > 1 - _at_least(accuracy + 1 / n, n, claimed):
+        guessing = f"that of guessing ({100 * chance:.1f} %), at a mean confidence"
+        least = f"accuracy ({100 * accuracy:.1f} %) is no better than {guessing}"
+        return f"{least} of {100 * confidence:.1f} %: {ORDER}"
+    return ""
+
+
+def _all_right(figures: Figures) -> str:
+    every = figures.accuracy >= 1 - 1e-9
+    which = "all" if every else f"{100 * figures.accuracy:.2f} % of the"
+    at = f"at a mean confidence of {100 * figures.confidence:.1f} %"
+    return f"{which} predictions are right, {at}: {HELD_OUT}"
+
+
+def _mistake_in_ranks(n: float, ranks: Ranks) -> str:
+    """Return the mistake that P(y = 1) does not tell two classes apart, or the wrong way round."""
+    positive, area, spread = ranks
+    if math.isnan(area) or not 0 < positive < 1:
+        return ""
+    # of the area where ranks are drawn at random
+    deviation = math.sqrt((n + 1) / (12 * n * n * positive * (1 - positive)))
+    shown = f"ROC AUC {100 * area:.1f} %"
+    if area < min(0.3, 0.5 - 5 * deviation):
+        return f"P(y = 1) is higher where y = 0 ({shown}): check that class 1 is the second column"
+    if abs(area - 0.5) <= 2.5 * deviation <= 0.1 and spread >= 0.15:
+        return f"P(y = 1) varies, but does not tell the classes apart ({shown}): {ORDER}"
+    return ""
+
+
+def _at_least(share: float, n: float, probability: float) -> float:
+    """Return the probability of at least a share of n binomial events."""
+    right = share * n
+    return 1.0 if right <= 0 else float(betainc(right, max(n - right, 0) + 1, probability))

@@ -1,23 +1,48 @@
-r"""Calibration errors as functions of the gaps per bin.
+r"""Calibration errors as functions of the gaps per bin, and their intervals.
 
 The gap of a bin with :math:`n_b` of :math:`n` examples, mean confidence :math:`\bar{p_b}` and mean
 outcome :math:`\bar{y_b}` is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
+
+Calibration errors have no standard error in closed form: noise never cancels inside a norm of the
+gaps, so that a percentile bootstrap adds it a second time. Here an interval holds the errors of
+those true accuracies that are compatible with the data. The candidates are :math:`q_s(p) = p - s\,
+d(p)`, where d is the observed gap as a function of confidence; s = 0 is a calibrated model. With
+the error :math:`\varphi` of samples whose outcomes are drawn from :math:`q_s`, bin by bin, the ends
+are
+
+.. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha_\mathrm{low}, \qquad
+   P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
+   \tfrac{\alpha}{2}\, P(\varphi(0) \le \varphi_\mathrm{obs}) .
+
+:math:`\alpha_\mathrm{low}` falls from :math:`\alpha` at s = 0, where an upper end cannot miss, to
+:math:`\alpha / 2` where the candidate's error exceeds the noise. The last factor (the CLs rule of
+particle physics) keeps a lucky small estimate from giving a too-good upper end.
+
+Accuracies stay within [0, 1], so that the candidates of a model that is never right end at the
+observed error. The upper end then lies as far above the error of the last candidate as the observed
+error lies above the lower quantile of its draws.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erf, gammaincinv
 
 from calibrant._core.binning import Bins, bin_index
-from calibrant._core.checks import FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.metrics.binomial import Binomials
+from calibrant.metrics.intervals import LIMIT, SMALLEST, Estimate, first_root, lower_tail
 
 BANDWIDTH = 0.1
 """Width, in confidence, of the smoothing of the gaps."""
+STEP = LIMIT / 4096
+"""Scale to which an end is searched, far less than what it varies by with the draws."""
 
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(..., bins)`` to errors ``(...)``."""
@@ -105,3 +130,130 @@ def gap_deviation(filled: Bins) -> FloatArray:
     """Standard deviation of each gap over samples of this size, ``(bins,)``."""
     variance = np.maximum(filled.spread - filled.gap**2 * filled.squares.sum(), 0)
     return np.asarray(np.sqrt(variance) / filled.total)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Bins of confidence in which outcomes can be drawn anew. Arrays are ``(cells,)``."""
+
+    observed: FloatArray  # gaps as they are
+    share: FloatArray  # of the examples
+    claimed: FloatArray  # mean confidence
+    shape: FloatArray  # mean gap of the candidates at s = 1
+    size: IntArray  # examples, effectively
+    sampled: Callable[[FloatArray], FloatArray]
+    """Maps true accuracies to gaps in samples of this size, ``(replicates, cells)``."""
+    samples: dict[float, FloatArray] = field(default_factory=dict)  # metrics share those of a scale
+    ends: dict[tuple[Functional, float], tuple[float, float]] = field(default_factory=dict)
+
+    def accuracy(self, scale: float) -> FloatArray:
+        """True accuracy of a candidate."""
+        return np.clip(self.claimed - scale * self.shape, 0, 1)
+
+    def gaps(self, scale: float) -> FloatArray:
+        """True gaps of a candidate, ``(cells,)``."""
+        return self.share * (self.claimed - self.accuracy(scale))
+
+    def drawn(self, scale: float) -> FloatArray:
+        """Gaps in samples from a candidate, ``(replicates, cells)``."""
+        if scale not in self.samples:
+            self.samples[scale] = self.sampled(self.accuracy(scale))
+        return self.samples[scale]
+
+    @cached_property
+    def constant(self) -> list[Cells]:
+        """Cells with candidates whose gap at s = 1 is one standard error, of either sign."""
+        count = int(self.size.sum())
+        right = float(self.share @ self.claimed - self.observed.sum())
+        likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
+        shape = np.full_like(self.shape, math.sqrt(likely * (1 - likely) / count))
+        return [replace(self, shape=sign * shape, samples={}) for sign in (1, -1)]
+
+
+def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
+    """Make cells from sums per bin, and candidates from the gap curve of those or other bins."""
+    # unequal weights count as fewer examples; a sum of equal ones is off by rounding only
+    whole = np.floor(filled.effective + 1e-6)
+    size = np.maximum(whole, filled.weight > 0).astype(np.int64)
+    claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
+    share = filled.weight / filled.total
+    rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
+    trials = rng.multinomial(size.sum(), size / size.sum(), replicates).astype(np.float64)
+    # claims within a bin may differ: then gaps scatter beyond the noise of the outcomes
+    held = filled.weight > 0
+    excess, right = np.zeros(held.size), filled.accuracy[held]
+    variance = filled.spread[held] / filled.squares[held] - (filled.confidence[held] - right) ** 2
+    excess[held] = np.maximum(variance - right * (1 - right), 0.0)
+    scatter = np.sqrt(trials * excess) * rng.standard_normal(trials.shape)
+    outcomes = Binomials(trials, np.random.default_rng(seed).random(trials.shape))
+    # sums of gaps but for the hits
+    rest, each = trials * claimed + scatter, share / np.maximum(size, 1)
+
+    def sampled(accuracy: FloatArray) -> FloatArray:
+        return np.asarray(each * (rest - outcomes.hits(accuracy)))
+
+    return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
+
+
+def error_interval(
+    value: float, error: Functional, cells: Cells, level: float, excess: Excess | None = None
+) -> Estimate:
+    """Interval of a calibration error by inverting tests along the shape of the gaps.
+
+    Where these are near zero, multiples of them are too: the upper end also tries constant gaps.
+    ``excess`` is passed where errors are compared with a bound at less cost than computed.
+    """
+    if (error, level) not in cells.ends:
+        compared = excess or (lambda gaps, bound: np.asarray(error(gaps) - bound))
+        cells.ends[error, level] = _ends(error, compared, cells, level)
+    low, high = cells.ends[error, level]
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tuple[float, float]:
+    """Return the errors of the first and of the last candidate that the data do not rule out."""
+    alpha = 1 - level
+    # draws that equal the observed error but for rounding count on both sides
+    observed = float(error(cells.observed[None])[0])
+    slack = 1e-9 * observed
+    calibrated = error(cells.drawn(0.0))
+    noise, draws = float(np.median(calibrated)), len(calibrated)
+
+    def share(event: BoolArray) -> float:
+        return (1 + int(event.sum())) / (1 + draws)
+
+    def exceeds(one: float, other: float) -> float:
+        # shares come in steps: on a step that is as high, a search would end anywhere
+        return math.log(one / other) + SMALLEST
+
+    def true_error(candidates: Cells, scale: float) -> float:
+        return float(error(candidates.gaps(scale)[None])[0])
+
+    # Fewer than two draws cannot be told from none. An estimate below almost all draws of a
+    # calibrated model is therefore taken for the lowest one of which enough draws are left.
+    fewest = 2 / (1 + draws)
+    luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 0.05)))
+    shown = max(observed, luckiest) + slack
+    rarely = max(share(calibrated <= shown) * alpha / 2, fewest)
+
+    def reached(scale: float) -> float:
+        tail = lower_tail(true_error(cells, scale), noise, alpha)
+        return exceeds(share(excess(cells.drawn(scale), observed - slack) >= 0), tail)
+
+    def last(candidates: Cells, start: float = 0.0) -> float:
+        def ruled_out(scale: float) -> float:
+            return exceeds(rarely, share(excess(candidates.drawn(scale), shown) <= 0))
+
+        return first_root(ruled_out, start, STEP)
+
+    low, high = first_root(reached, 0.0, STEP), last(cells)
+    # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
+    beyond = max(observed - float(np.quantile(error(cells.drawn(high)), rarely)), 0.0)
+    high_error = min(true_error(cells, high) + beyond, 1.0)
+    for each in cells.constant:
+
+        def larger(scale: float, each: Cells = each, least: float = high_error) -> float:
+            return float(excess(each.gaps(scale)[None], least)[0])
+
+        high_error = max(high_error, true_error(each, last(each, first_root(larger, 0.0, STEP))))
+    return true_error(cells, low), high_error

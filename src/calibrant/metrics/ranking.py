@@ -19,7 +19,7 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import columns_frame
 from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
-from calibrant.metrics.pooled import PooledPairs, Statistic
+from calibrant.metrics.kept_pairs import PooledPairs, Statistic
 from calibrant.metrics.reductions import (
     Data,
     Input,
@@ -217,8 +217,9 @@ def auroc_with_error(
     if not (yes.any() and no.any()):
         return Influenced(math.nan, math.nan, 0.0)
     # share of the other side that each example is ranked above; ties count half
-    above_no = _below(group, no)[group] / no.sum()
-    above_yes = 1 - _below(group, yes)[group] / yes.sum()
+    of_no, of_yes = np.bincount(group, no), np.bincount(group, yes)
+    above_no = (np.cumsum(of_no) - of_no / 2)[group] / no.sum()
+    above_yes = 1 - (np.cumsum(of_yes) - of_yes / 2)[group] / yes.sum()
     value = float(yes @ above_no / yes.sum())
     variance = _mean_variance(yes, above_no, value) + _mean_variance(no, above_yes, value)
     return Influenced(value, math.sqrt(variance), min(_worth(yes), _worth(no)) - 1)
@@ -244,7 +245,8 @@ def aurc_with_error(
     risk = errors / kept
     value = float(even @ risk / kept[-1])
     # derivative by the weight of an example: its own mean, and all later ones that it is part of
-    later = wrong * tied(_from_here(even / kept)) - tied(_from_here(even * risk / kept))
+    shares, risks = (np.cumsum(x[::-1])[::-1] for x in (even / kept, even * risk / kept))
+    later = wrong * tied(shares) - tied(risks)
     influence = mass * (tied(risk) + later - value) / kept[-1]
     deviation = float(np.sqrt((influence**2).sum()))
     return Influenced(value, deviation, _worth(mass * wrong) - 1)
@@ -270,15 +272,6 @@ def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
         return math.nan
     spread = float(((mass * (values - mean)) ** 2).sum() / mass.sum() ** 2)
     return spread * count / (count - 1)
-
-
-def _below(group: IntArray, mass: FloatArray) -> FloatArray:
-    per_group = np.bincount(group, mass)
-    return np.cumsum(per_group) - per_group / 2
-
-
-def _from_here(values: FloatArray) -> FloatArray:
-    return np.cumsum(values[::-1])[::-1]
 
 
 def pooled_auroc(yes: FloatArray, no: FloatArray) -> FloatArray:

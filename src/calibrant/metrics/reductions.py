@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values
+from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant._core.class_names import without_frames
 from calibrant._core.torch_models import top_class
@@ -169,17 +170,18 @@ def labelled_examples(
     """Check logits or probs with their labels; also count the labels with a probability of 0."""
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
-    if logits is not None and _is_floating(labels) and not _is_floating(logits):
-        raise TypeError("logits and labels are swapped: pass floats first, then integers")
     check_one_input(logits, probs)
-    labels, logits, probs = without_frames(labels, logits, probs)
-    if probs is None:
-        assert logits is not None
+    if logits is not None:
         return chunks.examples(logits, labels, sample_weight, estimand), 0
+    labels, probs = without_frames(labels, probs)
     logs = checks.logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
-    stated = examples._replace(probs=checks.as_scores(probs))
-    return stated, _impossible(stated)
+    examples = examples._replace(probs=checks.as_scores(probs))
+    labelled = np.flatnonzero(examples.labels != checks.IGNORED)
+    stated = examples.stated(labelled)
+    assert stated is not None
+    # zeros of other classes change no score
+    return examples, int((stated[np.arange(len(stated)), examples.labels[labelled]] <= 0).sum())
 
 
 def examples_of_caller(
@@ -197,28 +199,11 @@ def examples_of_caller(
     return examples, floored
 
 
-def _impossible(examples: Examples) -> int:
-    """Count the labels whose stated probability is 0; zeros of other classes change no score."""
-    labelled = np.flatnonzero(examples.labels != checks.IGNORED)
-    probs = examples.stated(labelled)
-    assert probs is not None
-    return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())
-
-
 def check_one_input(logits: Input, probs: Input) -> None:
     """Raise unless exactly one of logits and probs was passed."""
     if (logits is None) == (probs is None):
         got = "neither" if logits is None else "both"
         raise TypeError(f"pass either logits or probs=, got {got}")
-
-
-def _is_floating(values: Values) -> bool:
-    if isinstance(values, Tensor):
-        return values.is_floating_point()
-    try:
-        return np.asarray(values).dtype.kind == "f"
-    except ValueError:  # ragged lists; the checks of each argument explain them
-        return False
 
 
 def warn_of_floor(floored: int) -> None:
@@ -325,143 +310,127 @@ class Reduced(NamedTuple):
 
 def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> Reduced:
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
-    return _reduced(examples, examples.event, classwise)
-
-
-def _pairs(examples: Examples, k: int | None = None) -> Pairs:
-    """Reduce every labelled row to its pair, which takes half of the work of all figures."""
-
-    def task(row_range: tuple[int, int]) -> tuple[IntArray, IntArray, FloatArray]:
-        parts = [(*_NO_ROWS, np.zeros((0, 3)))]
-        parts += [soft.claims(k) for soft in _softmaxes(examples, row_range)]
-        number, top, claims = chunks.joined(parts)
-        return number, top, claims
-
-    number, top, claims = chunks.joined(chunks.on_threads(task, chunks.thread_ranges(examples)))
-    checks.check_some(number.size)
-    best, own, claimed = claims.T
-    with np.errstate(invalid="ignore"):  # of rows that are refused below
-        _check_rows(examples, number, best - own)
-    labels = examples.labels[number]
-    return Pairs(claimed, labels == (top if k is None else k))
-
-
-def _check_rows(examples: Examples, number: IntArray, loss: FloatArray) -> None:
-    """Raise if the loss of a row is not finite."""
-    if not (finite := np.isfinite(loss)).all():
-        raise chunks.explained(examples, int(number[~finite][0]))
-
-
-def _reduced(examples: Examples, k: int | None, classwise: ClassBins | None = None) -> Reduced:
-    """Reduce every labelled row; the event is class k, or that the prediction is right."""
     ranges = chunks.thread_ranges(examples)
     owned = [classwise and classwise.like(examples.device) for _ in ranges]
-
-    def task(row_range: tuple[int, int], sums: ClassBins | None) -> Reduced:
-        return _reduced_range(examples, row_range, k, sums)
-
-    parts = chunks.on_threads(task, ranges, owned)
+    parts = chunks.on_threads(partial(_reduced_range, examples), ranges, owned)
     for sums in owned:
         if classwise is not None and sums is not None:
             classwise.add(sums)
     return Reduced(*chunks.joined(parts))
 
 
+def _pairs(examples: Examples, k: int | None = None) -> Pairs:
+    """Reduce every labelled row to its pair, which takes half of the work of all figures."""
+
+    def task(row_range: tuple[int, int]) -> Pairs:
+        parts = [soft.pairs(k) for soft in _softmaxes(examples, row_range)]
+        return Pairs(*chunks.joined(parts or [_NO_PAIRS]))
+
+    pairs = Pairs(*chunks.joined(chunks.on_threads(task, chunks.thread_ranges(examples))))
+    checks.check_some(pairs.outcome.size)
+    return pairs
+
+
 def _reduced_range(
-    examples: Examples, row_range: tuple[int, int], k: int | None, classwise: ClassBins | None
+    examples: Examples, row_range: tuple[int, int], classwise: ClassBins | None
 ) -> Reduced:
-    parts = [(*_NO_ROWS, np.zeros((0, 6)))]
+    parts = []
     for soft in _softmaxes(examples, row_range):
         chunk, probs = soft.chunk, soft.probs()
-        parts.append(soft.figures(k, probs))
+        parts.append(soft.figures(examples.event, probs))
         if classwise is not None:
             classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
     if classwise is not None:
         classwise.settle()
     # what is left to do for single rows is done once, since calls for small chunks add up
-    number, top, figures = chunks.joined(parts)
-    best, own, confidence, true, norm, claimed = figures.T
-    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that are refused below
-        nll = (best - own) - np.log(confidence)  # finite also where the probability underflows
-    _check_rows(examples, number, nll)
-    labels = examples.labels[number]
-    correct = top == labels
-    outcome = correct if k is None else labels == k
+    outcome, correct, figures = chunks.joined(parts or [_NO_FIGURES])
+    loss, confidence, true, norm, claimed = figures.T
+    nll = loss - np.log(confidence)  # finite also where the probability underflows
     return Reduced(claimed, outcome, confidence, correct, nll, 1 - 2 * true + norm**2)
 
 
-_NO_ROWS = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
+_NO_FIGURES = (_NO_PAIRS.outcome, _NO_PAIRS.outcome, np.zeros((0, 5)))
 
 
 class _Softmax(NamedTuple):
     """The softmax of a chunk is ``powers / total``; the next chunk overwrites it."""
 
     chunk: Chunk
-    top: Tensor  # (rows,) class of the largest logit, the first of equals
+    top: Tensor  # (rows, 1) class of the largest logit, the first of equals
+    best: Tensor  # (rows, 1) that logit
     powers: Tensor  # (rows, classes)
     total: Tensor  # (rows, 1)
 
-    def claims(self, k: int | None) -> tuple[IntArray, IntArray, FloatArray]:
-        """Return number and predicted class of each row, and three figures ``(rows, 3)``.
+    def pairs(self, k: int | None) -> Pairs:
+        """Return the pairs of class k or, without k, of the prediction."""
+        power = self.powers.gather(-1, self.top)[:, 0] if k is None else self.powers[:, k]
+        total = self.total[:, 0].cpu().numpy()
+        return Pairs(power.cpu().numpy() / total, self.happened(k))
 
-        The figures are the logits of the predicted class and of the label, and the probability of
-        class k or of the prediction.
-        """
-        both = torch.stack([self.top, self.chunk.labels], -1)
-        power = self.powers.gather(-1, both[:, :1]) if k is None else self.powers[:, k : k + 1]
-        table = torch.cat([self.chunk.logits.gather(-1, both).double(), power / self.total], -1)
-        return self.chunk.number, self.top.cpu().numpy(), table.cpu().numpy()
+    def happened(self, k: int | None) -> BoolArray:
+        """Return whether the label is class k or, without k, the prediction, ``(rows,)``."""
+        claimed = self.top[:, 0] if k is None else k
+        return (self.chunk.labels == claimed).cpu().numpy()
+
+    def loss(self) -> Tensor:
+        """Return by how much the logit of the label is below the largest, ``(rows,)``."""
+        return (self.best - self.chunk.logits.gather(-1, self.chunk.labels[:, None]))[:, 0]
 
     def probs(self) -> Tensor:
         """Overwrite the powers by the softmax ``(rows, classes)``, and return it."""
         return self.powers.div_(self.total)
 
-    def figures(self, k: int | None, probs: Tensor) -> tuple[IntArray, IntArray, FloatArray]:
-        """Return the same with six figures: those of the label, and of all classes, between.
+    def figures(self, k: int | None, probs: Tensor) -> tuple[BoolArray, BoolArray, FloatArray]:
+        """Return whether the event happened, whether the prediction is right, and five figures.
 
-        The figures are the logits of the predicted class and of the label, their probabilities,
-        the norm of all probabilities, and the probability of class k or of the prediction.
+        The figures ``(rows, 5)`` are the :meth:`loss`, the probabilities of prediction and label,
+        the norm of all probabilities, and the probability of the event.
         """
-        both = torch.stack([self.top, self.chunk.labels], -1)
-        logits, own = (x.gather(-1, both) for x in (self.chunk.logits, probs))
-        event = own[:, 0] if k is None else probs[:, k]
+        own = probs.gather(-1, torch.cat([self.top, self.chunk.labels[:, None]], -1))
+        claimed = own[:, 0] if k is None else probs[:, k]
         norm = torch.linalg.vector_norm(probs, dim=-1)
-        table = torch.column_stack([logits.double(), own, norm, event])
-        return self.chunk.number, self.top.cpu().numpy(), table.cpu().numpy()
+        table = torch.column_stack([self.loss(), own, norm, claimed]).cpu().numpy()
+        return self.happened(k), self.happened(None), table
 
 
 EXACT = 1024
 """Classes up to which the order of equal logits does not change the last digit of a softmax."""
 
 
-def _softmax(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Overwrite logits ``(rows, classes)`` of float64 by powers, and return these and their sums.
+def _exponentials(chunk: Chunk, best: Tensor, out: Tensor) -> Tensor:
+    """Write powers in proportion to the softmax ``(rows, classes)``, and return their sums.
 
     Rows with the same logits in another order are ties. A sum of floating-point numbers depends on
     the order of its terms, in the last digit; here they are rounded to whole multiples of a small
     unit, whose sum as integers does not.
     """
-    classes = logits.shape[-1]
+    classes = chunk.logits.shape[-1]
+    out.copy_(chunk.logits)
     if classes > EXACT:  # the multiples would be too coarse
-        return torch.softmax(logits, -1, out=logits), logits.new_ones(len(logits), 1)
-    chunks.exponential(logits.sub_(logits.gather(-1, top[:, None])))
-    logits.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
-    return logits, logits.to(torch.int64).sum(-1, keepdim=True)
+        torch.softmax(out, -1, out=out)
+        return torch.ones_like(best)
+    chunks.exponential(out.sub_(best))
+    out.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
+    return out.to(torch.int64).sum(-1, keepdim=True)
 
 
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
-    """Yield the softmax of every chunk; that of a bad row is NaN."""
+    """Yield the softmax of every chunk; raise for a row without a finite loss."""
     # one buffer for all chunks: fresh memory of this size costs more than the softmax
-    buffer = torch.empty(0, dtype=torch.float64, device="cpu")
+    buffer = None
     for chunk in chunks.labelled_chunks(examples, *row_range):
         size, device = chunk.logits.numel(), chunk.logits.device
-        if buffer.numel() < size or buffer.device != device:
+        if buffer is None or buffer.numel() < size:
             buffer = torch.empty(size, dtype=torch.float64, device=device)
         out = buffer[:size].view_as(chunk.logits)
         stated = examples.stated(chunk.number)
-        if stated is None:
-            top = top_class(chunk.logits)[:, 0]
-            yield _Softmax(chunk, top, *_softmax(out.copy_(chunk.logits), top))
-        else:  # the way through logarithms would part ties, and cross edges of bins
+        if stated is not None:  # the way through logarithms would part ties, and cross edges
             out.copy_(torch.from_numpy(stated))
-            yield _Softmax(chunk, top_class(out)[:, 0], out, out.new_ones(len(out), 1))
+        top = top_class(chunk.logits if stated is None else out)
+        best = chunk.logits.gather(-1, top).double()
+        total = torch.ones_like(best) if stated is not None else _exponentials(chunk, best, out)
+        soft = _Softmax(chunk, top, best, out, total)
+        if not (chunk.bounded or (finite := soft.loss().isfinite()).all()):
+            raise chunks.explained(examples, int(chunk.number[~finite.cpu().numpy()][0]))
+        yield soft

@@ -11,28 +11,11 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, check_level
 from calibrant._core.showing import as_axes, as_html, one_line
 from calibrant._core.tables import columns_frame
-from calibrant.metrics.binomial import clopper_pearson
+from calibrant.metrics.intervals import Estimate as Estimate, clopper_pearson
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-
-class Estimate(NamedTuple):
-    """A value with an interval; NaN where undefined."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def __repr__(self) -> str:
-        ends = {"low": self.low, "high": self.high}
-        shown = [f"{k}={v:.4g}" for k, v in ends.items() if not math.isnan(v)]
-        return one_line(self, f"{self.value:.4g}", *shown)
-
-    def excludes(self, value: float) -> bool:
-        """Return True if the value is outside the interval; False without one."""
-        return self.low > value or self.high < value
 
 
 class Reliability(NamedTuple):
@@ -80,21 +63,14 @@ def reliability_of(
 
     ``ece`` has the interval of the error, where one is known.
     """
-    low, high = _bin_intervals(filled, level)
-    empty = filled.weight == 0
-    low[empty] = high[empty] = np.nan
+    low = high = np.full(filled.weight.size, np.nan)
+    if level:
+        check_level(level)
+        size, held = filled.effective, filled.weight > 0
+        with np.errstate(invalid="ignore"):  # of empty bins
+            ends = clopper_pearson(filled.accuracy * size, size, (1 - level) / 2)
+        low, high = (np.where(held, end, np.nan) for end in ends)
     ece = Estimate(float(np.abs(filled.gap).sum())) if ece is None else ece
     share = filled.weight / filled.total
     curve = (filled.edges, filled.confidence, filled.accuracy, low, high, share)
     return Reliability(*curve, level or math.nan, ece, probability)
-
-
-def _bin_intervals(filled: Bins, level: float | None) -> tuple[FloatArray, FloatArray]:
-    """Intervals of the accuracy per bin."""
-    if not level:
-        return np.full(filled.weight.size, np.nan), np.full(filled.weight.size, np.nan)
-    check_level(level)
-    with np.errstate(invalid="ignore"):
-        return clopper_pearson(
-            filled.accuracy * filled.effective, filled.effective, (1 - level) / 2
-        )

@@ -1,18 +1,19 @@
-"""Calibration errors without bins: KS, smooth ECE, and the exact smooth calibration error."""
+"""Calibration errors without bins: KS with its test, smooth ECE, and the exact smooth error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
+from calibrant.metrics.binomial import drawn
 from calibrant.metrics.gaps import running
-from calibrant.metrics.pooled import PooledPairs
+from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
 
@@ -24,6 +25,8 @@ MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 NEAR = 1e-3
 """Difference from an error far above the steps in which it is bisected."""
+TOGETHER = 64
+"""Replicates of a test that are compared at a time."""
 MOST_SINGLE = 1 << 18
 """Examples that smCE takes one by one, which takes a few microseconds for each."""
 
@@ -79,7 +82,7 @@ def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) 
 
 def smooth_ece_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     """Compute :func:`smooth_ece` of checked pairs."""
-    pairs = _single(pairs)
+    pairs = pairs.pairs if isinstance(pairs, PooledPairs) else pairs
     cell = np.minimum((pairs.confidence * MESH).astype(np.int64), MESH - 1)
     shares = np.bincount(cell, _residual_shares(pairs), MESH)
     return float(smoothed(shares.astype(np.float64, copy=False)))
@@ -93,10 +96,6 @@ def residuals(pairs: WeightedPairs | PooledPairs) -> tuple[FloatArray, FloatArra
     order = np.argsort(pairs.confidence, kind="stable")
     position, start = np.unique(pairs.confidence[order], return_index=True)
     return position, np.add.reduceat(_residual_shares(pairs)[order], start)
-
-
-def _single(pairs: WeightedPairs | PooledPairs) -> WeightedPairs:
-    return pairs.pairs if isinstance(pairs, PooledPairs) else pairs
 
 
 def _residual_shares(pairs: WeightedPairs) -> FloatArray:
@@ -155,24 +154,30 @@ def lipschitz_error(residual: FloatArray) -> FloatArray:
     Between neighbouring cells of width h a witness moves by at most h, and the best one takes
     only values that differ from 1 by a multiple of h: a table over those values is exact.
     """
-    cells = residual.shape[-1]
-    witness = np.linspace(-1, 1, 2 * cells + 1)
-    best = np.zeros((*residual.shape[:-1], witness.size))
-    for cell in range(cells):
-        higher = np.maximum(best[..., 1:], best[..., :-1])
-        np.maximum(higher[..., 1:], higher[..., :-1], out=best[..., 1:-1])
-        best[..., 0], best[..., -1] = higher[..., 0], higher[..., -1]
-        best += residual[..., cell, None] * witness
-    return np.asarray(best.max(-1))
+    columns = np.ascontiguousarray(np.moveaxis(residual, -1, 0))
+    witness = np.linspace(-1, 1, 2 * len(columns) + 1).reshape(-1, *(1,) * (residual.ndim - 1))
+    best = np.zeros((len(witness), *columns.shape[1:]))
+    for column in columns:
+        higher = np.maximum(best[1:], best[:-1])
+        np.maximum(higher[1:], higher[:-1], out=best[1:-1])
+        best[0], best[-1] = higher[0], higher[-1]
+        best += column * witness
+    return np.asarray(best.max(0))
 
 
 def lipschitz_excess(residual: FloatArray, bound: float) -> FloatArray:
     """Numbers with the signs of ``lipschitz_error(residual) - bound``, ``(n, cells) -> (n,)``.
 
-    Witnesses that are 1 or -1 everywhere decide where they are enough.
+    Witnesses that are 1 or -1 everywhere show that an error is large. That it is small follows by
+    summation by parts: with running sums S of n cells, and for any number c between 0 and the last,
+    it is at most ``abs(S[-1]) + sum(abs(S[:-1] - c)) / n``.
     """
-    excess = np.asarray(np.abs(residual.sum(-1)) - bound)
-    left = excess <= 1e-9 * bound
+    sums = np.cumsum(residual, -1)
+    excess = np.asarray(np.abs(sums[:, -1]) - bound)
+    rest = excess <= 1e-9 * bound
+    centre = np.median(sums, -1).clip(np.minimum(sums[:, -1], 0), np.maximum(sums[:, -1], 0))
+    most = np.abs(sums[:, :-1] - centre[:, None]).sum(-1) / sums.shape[-1]
+    left = rest & (excess + most > -1e-9 * bound)
     if left.any():
         excess[left] = lipschitz_error(residual[left]) - bound
     return excess
@@ -225,6 +230,62 @@ def smce_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
         rise[-highest[0]] -= excess
     reach = sums[-1] - np.asarray(place)
     return float(offset - sums[-1] + np.maximum(reach, 0) @ np.asarray(rise))
+
+
+class CalibrationTest(NamedTuple):
+    """Result of a test of the hypothesis that confidences are probabilities."""
+
+    statistic: float
+    p_value: float
+
+
+@keywords(EventData)
+def calibration_test(
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    replicates: int = 999,
+    seed: int = 0,
+    **data: Unpack[EventData],
+) -> CalibrationTest:
+    """Test whether a model is miscalibrated at all.
+
+    Outcomes are drawn with the claimed probabilities, and their KS error is compared with the
+    observed one. Above two thousand examples, neighbours in confidence are drawn together. With
+    weights the draws are normal, which needs more than a few examples. Input as for
+    :func:`calibrant.ece`.
+
+    >>> p = np.linspace(0.5, 1, 500)
+    >>> calibration_test(confidence=p, outcome=p > 0.75).p_value
+    0.001
+    """
+    return pairs_test(pairs_from(logits, labels, **data), replicates, seed)
+
+
+def pairs_test(
+    pairs: WeightedPairs | PooledPairs, replicates: int = 999, seed: int = 0
+) -> CalibrationTest:
+    """Compute :func:`calibration_test` of checked pairs."""
+    filled = pairs.filled(pairs.equal_mass_edges(2000))
+    held = filled.weight > 0
+    share, size = filled.weight[held] / filled.total, filled.effective[held]
+    probability = np.clip(filled.confidence[held], 0, 1)
+    rng = np.random.default_rng(seed)
+    if pairs.weight is None:
+        hits = drawn(rng, filled.count[held], probability, replicates).T
+        # a few replicates at a time stay in the cache
+        some = (hits[first : first + TOGETHER] for first in range(0, replicates, TOGETHER))
+        draws: Iterator[FloatArray] = (
+            share * (probability - np.ascontiguousarray(each) / size) for each in some
+        )
+    else:  # a sum of unequal weights is no binomial variable, but close to a normal one
+        deviation = share * np.sqrt(probability * (1 - probability) / size)
+        draws = iter([deviation * rng.standard_normal((replicates, share.size))])
+    statistic = float(running(filled.gap[held]))
+    # draws that equal the observed error but for rounding count as reaching it
+    least = statistic * (1 - 1e-9)
+    reached = sum(int((running(residual) >= least).sum()) for residual in draws)
+    return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 
 TABLE = (

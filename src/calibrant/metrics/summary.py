@@ -15,11 +15,11 @@ import numpy as np
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
-from calibrant.metrics import intervals
+from calibrant.metrics import gaps
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Excess, Functional
-from calibrant.metrics.intervals import Cells, Estimate
-from calibrant.metrics.pooled import PooledPairs
+from calibrant.metrics.gaps import Cells, Excess, Functional
+from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Reduced, WeightedPairs
 
 REPLICATES = 1000
@@ -133,7 +133,7 @@ class Summary:
     @cached_property
     def cells(self) -> Cells:
         """The equal-width bins, for drawing."""
-        return intervals.cells_of(self.bins, self.bins, REPLICATES, self.seed)
+        return gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
 
     @cached_property
     def equal_mass(self) -> Bins:
@@ -159,8 +159,8 @@ class Summary:
             return Estimate(value)
         cells = self.cells
         if fill is not None:
-            cells = intervals.cells_of(fill(), self.equal_mass, replicates, self.seed)
-        return intervals.error_interval(value, error, cells, self.level, excess)
+            cells = gaps.cells_of(fill(), self.equal_mass, replicates, self.seed)
+        return gaps.error_interval(value, error, cells, self.level, excess)
 
     def interval(
         self, construct: Callable[..., Estimate], value: float, *spread: float

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from calibrant.monitor.e_process import TILTS
-from calibrant.monitor.estimates import WindowEstimate
 from calibrant.monitor.report import MonitorReport
 from calibrant.monitor.stream import Monitor
+from calibrant.monitor.windows import WindowEstimate
 
 __all__ = ["TILTS", "Monitor", "MonitorReport", "WindowEstimate"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,18 +18,40 @@ from calibrant._core.checks import (
     check_whole,
 )
 from calibrant._core.chunks import as_tensor, examples
+from calibrant._core.class_names import (
+    as_array,
+    class_names_of,
+    in_order,
+    numbered,
+    numbers_in_order,
+)
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, feature_rows
-from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs, reduce_examples
 
 Id = int | str
 
 
-def chunk_pairs(calibrator: Calibrator | None, chunk: Chunk) -> Pairs:
-    """Return pairs of the labelled examples of a chunk."""
-    features = None if calibrator is None else calibrator.input_features(chunk.columns)
-    return labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
+def stream_order(
+    calibrator: Calibrator | None, names: Sequence[str] | None
+) -> Sequence[str] | None:
+    """Return the order of classes in which examples are recognised, whatever that of a file."""
+    known = None if calibrator is None else calibrator.class_names_
+    return known or (None if names is None else sorted(names))
+
+
+def in_stream_order(
+    calibrator: Calibrator | None, logits: Values | None, probs: Values | None, labels: Any = None
+) -> tuple[Any, Any, Any]:
+    """Return data frames as arrays in this order, and labels as numbers of its classes."""
+    given: Any = logits if probs is None else probs
+    if (names := class_names_of(given)) is None:
+        return logits, probs, labels
+    values, places = in_order(given, stream_order(calibrator, names))
+    if labels is not None:
+        labels = numbered(labels, given)
+        labels = labels if places is None else numbers_in_order(places, as_array(labels))
+    return (values, None, labels) if probs is None else (None, values, labels)
 
 
 def labelled_pairs(

@@ -1,17 +1,20 @@
-"""Sums of a reference: the calibration of a model when it was deployed, from data of any size."""
+"""Sums of a reference, the calibration of a model when it was deployed, and its gaps."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
-from calibrant._core.checks import Values
+from calibrant._core.checks import FloatArray, Values
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
-from calibrant.monitor.predictions import chunk_pairs
+from calibrant.metrics.intervals import clopper_pearson
+from calibrant.monitor.predictions import labelled_pairs
 from calibrant.workflows.inputs import input_names
 
 
@@ -69,5 +72,20 @@ def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
 
 
 def _filled(calibrator: Calibrator | None, bins: int, chunk: Chunk) -> Bins:
-    pairs = chunk_pairs(calibrator, chunk)
+    features = None if calibrator is None else calibrator.input_features(chunk.columns)
+    pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
     return fill(pairs.confidence, pairs.outcome.astype(float), uniform_edges(bins))
+
+
+def reference_gaps(reference: Bins, level: float) -> FloatArray:
+    """Limits of accuracy minus confidence in each bin, ``(2, bins)``, valid for all bins at once.
+
+    Clopper-Pearson limits at ``level`` divided by the two sides of all bins with examples
+    (Bonferroni). There is no upper limit (1) where all were right, no lower limit (-1) where none
+    was, and neither in a bin without examples: its gap may differ from that of its neighbours.
+    """
+    n, right, total = reference.count, reference.observed, reference.claimed
+    tail = level / (2 * np.count_nonzero(n))
+    low, high = clopper_pearson(right, n.astype(float), tail)
+    mean = total / np.maximum(n, 1)
+    return np.stack([np.where(right > 0, low - mean, -1.0), np.where(right < n, high - mean, 1.0)])

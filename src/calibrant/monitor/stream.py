@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
-from itertools import chain, count
-from typing import Annotated, Any, TypeAlias
+from itertools import chain
+from typing import Annotated, Any
 
 import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins
 from calibrant._core.checks import Features, Logits, Values
-from calibrant._core.class_names import (
-    as_array,
-    class_names_of,
-    in_order,
-    numbered,
-    numbers_in_order,
-)
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant.calibrators.base import Calibrator, check_calibrator
@@ -32,15 +25,22 @@ from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
 from calibrant.monitor.deliveries import Delivery, Examples, recognised, shard_deliveries
-from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
-from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
+from calibrant.monitor.e_process import EProcess
 from calibrant.monitor.predictions import Id, PendingPredictions
-from calibrant.monitor.reference import as_bins
+from calibrant.monitor.reference import as_bins, reference_gaps
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
+from calibrant.monitor.windows import (
+    Estimator,
+    Tolerated,
+    Window,
+    WindowEstimate,
+    WindowEstimates,
+    WindowId,
+    Windows,
+    window_number,
+)
 from calibrant.workflows.inputs import input_names
-
-WindowId: TypeAlias = int | date
 
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
 AGAIN = "is in the stream already and is not counted again; if these are other examples"
@@ -127,8 +127,7 @@ class Monitor(WithOptions):
             gaps = reference_gaps(as_bins(reference, bins), false_alarms / 2)
         self.tolerated = Tolerated(gaps, self.tolerance)
         self.alarm: Alarm | None = None
-        self._windows = Windows(self.bins, keep, None if first is None else _number(first))
-        self._dated = isinstance(first, date)  # window numbers are ordinals of days
+        self._windows = Windows(self.bins, keep, first)
         self._pending = PendingPredictions(pending)
         self._seen = SeenExamples(remember)
         self._counts = dict.fromkeys(("again", "late", "lost"), 0)
@@ -159,8 +158,8 @@ class Monitor(WithOptions):
         """
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
-        self._check_open(window)
-        logits, probs, labels = self._in_order(logits, probs, labels)
+        self._windows.check_open(window)
+        logits, probs, labels = predictions.in_stream_order(self.calibrator, logits, probs, labels)
         targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
         pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
@@ -187,7 +186,7 @@ class Monitor(WithOptions):
         >>> Monitor().observe([0.9, 0.8], [1, 0]).report().n
         2
         """
-        self._check_open(window)
+        self._windows.check_open(window)
         pairs = NO_PAIRS
         if not (predictions.is_empty(confidence) and predictions.is_empty(outcome)):
             claimed, happened, _ = checks.as_pairs(confidence, outcome)
@@ -208,7 +207,7 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
-        logits, probs, _ = self._in_order(logits, probs)
+        logits, probs, _ = predictions.in_stream_order(self.calibrator, logits, probs)
         keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
@@ -232,7 +231,7 @@ class Monitor(WithOptions):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
             checks.check_labels(targets, self._classes)
-        self._check_open(window)
+        self._windows.check_open(window)
         matched, pairs = self._pending.matched(keys, targets)
         delivery = Delivery.of_pairs(pairs, matched)
         known = self._seen.recognise(delivery.examples)
@@ -261,11 +260,11 @@ class Monitor(WithOptions):
         the window without labels, which the file need not have; an alarm ends its promises.
         """
         dataset = as_dataset(path)
-        dataset = dataset.in_order(self._class_order(dataset.class_names))
+        dataset = dataset.in_order(predictions.stream_order(self.calibrator, dataset.class_names))
         chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
-        self._check_open(window)
+        self._windows.check_open(window)
         self._check_calibrator()
         chosen.warn_if_probs()
         columns = [chosen.domain, *input_names(self.calibrator), *([] if ids is None else [ids])]
@@ -285,7 +284,7 @@ class Monitor(WithOptions):
         if estimate is None and not delivery.examples.labelled.any():
             checks.warn(f"{name} has no labelled examples: its window is empty")
         number = self._windows.next_number() if window is None else window
-        return self._count(delivery, known, number, self._unused(name), estimate)
+        return self._count(delivery, known, number, self._windows.unused_name(name), estimate)
 
     def merge(self, other: Monitor) -> Monitor:
         """Add the windows, the waiting predictions and the counts of another worker.
@@ -312,7 +311,7 @@ class Monitor(WithOptions):
         if self._windows.first is None:
             self._windows.first = other._windows.first
         for number in other.windows:
-            self._check_open(number)
+            self._windows.check_open(number)
         for _, window in sorted(other.windows.items()):
             self._windows.put(window)
         self._seen.merge(other._seen, known)
@@ -320,7 +319,7 @@ class Monitor(WithOptions):
         for key, number in other._counts.items():
             self._counts[key] += number
         self._estimates.by_window |= other._estimates.by_window
-        self._dated = self._dated or other._dated
+        self._windows.dated = self._windows.dated or other._windows.dated
         self._classes = self._classes or other._classes
         return self
 
@@ -328,7 +327,7 @@ class Monitor(WithOptions):
         """Return a monitor of the same settings that has seen nothing, for another worker."""
         fresh = Monitor(self.calibrator, **self._settings())
         fresh.tolerated, fresh.fingerprint = self.tolerated, self.fingerprint
-        fresh._dated = self._dated
+        fresh._windows.dated = self._windows.dated
         return fresh
 
     @property
@@ -408,7 +407,7 @@ class Monitor(WithOptions):
             "settings": self._settings(),
             "level": self.level,
             "known": self.tolerated.gaps.tolist(),
-            "dated": self._dated,
+            "dated": self._windows.dated,
             "calibrator": self.fingerprint,
             "classes": self._classes,
             "alarm": self.alarm and self.alarm._asdict(),
@@ -430,14 +429,14 @@ class Monitor(WithOptions):
         if not (np.abs(gaps) <= 1).all():
             raise ValueError("known gaps must be from -1 to 1")
         watch.tolerated = Tolerated(gaps, watch.tolerance)
-        watch._dated, watch.fingerprint = bool(state.get("dated")), state["calibrator"]
+        watch._windows.dated, watch.fingerprint = bool(state["dated"]), state["calibrator"]
         checks.check_whole("classes", state["classes"], least=0)
         watch._classes = state["classes"]
         watch._pending.restore(state["counts"], state["waiting"])
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):
-            watch._name(number)  # refuses what is no day
-        watch._estimates.restore(state.get("estimates", {}))
+            watch._windows.name(number)  # refuses what is no day
+        watch._estimates.restore(state["estimates"])
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")
@@ -467,24 +466,6 @@ class Monitor(WithOptions):
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
         return checks.as_scores(logits)
 
-    def _class_order(self, names: Sequence[str] | None) -> Sequence[str] | None:
-        """Return the order of classes in which examples are recognised, whatever that of a file."""
-        known = None if self.calibrator is None else self.calibrator.class_names_
-        return known or (None if names is None else sorted(names))
-
-    def _in_order(
-        self, logits: Values | None, probs: Values | None, labels: Any = None
-    ) -> tuple[Any, Any, Any]:
-        """Return data frames as arrays in this order, and labels as numbers of its classes."""
-        given: Any = logits if probs is None else probs
-        if (names := class_names_of(given)) is None:
-            return logits, probs, labels
-        values, places = in_order(given, self._class_order(names))
-        if labels is not None:
-            labels = numbered(labels, given)
-            labels = labels if places is None else numbers_in_order(places, as_array(labels))
-        return (values, None, labels) if probs is None else (None, values, labels)
-
     def _check_calibrator(self) -> None:
         if self.calibrator is None and self.fingerprint is not None:
             raise ValueError(f"this stream is of {self.fingerprint}: pass it to resume(calibrator)")
@@ -494,18 +475,6 @@ class Monitor(WithOptions):
         if known and classes and classes != known:
             raise ValueError(f"batches must have the same classes: {known} so far, now {classes}")
         self._classes = classes or known
-
-    def _check_open(self, window: WindowId | None) -> None:
-        """Raise if a window lies before the stream, or among those that were summed up."""
-        if window is None:
-            return
-        number, windows = _number(window), self._windows
-        if windows.first is not None and number < windows.first:
-            first = self._name(windows.first)
-            raise ValueError(f"window {window} is before the first, {first}: set first= to it")
-        if not windows.is_open(number):
-            kept = windows.keep
-            raise ValueError(f"window {window} was summed up, all but {kept} were: raise keep")
 
     def _count(
         self,
@@ -521,7 +490,7 @@ class Monitor(WithOptions):
             self._join(late, delivery.take(late.examples))
         new = delivery.take(known.new)
         self._pending.counts["ignored"] += int(np.sum(~new.examples.labelled))
-        self._dated = self._dated or isinstance(window, date)
+        self._windows.dated = self._windows.dated or isinstance(window, date)
         anything = len(new.examples) or not len(delivery.examples)
         for number, part in self._parts(new, window) if anything else ():
             self._seen.add(number, part.examples)
@@ -542,7 +511,7 @@ class Monitor(WithOptions):
     def _parts(self, new: Delivery, window: WindowId | None) -> Iterator[tuple[int, Delivery]]:
         """Yield new examples by window: the one that is named, or as many as they fill."""
         if window is not None:
-            yield _number(window), new
+            yield window_number(window), new
             return
         first, filled = self._windows.next_number(), 0
         last = self.windows.get(first - 1)
@@ -552,7 +521,7 @@ class Monitor(WithOptions):
             yield first + number, part
 
     def _sums(self, delivery: Delivery, number: int, name: str = "") -> Window:
-        return self.tolerated.window(delivery.pairs, number, name or self._name(number))
+        return self.tolerated.window(delivery.pairs, number, name or self._windows.name(number))
 
     def _warn_of_probs(self, scores: Logits, are_probs: bool) -> None:
         """Warn once in a stream of logits that look like probabilities."""
@@ -560,12 +529,6 @@ class Monitor(WithOptions):
             self._warned = True
             remedy = "if they are, pass them as probs="
             checks.warn(f"logits look like probabilities: {reason}; {remedy}")
-
-    def _unused(self, name: str) -> str:
-        """Return the name of a file, with a number if a window has it already."""
-        taken = {window.name for window in self.windows.values()}
-        names = chain([name], (f"{name} ({k})" for k in count(2)))
-        return next(free for free in names if free not in taken)
 
     def _add(self, window: Window, estimate: WindowEstimate | None = None) -> None:
         """Add a window to the stream, and remember the first alarm and an estimate."""
@@ -580,19 +543,7 @@ class Monitor(WithOptions):
             return None
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
 
-    def _name(self, number: int) -> str:
-        """Return the name of a window that was not named."""
-        return date.fromordinal(number).isoformat() if self._dated else str(number)
-
 
 def _remedy(examples: Examples) -> str:
     """Return what to do where new examples are taken for others."""
     return "give them other ids" if examples.by == "ids" else "pass ids to tell equal scores apart"
-
-
-def _number(window: WindowId) -> int:
-    if isinstance(window, date):
-        return window.toordinal()
-    if isinstance(window, bool) or not isinstance(window, (int, np.integer)):
-        raise TypeError(f"window must be a whole number or a date, got {window!r}")
-    return int(window)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
 
-T = TypeVar("T")
 SAMPLE = 20_000
 """Examples from which cuts, frequent values and clusters are learned, and noise is simulated."""
 NUMBERS = 4_000_000

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
 from calibrant._core.checks import (
     BoolArray,
     FloatArray,
-    IntArray,
     Values,
     check_level,
     check_whole,
@@ -42,7 +41,6 @@ from calibrant.slices.result import Off, Slice, Slices, count_off
 from calibrant.slices.search import Family, Tables, all_candidates, critical_value
 from calibrant.slices.selection import Candidate, Overlap
 
-T = TypeVar("T")
 SMALLEST, SMALLEST_SHARE = 30, 1 / 500
 """Size of subgroups that are searched by default: the larger of both."""
 BINS = {1: 16, 2: 8, 3: 4}
@@ -376,11 +374,8 @@ def _selected(
     if not shown:
         return []
     task = partial(_chunk_overlap, reading, shown)
-    first, *others = split.map(task, *reading.needed(), rows=split.chunk_rows)
-    total = first
-    for part in others:
-        total = total.plus(part)
-    return selection.select(shown, total, critical, most)
+    parts = split.map(task, *reading.needed(), rows=split.chunk_rows)
+    return selection.select(shown, reduce(Overlap.plus, parts), critical, most)
 
 
 def _chunk_overlap(reading: Reading, candidates: list[Candidate], chunk: Chunk) -> Overlap:
@@ -392,12 +387,10 @@ def _cluster_notes(reading: Reading, sample: SampledExamples) -> list[str]:
     """Name typical rows of each cluster of features that a subgroup may be formed of."""
     if reading.centres is None or sample.features is None:
         return []
-    rows = [_typical(sample.features, sample.row, centre) for centre in reading.centres]
-    shown = "; ".join(f"{i}: {', '.join(map(str, row))}" for i, row in enumerate(rows))
+    typical = []
+    for i, centre in enumerate(reading.centres):
+        distances = ((sample.features - centre) ** 2).sum(1)
+        nearby = sample.row[np.argsort(distances, kind="stable")[:3]].tolist()
+        typical.append(f"{i}: {', '.join(map(str, nearby))}")
+    shown = "; ".join(typical)
     return [f"Typical rows of each {CLUSTER}, counted from 0: {shown}."]
-
-
-def _typical(features: FloatArray, row: IntArray, centre: FloatArray) -> list[int]:
-    """Return the numbers of the three rows that are nearest to a centre."""
-    distances = ((features - centre) ** 2).sum(1)
-    return [int(i) for i in row[np.argsort(distances, kind="stable")[:3]]]

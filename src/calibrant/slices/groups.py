@@ -18,7 +18,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.opening import Data, is_data
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 from calibrant.slices.examples import Reading, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
 from calibrant.slices.result import count_off, off_alike

@@ -29,7 +29,7 @@ from scipy.special import ndtr
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.data.metadata import Condition, MetadataColumn
-from calibrant.metrics.binomial import clopper_pearson
+from calibrant.metrics.intervals import clopper_pearson
 from calibrant.slices.examples import Outcomes
 
 DRAWS = 400

@@ -21,7 +21,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.data.metadata import Condition
-from calibrant.metrics.reliability import Estimate
+from calibrant.metrics.intervals import Estimate
 from calibrant.slices.examples import Outcomes
 from calibrant.slices.search import Candidates, Family
 

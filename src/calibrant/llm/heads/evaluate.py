@@ -5,7 +5,7 @@ that assume independent tokens are far too narrow. Here whole documents are left
 jackknife), from sums per document. AUROC has the standard error of clustered data (Obuchowski
 1997). For ECE, gaps are drawn with the covariance of the documents (a bootstrap with normal
 multipliers), and the interval holds the errors of those true gaps that agree with what was
-observed, by :func:`calibrant.metrics.intervals.error_interval`. The degrees of freedom are those of
+observed, by :func:`calibrant.metrics.gaps.error_interval`. The degrees of freedom are those of
 the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 """
 
@@ -25,7 +25,8 @@ from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.intervals import Cells, Estimate
+from calibrant.metrics.gaps import Cells
+from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
 from calibrant.show.box import Box
@@ -165,7 +166,7 @@ def evaluate_tokens(
     squares = np.random.default_rng([seed, 1]).chisquare(effective - 1, (replicates, 1))
     cells = _cells(thinned, noise * np.sqrt((effective - 1) / squares), values["accuracy"])
     for name, value in (("ece", values["ece"]), ("debiased_ece", gaps.debiased(thinned))):
-        estimates[name] = intervals.error_interval(value, gaps.total, cells, level)
+        estimates[name] = gaps.error_interval(value, gaps.total, cells, level)
     return tokens.evaluation(estimates, level)
 
 

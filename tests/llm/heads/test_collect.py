@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from calibrant._core.atomic_files import locked
-from calibrant.llm.heads import tables
+from calibrant._core.engines import use
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.documents import Encoded
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.tables import open_table
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -153,14 +152,8 @@ def test_documents_are_truncated_to_length(model, documents, tmp_path):
 
 def test_progress_counts_all_tokens(model, documents, tmp_path):
     seen = []
-    table = collect(
-        model,
-        documents,
-        tmp_path / "table",
-        batch=40,
-        tokens_per_shard=20,
-        progress=lambda *counts: seen.append(counts),
-    )
+    with use(progress=lambda *counts: seen.append(counts)):
+        table = collect(model, documents, tmp_path / "table", batch=40, tokens_per_shard=20)
     done = [count for count, _ in seen]
     assert done[0] == 0
     assert done == sorted(set(done))
@@ -295,8 +288,8 @@ def test_interrupted_run_is_resumed(model, documents, tmp_path):
     options: Any = {"tokens_per_shard": 20, "batch": 20}
     whole = collect(model, documents, tmp_path / "whole", **options)
     folder = tmp_path / "killed"
-    with pytest.raises(Killed):
-        collect(model, documents, folder, progress=killer(35), **options)
+    with pytest.raises(Killed), use(progress=killer(35)):
+        collect(model, documents, folder, **options)
     shards = sorted(folder.glob("shard-*"))
     assert 0 < len(shards) < len(list((tmp_path / "whole").glob("shard-*")))
     with pytest.raises(ValueError, match="is not finished"):
@@ -306,7 +299,8 @@ def test_interrupted_run_is_resumed(model, documents, tmp_path):
     (rest / "hidden.npy").write_bytes(b"half")
     stamps = [(shard / "hidden.npy").stat().st_mtime_ns for shard in shards]
     seen: list[int] = []
-    resumed = collect(model, documents, folder, progress=lambda *a: seen.append(a[0]), **options)
+    with use(progress=lambda *counts: seen.append(counts[0])):
+        resumed = collect(model, documents, folder, **options)
     assert_same_table(resumed, whole)
     assert seen[0] == sum(len(np.load(shard / "top.npy")) for shard in shards)
     assert seen[-1] == len(whole)
@@ -326,37 +320,31 @@ def test_one_process_at_a_time_writes_a_table(model, documents, tmp_path):
                 collect(model, documents, tmp_path)
             seen.append(str(refused.value))
 
-    table = collect(model, documents, tmp_path, progress=again)
+    with use(progress=again):
+        table = collect(model, documents, tmp_path)
     assert seen
     assert_same_table(table, collect(model, documents, tmp_path))
 
 
-def test_shards_are_small_enough_for_interruptions():
-    def sizes(*lengths):
-        texts = [Encoded(np.arange(1, n + 2), np.arange(1, n + 2)) for n in lengths]
-        plan = module._planned(texts, module._shard_size(texts))
-        return [sum(lengths[n] for n in shard) for shard in plan]
-
-    assert sizes(100) == [100]
-    many = sizes(*[160] * 196)  # 31,360 tokens, a small table
-    assert len(many) > 10
-    assert max(many) <= 2048
-    assert len(sizes(*[50_000] * 10)) == 10
-    assert max(sizes(*[20_000] * 100)) == 60_000
+def test_a_small_table_has_shards_too(documents, tmp_path, monkeypatch):
+    """So that an interruption does not cost all of it."""
+    monkeypatch.setattr(module, "MIN_SHARD", 10)
+    collect(tiny_model(), documents, tmp_path)
+    assert len(list(tmp_path.glob("shard-*"))) > 4
 
 
 def test_a_run_ends_with_an_error_when_the_disk_is_full(model, documents, tmp_path, monkeypatch):
     options: Any = {"tokens_per_shard": 20, "batch": 20}
     whole = collect(model, documents, tmp_path / "whole", **options)
-    put, room = tables._ColumnFile.put, [25_000]
+    save, room = np.save, [25_000]
 
-    def limited(self, rows, values):
+    def limited(stream, values, **how):
         room[0] -= values.nbytes
         if room[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        put(self, rows, values)
+        save(stream, values, **how)
 
-    monkeypatch.setattr(tables._ColumnFile, "put", limited)
+    monkeypatch.setattr(np, "save", limited)
     message = r"shard-0000\d could not be written \(No space left on device\).*start again"
     with pytest.raises(OSError, match=message):
         collect(model, documents, tmp_path / "full", **options)

@@ -93,7 +93,10 @@ def grade_questions(
     max_new_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
-    """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
+    """Let a model answer questions; return its answers ``before`` and with a ``head``.
+
+    The answers are also measured with the one temperature, ``global``, that the head was compared
+    with.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ draw_answers`, from the model without a head.
             )
     lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
     check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
-    heads = before_and_after(fitted)
+    heads = fitted.beside_one_temperature() if fitted else {"before": None}
     if asked.form == "written":
         prompts = _prompts(tokenizer, asked, chat)
         limits = {**_limits(**lengths), "progress": progress}
@@ -333,11 +336,6 @@ def calibrated_choices(
     for i, calibrator in enumerate(fitted.calibrators):
         result[fitted.folds == i] = calibrator.transform(logits[fitted.folds == i])
     return np.asarray(log_softmax(result, axis=-1))
-
-
-def before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
-    """Return the heads to measure, by name."""
-    return {"before": None} if fitted is None else {"before": None, "after": fitted}
 
 
 def confidences(

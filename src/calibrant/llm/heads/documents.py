@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -173,15 +172,6 @@ class DocumentEncoder:
         """
         known = self.tokenizer.get_vocab() if getattr(self.tokenizer, "is_fast", False) else None
         return known is not None and not any(map(ACROSS_WORDS.search, known))
-
-
-def documents_digest(documents: Iterable[Encoded]) -> str:
-    """Hash ids and labels."""
-    total = hashlib.sha256()
-    for ids, labels in documents:
-        total.update(len(ids).to_bytes(8, "little"))
-        total.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
-    return total.hexdigest()[:16]
 
 
 def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:

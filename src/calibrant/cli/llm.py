@@ -311,12 +311,12 @@ def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Bi
     rows = []
     for name, evaluation in evaluations.items():
         cells = {label: shown for label, *shown in evaluation.table()}
-        figures = [cells[label][0] for label in ("Accuracy", "NLL", "Brier", "AUROC of confidence")]
+        figures = [cells[label][0] for label in ("accuracy", "NLL", "Brier", "AUROC of confidence")]
         rows.append([ROWS.get(name, name), *cells["ECE"], *figures])
     headings = ["", "ECE", first.interval_heading, "accuracy", "NLL", "Brier", "AUROC"]
     console.print(shared.text_table(headings, rows))
     if gains:
-        by = "documents" if first.unit == "tokens" else "questions"
+        by = "documents" if first.documents else "questions"
         title = f"gain over one temperature (± standard error by {by})"
         console.print(f"\n{title}", style="dim")
         rows = [

@@ -77,8 +77,8 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Examples:
       calibrant llm gate fit graded.jsonl --max-error 0.05 -o gate
-      calibrant llm gate fit graded.jsonl --max-error 0.05 --by-kind --verifier-misses 0.2 -o gate
-      calibrant llm gate fit chats.jsonl --max-error 0.1 --unit conversation -o gate
+      calibrant llm gate fit graded.jsonl --max-error 0.05 --by-kind -o gate
+      calibrant llm gate fit chats.jsonl --max-error 0.1 --unit turn -o gate
 
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
@@ -122,7 +122,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     \b
     Examples:
       calibrant llm gate check gate new.jsonl > judged.jsonl
-      calibrant llm gate check gate new.jsonl --state watch.json --fail -o judged.jsonl
+      calibrant llm gate check gate new.jsonl --state watch.json -o judged.jsonl
 
     \b
     Exit status: 0 done, 1 an answer is not accepted and --fail, 2 could not run.

@@ -171,8 +171,8 @@ def collect(
 
     \b
     Examples:
-      calibrant llm answers collect questions.jsonl --model gpt-4o-mini -o new.jsonl
-      calibrant llm answers collect questions.jsonl --url http://localhost:8080/v1 \\
+      calibrant llm answers collect asked.jsonl --model gpt-4o-mini -o new.jsonl
+      calibrant llm answers collect asked.jsonl --url http://localhost:8080/v1 \\
         --model local --samples 5 --stated --p-true -o new.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text

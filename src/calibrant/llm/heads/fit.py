@@ -165,6 +165,7 @@ def fit_head(
         del figures["head"]
         why = "one temperature for all tokens is kept, as asked for"
         return FittedHead(simple, table.fingerprint, trainer.score, True, why, figures, settings)
+    settings |= {"gain": gain.mean, "standard_error": gain.error}
     if kept or folds == 1:
         settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
     why = _reasons(head, trainer.score, kept, keep_always, any(run.epoch for run in runs), gain)

@@ -53,7 +53,9 @@ class FittedHead:
         ``nll`` of the label; ``brier``, ``ece`` and ``auroc`` of the confidence in the top token;
         on held-out documents. Under ``before``, ``global`` and, for an adaptive head, ``head``.
     settings : dict
-        Further choices: alpha, the epoch, the seed; and the ``tables`` that it was fitted on.
+        Further choices, such as alpha, the epoch and the seed; the one ``temperature``, the
+        ``gain`` over it on held-out documents with its ``standard_error``, and the ``tables`` that
+        it was fitted on.
     """
 
     head: Head

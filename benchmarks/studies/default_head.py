@@ -3,10 +3,10 @@
     python benchmarks/studies/default_head.py NAME=MODEL... --data DATA --work WORK -o docs/data
 
 MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json and qa/. For each
-model and each corpus (LIMA's answers, short answers to questions, Python's standard library) two
-tables are collected in WORK, unless they are there. Every head is trained on one of them with
-every objective, and measured on the other tables of the model, whether ``fit_head`` would keep it
-or not; the column ``kept`` says what it would do. Rows go to llm_default.csv, and the tables of the
+model and each corpus (LIMA's answers, short answers to questions) a table to fit and one to measure
+on are collected in WORK, unless they are there. Every head is trained on each of the former with
+every objective, and measured on each of the latter, whether ``fit_head`` would keep it or not; the
+column ``kept`` says what it would do. Rows go to llm_default.csv, and the tables of the
 documentation are made of them. ``--add`` keeps the rows that are there.
 
     python benchmarks/studies/default_head.py -o docs/data
@@ -18,7 +18,6 @@ import argparse
 import csv
 import math
 import random
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,7 @@ from calibrant.llm.heads.documents import BadDocument, DocumentEncoder, Encoded
 from calibrant.llm.heads.evaluate import paired_gain
 from calibrant.llm.heads.tables import TokenTable
 
-SIZES = {"lima": (120, 60), "short": (200, 200), "code": (100, 50)}
+SIZES = {"lima": (120, 60), "short": (200, 200)}
 """Documents of each corpus to fit and to measure on."""
 LENGTH = 128
 CANDIDATES = {
@@ -97,17 +96,13 @@ def complete(path: Path) -> bool:
 
 def encoded(corpus: str, data: Path, tokenizer: Any) -> list[Encoded]:
     """Documents of a corpus, in random order; of a base model prompts with answers, not chats."""
-    if corpus == "code":
-        documents: list[Any] = standard_library()
-    else:
-        pairs = instructions(data) if corpus == "lima" else answers(data)
-        roles = ("user", "assistant")
-        documents = [
-            [{"role": role, "content": text} for role, text in zip(roles, pair, strict=True)]
-            if tokenizer.chat_template
-            else (f"Question: {pair[0]}\nAnswer:", f" {pair[1]}\n")
-            for pair in pairs
-        ]
+    roles = ("user", "assistant")
+    documents = [
+        [{"role": role, "content": text} for role, text in zip(roles, pair, strict=True)]
+        if tokenizer.chat_template
+        else (f"Question: {pair[0]}\nAnswer:", f" {pair[1]}\n")
+        for pair in (instructions(data) if corpus == "lima" else answers(data))
+    ]
     random.Random(0).shuffle(documents)
     encode, found = DocumentEncoder(tokenizer, LENGTH), []
     for document in documents[: 2 * sum(SIZES[corpus])]:
@@ -128,18 +123,6 @@ def answers(data: Path) -> list[tuple[str, str]]:
     asked = llm.read_questions(data / "qa" / "triviaqa.test.txt")[:3000]
     asked += llm.read_questions(data / "qa" / "sciq.test.txt")
     return [(question.text, question.references[0]) for question in asked]
-
-
-def standard_library() -> list[str]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted([*root.glob("*.py"), *root.glob("[a-z]*/*.py")])
-    tests = ("site-packages", "test")
-    return [
-        file.read_text("utf-8", "replace")
-        for file in files
-        if not set(tests) & set(file.parts) and "test" not in file.parent.name
-        if file.stat().st_size > 2000
-    ]
 
 
 # -------------------------------------------------------------------------------------- measuring

@@ -85,14 +85,6 @@ def test_logits_scaled_in_place_are_measured(documents, tmp_path):
     np.testing.assert_allclose(table.records().top, direct(model, documents)[1].amax(-1), rtol=2e-5)
 
 
-def test_softcap_changes_the_logits_of_gemma(documents, tmp_path):
-    """Otherwise the comparison above would not show that it is applied."""
-    logits = direct(tiny_model("Gemma2"), documents)[1]
-    assert logits.abs().max() > 2.5
-    uncapped = direct(tiny_model("Gemma2", final_logit_softcapping=None), documents)[1]
-    assert uncapped.abs().max() > 6
-
-
 def test_padding_and_batches_have_no_effect(model, documents, tmp_path):
     alone = collect(model, documents, tmp_path / "alone", batch=1)
     together = collect(model, documents, tmp_path / "together", batch=10_000)
@@ -187,17 +179,10 @@ def xlnet():
     return transformers.XLNetLMHeadModel(transformers.XLNetConfig(**options))
 
 
-def cpm_ant():
-    options = {"vocab_size": 300, "hidden_size": 16, "num_attention_heads": 4, "dim_head": 4}
-    small = {"dim_ff": 24, "num_hidden_layers": 1, "prompt_types": 4, "prompt_length": 4}
-    return transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**options, **small))
-
-
-@pytest.mark.parametrize("build", [xlnet, cpm_ant])
-def test_a_model_that_looks_ahead_is_refused(documents, tmp_path, build):
+def test_a_model_that_looks_ahead_is_refused(documents, tmp_path):
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="change with the tokens after them"):
-        collect(build(), documents, tmp_path / "table")
+        collect(xlnet(), documents, tmp_path / "table")
     assert not (tmp_path / "table").exists()
 
 
@@ -209,8 +194,7 @@ def test_a_model_with_a_head_is_refused(documents, tmp_path):
     assert not (tmp_path / "table").exists()
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
-@pytest.mark.parametrize("place", ["cpu", "disk"])
+@pytest.mark.parametrize(("family", "place"), [("Llama", "cpu"), ("Qwen2", "disk")])
 def test_offloaded_weights(documents, tmp_path, family, place):
     accelerate = pytest.importorskip("accelerate")
     model = tiny_model(family)

@@ -156,7 +156,8 @@ def fit_head(
         last = runs[0]
         if folds > 1:
             last = (trainer if kept else trainer._replace(objectives={})).run(split(None), report)
-    kept = kept and last.epoch > 0
+    improved = last.epoch > 0 if kept else any(run.epoch for run in runs)
+    kept = kept and improved
     figures = {name: result.figures() for name, result in results.items()}
     settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-last.start)}
     settings["tables"] = list(table.collections)
@@ -168,7 +169,7 @@ def fit_head(
     settings |= {"gain": gain.mean, "standard_error": gain.error}
     if kept or folds == 1:
         settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
-    why = _reasons(head, trainer.score, kept, keep_always, any(run.epoch for run in runs), gain)
+    why = _reasons(head, trainer.score, kept, keep_always, improved, gain)
     best = last.head.cpu() if kept else simple
     return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
 
@@ -220,8 +221,8 @@ def _alphas(head: str, objective: str, alpha: Alpha | None) -> tuple[float | Non
     return (alpha,)
 
 
-def _reasons(head: str, score: str, kept: bool, always: bool, trained: bool, gain: Gain) -> str:
-    if not trained:
+def _reasons(head: str, score: str, kept: bool, always: bool, improved: bool, gain: Gain) -> str:
+    if not improved:
         return f"one temperature is kept: no epoch of the {head} head improved on it"
     which = f"the {head} head" if kept else "one temperature"
     why = " (keep_always)" if always else ""

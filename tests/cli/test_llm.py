@@ -264,8 +264,8 @@ def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer,
 def test_questions_are_measured_beside_one_temperature(run, saved, model, tmp_path):
     fitted = FittedHead(random_head("linear"), fingerprint_of(model), "nll")
     cal.save(replace(fitted, settings={"temperature": 2.0}), tmp_path / "head")
-    start = ("llm", "evaluate", tmp_path / "head", saved / "questions.txt", "--model")
-    start += (saved / "model", "--shots", "1", "--level", "0")
+    asked = ("--model", saved / "model", "--shots", "1", "--level", "0")
+    start = ("llm", "evaluate", tmp_path / "head", saved / "questions.txt", *asked)
     code, out, err = run(*start, "--json")
     assert code == 0, err
     (found,) = json.loads(out)["sources"]

@@ -61,7 +61,7 @@ def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
 
-def verb(group: click.Group, name: str | None = None) -> Callable[[F], Verb]:
+def verb(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
     """Make a function a verb of a group, whose help shows all defaults."""
     return group.command(name, cls=Verb, context_settings={"show_default": True})
 

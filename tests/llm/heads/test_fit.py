@@ -267,7 +267,7 @@ def test_keep_always_keeps_the_last_epoch():
 
 def test_split_is_by_document():
     documents = np.repeat(np.arange(53), 7)
-    held_out = []
+    held_out: list[int] = []
     for fold in range(5):
         parts = split_documents(documents, 3, fold)
         owners = [set(documents[part]) for part in parts]

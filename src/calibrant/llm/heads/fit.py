@@ -368,7 +368,7 @@ def _compared(
     table: TokenTable, runs: Sequence[_Run], score: str
 ) -> tuple[dict[str, TokenPredictions], Gain]:
     """Predict the documents that no run has seen; what heads gain there over one temperature."""
-    heads = {
+    heads: dict[str, list[Head]] = {
         "before": [GlobalHead() for _ in runs],
         "global": [GlobalHead(start=run.start) for run in runs],
         "head": [run.head for run in runs],

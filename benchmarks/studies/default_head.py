@@ -7,7 +7,8 @@ model and each corpus (LIMA's answers, short answers to questions) a table to fi
 on are collected in WORK, unless they are there. Every head is trained on each of the former with
 every objective, and measured on each of the latter, whether ``fit_head`` would keep it or not; the
 column ``kept`` says what it would do. Rows go to llm_default.csv, and the tables of the
-documentation are made of them. ``--add`` keeps the rows that are there.
+documentation are made of them. The tables of Qwen2.5-Coder-1.5B-Instruct are those of ``--few``,
+added with ``--add``.
 
     python benchmarks/studies/default_head.py -o docs/data
 
@@ -19,7 +20,7 @@ import csv
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from calibrant.llm.heads.tables import TokenTable
 
 SIZES = {"lima": (120, 60), "short": (200, 200)}
 """Documents of each corpus to fit and to measure on."""
+FEW = {"lima": (57, 60), "short": (100, 100)}
+"""The same with ``--few``."""
 LENGTH = 128
 CANDIDATES = {"linear": ("nll", "bce"), "mlp": ("nll", "bce"), "shape": ("nll", "bce")}
 """Heads that train in seconds, each with its objectives."""
@@ -48,12 +51,13 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--heads", nargs="+", default=list(CANDIDATES))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--add", action="store_true")
+    parser.add_argument("--few", action="store_true", help="fewer documents, for large models")
+    parser.add_argument("--add", action="store_true", help="keep the rows that are there")
     given = parser.parse_args()
     torch.set_num_threads(1)
     models = dict(model.split("=", 1) for model in given.models)
     for name, file in models.items():
-        collect(file, given.data, given.work / name)
+        collect(file, given.data, given.work / name, FEW if given.few else SIZES)
     if models:
         measure(given, list(models))
     write_tables(given.out, tables(given.out))
@@ -62,7 +66,7 @@ def main() -> None:
 # ------------------------------------------------------------------------------------- collecting
 
 
-def collect(model: str, data: Path, folder: Path) -> None:
+def collect(model: str, data: Path, folder: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
     """Collect a table to fit and one to measure on for each corpus."""
     wanted = {corpus: (folder / f"{corpus}-fit", folder / f"{corpus}-test") for corpus in SIZES}
     missing = [corpus for corpus, paths in wanted.items() if not all(map(complete, paths))]
@@ -70,8 +74,8 @@ def collect(model: str, data: Path, folder: Path) -> None:
         return
     network, tokenizer = llm.load_model(model, dtype="bfloat16")
     for corpus in missing:
+        first, second = sizes[corpus]
         texts = encoded(corpus, data, tokenizer)
-        first, second = SIZES[corpus]
         for path, part in zip(
             wanted[corpus], (texts[:first], texts[first : first + second]), strict=True
         ):

@@ -143,7 +143,7 @@ def evaluate_tokens(
     auroc = _clustered_auroc(tokens.confidence, tokens.outcome, tokens.number, tokens.documents)
     values = {name: float(x.mean()) for name, x in tokens.scores.items()}
     values |= {"ece": float(gaps.total(tokens.filled.gap)), "auroc": auroc.value}
-    effective = effective_documents(tokens.number)
+    effective = _effective_documents(tokens.number)
     if level is None or effective < MIN_DOCUMENTS:
         estimates = {name: Estimate(value) for name, value in values.items()}
         estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
@@ -243,7 +243,7 @@ def paired_gain(
     mean, count = float(total.sum() / mass.sum()), len(total)
     if not (mass < mass.sum()).all():
         return Gain(mean, math.inf, count)
-    error = np.linalg.norm(jackknife_influence(np.column_stack([mass, total])))
+    error = np.linalg.norm(_jackknife_influence(np.column_stack([mass, total])))
     return Gain(mean, float(error), count)
 
 
@@ -305,16 +305,16 @@ class _Tokens(NamedTuple):
         sums = [np.bincount(self.number, x, self.documents) for x in ones_and_scores]
         cell = self.number * bins + bin_index(self.confidence, self.filled.edges)
         gaps = np.bincount(cell, off, self.documents * bins).reshape(self.documents, bins)
-        return jackknife_influence(np.column_stack([*sums, gaps]))
+        return _jackknife_influence(np.column_stack([*sums, gaps]))
 
 
-def effective_documents(number: IntArray) -> float:
+def _effective_documents(number: IntArray) -> float:
     """Return the number of equally long documents that would carry as much information."""
     tokens = np.bincount(number)
     return float(tokens.sum() ** 2 / (tokens.astype(np.float64) ** 2).sum())
 
 
-def jackknife_influence(sums: FloatArray) -> FloatArray:
+def _jackknife_influence(sums: FloatArray) -> FloatArray:
     """Influence of each document on means, ``(documents, k)``, from sums ``(documents, 1 + k)``.
 
     The first column counts. The root of the sum of squares is the jackknife standard error.
@@ -385,6 +385,6 @@ def _clustered_auroc(
     influence = np.empty_like(confidence)
     influence[right], influence[~right] = (above - value) / yes, (below - value) / no
     columns = (np.bincount(number, each, documents) for each in (None, number.size * influence))
-    deviation = float(np.linalg.norm(jackknife_influence(np.column_stack([*columns]))))
-    effective = min(effective_documents(number[side]) for side in (right, ~right))
+    deviation = float(np.linalg.norm(_jackknife_influence(np.column_stack([*columns]))))
+    effective = min(_effective_documents(number[side]) for side in (right, ~right))
     return ranking.Influenced(value, deviation, effective - 1)

@@ -126,7 +126,7 @@ def fit_head(
     >>> fit_head(table).kept
     True
     """
-    objective = objective or default_objective(head)
+    objective = objective or _default_objective(head)
     of_head, of_objective = _divided(head, objective, dict(options or {}))
     alphas = _alphas(head, objective, alpha)
     check_whole("epochs", epochs)
@@ -174,7 +174,7 @@ def fit_head(
     return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
 
 
-def default_objective(head: str) -> str:
+def _default_objective(head: str) -> str:
     """Return the objective of a head by default: the paper's for its own head."""
     return "selective" if head == "ats" else DEFAULT_OBJECTIVE
 
@@ -184,7 +184,7 @@ def options_for(head: str, objective: str | None = None) -> Options:
     known = modules.head_options(head)
     if head == "global":
         return known
-    return {**known, **objective_options(objective or default_objective(head))}
+    return {**known, **objective_options(objective or _default_objective(head))}
 
 
 def _divided(
@@ -234,7 +234,7 @@ def _reasons(head: str, score: str, kept: bool, always: bool, improved: bool, ga
     )
 
 
-class TokenSplit(NamedTuple):
+class _Split(NamedTuple):
     """Rows of the documents to train on, to stop early by, and to test on."""
 
     train: IntArray
@@ -242,7 +242,7 @@ class TokenSplit(NamedTuple):
     test: IntArray
 
 
-def split_documents(documents: IntArray, seed: int, fold: int | None) -> TokenSplit:
+def split_documents(documents: IntArray, seed: int, fold: int | None) -> _Split:
     """Split tokens ``(n,)`` by document, one of five folds for testing; none if ``fold`` is None.
 
     A tenth of all documents is for stopping, the rest for training.
@@ -256,7 +256,7 @@ def split_documents(documents: IntArray, seed: int, fold: int | None) -> TokenSp
     test = end - first
     stop = test + max(1, round(STOP * count))
     masks = (order >= stop, (order >= test) & (order < stop), order < test)
-    return TokenSplit(*(np.flatnonzero(mask) for mask in masks))
+    return _Split(*(np.flatnonzero(mask) for mask in masks))
 
 
 def _enough(rows: IntArray) -> IntArray:
@@ -267,7 +267,7 @@ def _enough(rows: IntArray) -> IntArray:
 class _Run(NamedTuple):
     """A head at its best epoch, after which documents for stopping have the lowest score."""
 
-    split: TokenSplit
+    split: _Split
     start: float  # the best log-sharpness for all tokens
     head: Head
     epoch: int = 0
@@ -289,7 +289,7 @@ class _Trainer(NamedTuple):
     seed: int
     device: torch.device
 
-    def run(self, split: TokenSplit, report: Callable[[], None]) -> _Run:
+    def run(self, split: _Split, report: Callable[[], None]) -> _Run:
         """Train a head from the best temperature on, for each alpha, and return the best one.
 
         Without objectives that is the temperature itself.
@@ -302,7 +302,7 @@ class _Trainer(NamedTuple):
         simple = _Run(split, start, GlobalHead(start=start))
         return min(runs, key=lambda run: run.score, default=simple)
 
-    def _start(self, split: TokenSplit) -> float:
+    def _start(self, split: _Split) -> float:
         """Return the one log-sharpness with the best score on all documents but the test's."""
         records = self.table.records(_enough(np.concatenate([split.train, split.stop])))
         if self.score == "nll":
@@ -312,7 +312,7 @@ class _Trainer(NamedTuple):
         return float(np.clip(solution.x[0], -LIMIT, LIMIT))
 
     def _trained(
-        self, split: TokenSplit, start: float, objective: Objective, report: Callable[[], None]
+        self, split: _Split, start: float, objective: Objective, report: Callable[[], None]
     ) -> _Run:
         """Train a head until documents for stopping do not improve; the best epoch may be 0."""
         with torch.random.fork_rng(devices=[]):
@@ -339,7 +339,7 @@ class _Trainer(NamedTuple):
         head.load_state_dict(state)
         return _Run(split, start, head, best_epoch, best)
 
-    def _score(self, head: Head, split: TokenSplit) -> float:
+    def _score(self, head: Head, split: _Split) -> float:
         predictions = predict_rows(head, self.table, split.stop)
         scores = predictions.scores()[self.score]
         return float(np.average(scores, weights=predictions.weight))

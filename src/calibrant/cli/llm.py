@@ -11,7 +11,7 @@ import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
-from calibrant.cli.engine import working
+from calibrant.cli.engine import Source
 from calibrant.cli.help import F, Group, Verb, option
 from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
 
@@ -92,7 +92,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with working(unit="tokens"):
+    with Source().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
@@ -155,7 +155,7 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with working(unit="epochs"):
+    with Source().working("epochs"):
         fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)

@@ -80,7 +80,7 @@ NONSENSE: dict[str, dict[str, Any]] = {
         **{"window": 0, "pending": 0.5, "keep": 0, "bins": 101, "false_alarms": 1.0},
         **{"tolerance": 0.5},
     },
-    "head mlp": {"width": 0, "units": 0, "activation": "tanh"},
+    "head mlp": {"width": 0, "units": 0},
     "loss ls": {"alpha": 1.1},
     "loss focal": {"gamma": -1.0},
     "loss mmce": {"weight": -1.0, "width": 0.0},

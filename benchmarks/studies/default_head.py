@@ -1,18 +1,26 @@
 """Which temperature head, with which objective: gains over one temperature, also on other texts.
 
-    python benchmarks/studies/default_head.py TABLES -o docs/data/llm_default.csv
-    python benchmarks/studies/default_head.py tables docs/data
+    python benchmarks/studies/default_head.py NAME=MODEL... --data DATA --work WORK -o docs/data
 
-TABLES has a folder for each model, with the folders CORPUS-fit and CORPUS-test of ``calibrant llm
-collect --prompts`` for some corpora. Every head is trained on each CORPUS-fit with every objective,
-and measured on each CORPUS-test of the same model, whether ``fit_head`` would keep it or not; the
-column ``kept`` says what it would do. ``--add`` keeps the rows that are there.
+MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json and qa/. For each
+model and each corpus (LIMA's answers, short answers to questions) a table to fit and one to measure
+on are collected in WORK, unless they are there. Every head is trained on each of the former with
+every objective, and measured on each of the latter, whether ``fit_head`` would keep it or not; the
+column ``kept`` says what it would do. Rows go to llm_default.csv, and the tables of the
+documentation are made of them. The tables of Qwen2.5-Coder-1.5B-Instruct are those of ``--few``,
+added with ``--add``.
+
+    python benchmarks/studies/default_head.py -o docs/data
+
+makes the tables of the rows alone.
 """
 
 import argparse
 import csv
 import math
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +30,107 @@ from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
 from calibrant.llm.heads import fit
+from calibrant.llm.heads.documents import BadDocument, DocumentEncoder, Encoded
 from calibrant.llm.heads.evaluate import paired_gain
-from calibrant.llm.heads.fitted import TokenPredictions, predict_rows
 from calibrant.llm.heads.tables import TokenTable
 
-CANDIDATES = {
-    "linear": ("nll", "bce", "brier"),
-    "mlp": ("nll", "bce", "brier"),
-    "shape": ("nll", "bce", "brier"),
-}
+SIZES = {"lima": (120, 60), "short": (200, 200)}
+"""Documents of each corpus to fit and to measure on."""
+FEW = {"lima": (57, 60), "short": (100, 100)}
+"""The same with ``--few``."""
+LENGTH = 128
+CANDIDATES = {"linear": ("nll", "bce"), "mlp": ("nll", "bce"), "shape": ("nll", "bce")}
 """Heads that train in seconds, each with its objectives."""
-Gains = dict[str, tuple[float, float]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--models", nargs="+")
+    parser.add_argument("models", nargs="*", metavar="NAME=MODEL")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--heads", nargs="+", default=list(CANDIDATES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--add", action="store_true")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--few", action="store_true", help="fewer documents, for large models")
+    parser.add_argument("--add", action="store_true", help="keep the rows that are there")
     given = parser.parse_args()
-    if str(given.folder) == "tables":
-        write_tables(given.data, tables(given.data))
-        return
     torch.set_num_threads(1)
+    models = dict(model.split("=", 1) for model in given.models)
+    for name, file in models.items():
+        collect(file, given.data, given.work / name, FEW if given.few else SIZES)
+    if models:
+        measure(given, list(models))
+    write_tables(given.out, tables(given.out))
+
+
+# ------------------------------------------------------------------------------------- collecting
+
+
+def collect(model: str, data: Path, folder: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Collect a table to fit and one to measure on for each corpus."""
+    wanted = {corpus: (folder / f"{corpus}-fit", folder / f"{corpus}-test") for corpus in SIZES}
+    missing = [corpus for corpus, paths in wanted.items() if not all(map(complete, paths))]
+    if not missing:
+        return
+    network, tokenizer = llm.load_model(model, dtype="bfloat16")
+    for corpus in missing:
+        first, second = sizes[corpus]
+        texts = encoded(corpus, data, tokenizer)
+        for path, part in zip(
+            wanted[corpus], (texts[:first], texts[first : first + second]), strict=True
+        ):
+            start = time.perf_counter()
+            table = llm.collect(network, part, path, prompts=True, length=LENGTH, batch=2048)
+            print(f"{path}: {len(table):,} tokens in {time.perf_counter() - start:.0f} s")
+
+
+def complete(path: Path) -> bool:
+    try:
+        return len(llm.open_table(path)) > 0
+    except ValueError:
+        return False
+
+
+def encoded(corpus: str, data: Path, tokenizer: Any) -> list[Encoded]:
+    """Documents of a corpus, in random order; of a base model prompts with answers, not chats."""
+    roles = ("user", "assistant")
+    documents = [
+        [{"role": role, "content": text} for role, text in zip(roles, pair, strict=True)]
+        if tokenizer.chat_template
+        else (f"Question: {pair[0]}\nAnswer:", f" {pair[1]}\n")
+        for pair in (instructions(data) if corpus == "lima" else answers(data))
+    ]
+    random.Random(0).shuffle(documents)
+    encode, found = DocumentEncoder(tokenizer, LENGTH), []
+    for document in documents[: 2 * sum(SIZES[corpus])]:
+        try:
+            text = encode(document, corpus)
+        except BadDocument:  # an answer is empty
+            continue
+        found += [text] if len(text.targets) else []  # nothing of the answer is within the length
+    return found
+
+
+def instructions(data: Path) -> list[tuple[str, str]]:
+    chats = llm.read_documents(data / "lima.json")
+    return [(chat[0]["content"], chat[1]["content"]) for chat in chats if len(chat) == 2]
+
+
+def answers(data: Path) -> list[tuple[str, str]]:
+    asked = llm.read_questions(data / "qa" / "triviaqa.test.txt")[:3000]
+    asked += llm.read_questions(data / "qa" / "sciq.test.txt")
+    return [(question.text, question.references[0]) for question in asked]
+
+
+# -------------------------------------------------------------------------------------- measuring
+
+
+def measure(given: argparse.Namespace, models: list[str]) -> None:
+    """Write a row for each head and each table that it is measured on."""
     vars(fit)["STANDARD_ERRORS"] = -math.inf  # keep every head, to see what it does
-    with given.out.open("a" if given.add else "w", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        for row in measured(given):
+    writer: csv.DictWriter[str] | None = None
+    with (given.out / "llm_default.csv").open("a" if given.add else "w", newline="") as file:
+        for row in measured(given, models):
             if writer is None:
                 writer = csv.DictWriter(file, list(row), lineterminator="\n")
                 if not given.add:
@@ -61,18 +139,16 @@ def main() -> None:
             file.flush()
 
 
-def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a row for each head and each table that it is measured on."""
-    for folder in sorted(given.folder.iterdir()):
-        if given.models and folder.name not in given.models:
-            continue
-        tests = {path.name[:-5]: llm.open_table(path) for path in sorted(folder.glob("*-test"))}
-        for path in sorted(folder.glob("*-fit")):
-            table = llm.open_table(path)
+def measured(given: argparse.Namespace, models: list[str]) -> Iterator[dict[str, Any]]:
+    for model in models:
+        folder = given.work / model
+        tests = {corpus: llm.open_table(folder / f"{corpus}-test") for corpus in SIZES}
+        for corpus in SIZES:
+            table = llm.open_table(folder / f"{corpus}-fit")
             for head in given.heads:
                 for objective in CANDIDATES[head]:
                     for seed in range(given.seeds):
-                        about = {"model": folder.name, "fit": path.name[:-4], "head": head}
+                        about = {"model": model, "fit": corpus, "head": head}
                         about |= {"objective": objective, "seed": seed}
                         yield from trained(table, tests, about)
 
@@ -81,33 +157,24 @@ def trained(
     table: TokenTable, tests: dict[str, TokenTable], about: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Train one head, and yield its figures on each table."""
-    head, seed = about["head"], about["seed"]
-    fitted = llm.fit_head(table, head, about["objective"], seed=seed)
-    one = llm.FittedHead.from_temperature(fitted.settings["temperature"], table.fingerprint)
-    held = fit.split_documents(table.documents, seed=seed).test
-    before, after = (predict_rows(each.head, table, held) for each in (one, fitted))
-    score = "nll" if about["objective"] == "nll" else "brier"
-    mean, error = gains(before, after, table.documents[held])[score]
+    start = time.perf_counter()
+    fitted = llm.fit_head(table, about["head"], about["objective"], seed=about["seed"])
+    seconds = time.perf_counter() - start
+    settings = fitted.settings
+    one = llm.FittedHead.from_temperature(settings["temperature"], table.fingerprint)
+    clear = settings["gain"] > 2 * settings["standard_error"]
     for name, test in tests.items():
-        simple, own = (llm.token_predictions(test, each) for each in (one, fitted))
-        plain = llm.token_predictions(test)
+        tried = {"before": None, "global": one, "head": fitted}
+        told = {key: llm.token_predictions(test, each) for key, each in tried.items()}
         row = {**about, "test": name, "documents": len(set(test.documents)), "tokens": len(test)}
-        row |= {"kept": int(fitted.settings["epoch"] > 0 and mean > 2 * error)}
-        for score, (gain, deviation) in gains(simple, own, test.documents).items():
-            row |= {score: f"{gain:.6f}", f"{score}_error": f"{deviation:.6f}"}
-        figures = {"before": plain.figures(), "global": simple.figures(), "head": own.figures()}
-        row |= {f"ece_{key}": f"{value['ece']:.5f}" for key, value in figures.items()}
+        row |= {"kept": int(fitted.kept and clear), "seconds": f"{seconds:.1f}"}
+        for score, own in told["head"].scores().items():
+            simple = told["global"].scores()[score]
+            gain = paired_gain(simple, own, test.documents, told["head"].weight)
+            row |= {score: f"{gain.mean:.6f}", f"{score}_error": f"{gain.error:.6f}"}
+        row |= {f"ece_{key}": f"{each.figures()['ece']:.5f}" for key, each in told.items()}
         print(row, flush=True)
         yield row
-
-
-def gains(simple: TokenPredictions, own: TokenPredictions, documents: Any) -> Gains:
-    """Gains of a head over one temperature, each with its standard error by documents."""
-    found = {}
-    for score, values in own.scores().items():
-        gain = paired_gain(simple.scores()[score], values, documents, own.weight)
-        found[score] = gain.mean, gain.error
-    return found
 
 
 # ----------------------------------------------------------------------------------------- tables
@@ -126,10 +193,11 @@ def summary(same: Rows, other: Rows) -> list[tuple[str, ...]]:
     names = ("NLL gain", "Brier gain", "ECE %")
     heading = ("head", "objective", "kept", *names, *(f"{name}, other texts" for name in names))
     table: list[tuple[str, ...]] = [heading]
-    for objective in ("nll", "brier"):
+    for objective in ("nll", "bce"):
         pair = [chosen(rows, head="linear", objective=objective) for rows in (same, other)]
         ece = [f"{np.mean([100 * float(row['ece_global']) for row in rows]):.2f}" for rows in pair]
-        table.append(("global", objective, "", MISSING, MISSING, ece[0], MISSING, MISSING, ece[1]))
+        score = "nll" if objective == "nll" else "brier"
+        table.append(("global", score, "", MISSING, MISSING, ece[0], MISSING, MISSING, ece[1]))
     for head, objectives in CANDIDATES.items():
         for objective in objectives:
             mine, theirs = (chosen(rows, head=head, objective=objective) for rows in (same, other))
@@ -153,17 +221,17 @@ def counted(rows: Rows) -> list[str]:
 
 
 def each(rows: Rows) -> list[tuple[str, ...]]:
-    """Gains of the first seed of some heads, for each model and pair of corpora."""
-    shown = (("linear", "nll"), ("linear", "bce"), ("mlp", "nll"), ("shape", "nll"))
-    heading = ["model", "trained on", "measured on", "ECE %: as it is", "one temperature"]
-    table = [(*heading, *(f"{head} {objective}" for head, objective in shown))]
-    first = chosen(rows, seed="0")
+    """Gains in likelihood of each head, for each model and pair of corpora."""
+    heads = [head for head in CANDIDATES if chosen(rows, head=head, objective="nll")]
+    heading = ("model", "trained on", "measured on", "ECE %: as it is", "one temperature", *heads)
+    table: list[tuple[str, ...]] = [heading]
+    first = chosen(rows, seed="0", objective="nll")
     keys = dict.fromkeys((row["model"], row["fit"], row["test"]) for row in first)
     for model, corpus, test in keys:
         own = chosen(first, model=model, fit=corpus, test=test)
         cells = []
-        for head, objective in shown:
-            (row,) = chosen(own, head=head, objective=objective)
+        for head in heads:
+            (row,) = chosen(own, head=head)
             cells.append(f"{float(row['nll']):+.4f} ± {float(row['nll_error']):.4f}")
         before, one = (f"{100 * float(own[0][f'ece_{k}']):.2f}" for k in ("before", "global"))
         table.append((model, corpus, test, before, one, *cells))

@@ -152,9 +152,8 @@ def trained(
     def told(done: int, total: int) -> None:
         print(f"{head} {name} {seed}: epoch {done} of {total}, {time.perf_counter() - start:.0f} s")
 
-    fitted = llm.fit_head(
-        table, head, seed=seed, device=device, batch=2048, progress=told, **options
-    )
+    with cal.use(progress=told):
+        fitted = llm.fit_head(table, head, seed=seed, device=device, batch=2048, **options)
     seconds = time.perf_counter() - start
     if seed == 0:
         cal.save(fitted, out / "saved" / f"{head}-{name}")
@@ -164,7 +163,7 @@ def trained(
         "objective": name,
         "seed": seed,
         "kept": int(fitted.kept),
-        "epoch": fitted.settings["epoch"],
+        "epoch": fitted.settings.get("epoch", ""),
         "alpha": fitted.settings.get("alpha", ""),
         "temperature": f"{fitted.settings['temperature']:.4f}",
         "seconds": f"{seconds:.1f}",

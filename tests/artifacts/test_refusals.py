@@ -333,7 +333,7 @@ def test_a_head_of_another_size_is_refused(tmp_path):
 SETS: dict[str, object] = {"limit": -0.1, "score": "aps", "coverage": 0.9}
 SETS |= {"n": 50, "classes": 3, "seed": 0, "mean_size": 1.5}
 NUMBERS = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
-NUMBERS |= {"max_error": 0.25, "level": 0.95}
+NUMBERS |= {"max_error": 0.25, "certainty": 0.95}
 
 
 def text_tensor(text):

@@ -23,6 +23,16 @@ from tests.support.command_line import in_shell
 VERBS = [name for name in cli.cli.commands if name != "llm"]
 
 
+def of_group(group, *start):
+    """The words of a group and of all commands inside."""
+    yield " ".join(start)
+    for name, command in getattr(group, "commands", {}).items():
+        yield from of_group(command, *start, name)
+
+
+LANGUAGE_MODELS = [*of_group(cli.cli.commands["llm"], "llm")]
+
+
 def test_every_verb_stands_in_one_section_with_a_whole_sentence(run):
     code, out, _ = run("--help")
     assert code == 0
@@ -34,11 +44,13 @@ def test_every_verb_stands_in_one_section_with_a_whole_sentence(run):
         assert re.findall(r"^  (\w+) +[A-Z].*\.$", section, re.M) == names
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *VERBS, *LANGUAGE_MODELS])
 def test_help_fits_80_columns(run, verb):
     code, out, _ = run(*verb.split(), "--help")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
+    listed = re.split(r"\n(?:Commands|Tokens|Answers):\n", out)[1:]
+    assert not any("..." in part for part in listed)
 
 
 def test_help_imports_nothing_heavy():

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import warnings
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -38,6 +39,7 @@ from tests.support.language_models import (
     QUIZ_WORDS,
     quiz_model,
     quiz_tokenizer,
+    random_head,
     transformers,
     true_by_hand,
 )
@@ -157,8 +159,9 @@ def test_from_documents_to_an_answer(run, saved, model):
     code, out, err = run("llm", "evaluate", head, saved / "questions.txt", *questions)
     assert code == 0, err
     assert "7 answers" in out
-    assert "before" in out
-    assert "after" in out
+    assert "as it is" in out
+    assert "one temperature" in out
+    assert "by questions" in out
 
 
 def said(run, *arguments):
@@ -247,12 +250,34 @@ def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer,
     answers = ask(model, tokenizer, [short_prompt(question) for question in questions])
     pairs = list(zip(questions, answers, strict=True))
     right = np.array([exact_match(answer.text, question.references) for question, answer in pairs])
-    for name, temperature in {"before": 1.0, "after": 3.0}.items():
+    for name, temperature in {"before": 1.0, "global": 3.0}.items():
         prompts = [verdict_prompt(question, answer.text) for question, answer in pairs]
         chances = [true_by_hand(model, tokenizer, prompt, temperature) for prompt in prompts]
         brier = np.mean((np.array(chances) - right) ** 2)
         assert found[name]["metrics"]["brier"]["value"] == pytest.approx(brier, abs=1e-5)
         assert plain[name]["metrics"]["brier"]["value"] != pytest.approx(brier, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_questions_are_measured_beside_one_temperature(run, saved, model, tmp_path):
+    fitted = FittedHead(random_head("linear"), fingerprint_of(model), "nll")
+    cal.save(replace(fitted, settings={"temperature": 2.0}), tmp_path / "head")
+    asked = ("--model", saved / "model", "--shots", "1", "--level", "0")
+    start = ("llm", "evaluate", tmp_path / "head", saved / "questions.txt", *asked)
+    code, out, err = run(*start, "--json")
+    assert code == 0, err
+    (found,) = json.loads(out)["sources"]
+    assert [name for name in found if name in ROWS] == [*ROWS]
+    assert {*found["gains"]} == {"before", "head"}
+    for score in ("nll", "brier"):
+        values = {name: found[name]["metrics"][score]["value"] for name in ROWS}
+        for name, gains in found["gains"].items():
+            assert gains[score]["mean"] == pytest.approx(values["global"] - values[name])
+            assert gains[score]["documents"] == 7
+            assert gains[score]["error"] > 0
+    _, out, _ = run(*start)
+    rows = [line.split("  ")[0].strip() for line in out.splitlines()]
+    assert [row for row in rows if row in ROWS.values()] == [*ROWS.values(), "as it is", "head"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers

@@ -54,25 +54,31 @@ def verb() -> Callable[[Callable[..., Any]], Verb]:
     return click.command(cls=Verb, context_settings={"show_default": True})
 
 
-class Verbs(click.Group):
-    """The verbs, in the help under the titles of ``sections``, each with a whole sentence."""
+class Group(click.Group):
+    """Commands with a whole sentence each, in the help under the titles of ``sections``."""
 
-    def __init__(self, *args: Any, sections: Mapping[str, Any], **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
         self.sections = sections
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section."""
+        width = max(map(len, self.commands))
+        for title, names in (self.sections or {"Commands": sorted(self.commands)}).items():
+            lines = {f"{n:{width}}": self.commands[n].get_short_help_str(200) for n in names}
+            with formatter.section(title):
+                formatter.write_dl([*lines.items()])
+
+
+class Verbs(Group):
+    """The verbs."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a verb, which may be told to be quiet."""
         super().add_command(cmd, name)
         _add_quiet(cmd)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs of each section."""
-        width = max(map(len, self.commands))
-        for title, names in self.sections.items():
-            lines = {f"{n:{width}}": self.commands[n].get_short_help_str(200) for n in names}
-            with formatter.section(title):
-                formatter.write_dl([*lines.items()])
 
 
 def _add_quiet(command: click.Command) -> None:

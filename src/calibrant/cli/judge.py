@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
+from calibrant.cli.help import Group
 from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ SCALE = click.option(
 )
 
 
-class _EstimateByDefault(click.Group):
+class _EstimateByDefault(Group):
     """A group in which a file in the place of a verb is passed to ``estimate``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

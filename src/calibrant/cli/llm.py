@@ -4,64 +4,77 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
-from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
+from calibrant.cli.engine import Source
+from calibrant.cli.help import F, Group, Verb, option
+from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from rich.text import Text
 
-    from calibrant.llm import Answer, FittedHead
+    from calibrant.llm import Answer
     from calibrant.llm.answers.calibrating import Reply
-    from calibrant.llm.answers.graded import GradedAnswers
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
-    from calibrant.llm.heads.evaluate import Evaluations
+    from calibrant.llm.heads.evaluate import Evaluations, Gains
 
     Biases = Mapping[str, OptionBias]
-    Result = tuple[str, Evaluations, Biases]
+    Result = tuple[str, Evaluations, Gains, Biases]
 
-DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
-DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
-TRUST = click.option(
+DEVICE = option("--device", metavar="NAME", help="A torch device.  [default: where the model is]")
+DTYPE = option("--dtype", default="auto", metavar="NAME", help="Precision of the model.")
+TRUST = option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
+LIMIT: Any = {"type": shared.AT_LEAST_1, "metavar": "N"}
 ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
-"""What was done to the tokens of a table, in words."""
+"""What was done to the tokens or the answers, in words."""
 SCORES = {"nll": "NLL", "brier": "Brier"}
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
-CONFIDENCE = click.option(
+CONFIDENCE = option(
     "--confidence",
     type=click.Choice(CONFIDENCES),
-    help="Confidence of a written answer: an aggregate of its token probabilities, or the model's "
-    "verdict in a second prompt (p_true).  [default: geometric]",
+    metavar="NAME",
+    help="Confidence of a written answer: an aggregate of its token probabilities (geometric, "
+    "product, arithmetic, first or minimum), or the model's verdict in a second prompt (p_true).  "
+    "[default: geometric]",
 )
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(
+    cls=Group,
+    sections={
+        "Tokens": ["collect", "fit", "evaluate", "ask"],
+        "Answers": ["answers", "gate", "judge"],
+    },
+)
 def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
 
-llm.add_command(llm_gate.gate)
+def verb(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
+    """Make a function a verb of a group, whose help shows all defaults."""
+    return group.command(name, cls=Verb, context_settings={"show_default": True})
 
 
-@llm.command()
+@verb(llm)
 @click.argument("model")
 @click.argument("documents")
-@click.option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
-@click.option("--length", default=1024, help="Largest length of a document.")
-@click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
-@click.option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
-@click.option("--batch", default=8192, help="Tokens of a batch.")
-@click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
+@option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
+@option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
+@option("--limit", **LIMIT, help="Use only the first documents.")
+@option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
+@option("--batch", default=8192, metavar="N", help="Tokens of a batch.")
+@option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
 @TRUST
@@ -79,32 +92,35 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with progress_bar("tokens") as progress:
-        table, total = collect_file(model, documents, out, progress=progress, **options)
+    with Source().working("tokens"):
+        table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
-@llm.command()
+@verb(llm)
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
-@click.option("--head", default="linear", help="Kind: linear, mlp, shape, ats or global.")
-@click.option(
+@option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
+@option(
     "--objective",
+    metavar="NAME",
     help="nll, bce, brier, smart or selective (the paper's).  [default: selective for ats, else "
     "nll]",
 )
-@click.option(
+@option(
     "--alpha",
     metavar="NUMBER|search",
     help="Weight of wrong tokens in the selective objective.  [default: 0.5]",
 )
-@SET
-@click.option("--epochs", default=40, help="Largest number of epochs.")
-@click.option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
-@click.option("--seed", default=0, help="Seed of the split and the training.")
-@click.option("--device", default="cpu", help="Where the head is trained.")
-@click.option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
+@option(
+    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of head or objective."
+)
+@option("--epochs", default=40, metavar="N", help="Largest number of epochs.")
+@option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
+@option("--seed", default=0, metavar="N", help="Random seed of the folds and the training.")
+@option("--device", default="cpu", metavar="NAME", help="Where the head is trained.")
+@option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
 @AS_JSON
 def fit(
     tables: tuple[str, ...],
@@ -120,14 +136,15 @@ def fit(
 
     The head sets the temperature of each token. It is kept only if it beats one temperature for
     all tokens on held-out documents by two standard errors; otherwise that temperature is saved,
-    with the reason. --head ats is adaptive temperature scaling as in its paper, apart from this
-    rule, which --keep-always switches off. --set sets options of the head and the objective.
+    with the reason. Up to 1,000 documents are all held out once, in five folds. --head ats is
+    adaptive temperature scaling as in its paper, apart from this rule, which --keep-always
+    switches off.
 
     \b
     Examples:
       calibrant llm fit table -o head
       calibrant llm fit table --head ats --alpha 0.5 --keep-always -o head
-      calibrant llm fit table --head mlp --objective bce --set units=128 -o head
+      calibrant llm fit table --head mlp --set units=128 -o head
     """  # noqa: D301
     from calibrant._core.options import parse_options
     from calibrant.artifacts import save
@@ -138,8 +155,8 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with progress_bar("epochs") as progress:
-        fitted = fit_head(table, head, progress=progress, **training)
+    with Source().working("epochs"):
+        fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
@@ -163,41 +180,41 @@ def _alpha(text: str | None) -> Any:
         return text
 
 
-@llm.command()
+@verb(llm)
 @click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
-@click.option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
-@click.option("--limit", type=click.IntRange(1), help="Draw this many questions.")
-@click.option("--shots", type=click.IntRange(0), default=5, help="Solved examples before each.")
+@option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
+@option("--limit", **LIMIT, help="Draw this many questions.")
+@option(
+    "--shots", type=shared.AT_LEAST_0, default=5, metavar="N", help="Solved examples before each."
+)
 @CONFIDENCE
-@click.option(
+@option(
     "--keep-predictions",
     is_flag=True,
     help="Calibrate multiple choice without changing an answer of the model.",
 )
-@click.option(
+@option(
     "--permutations",
     type=click.Choice(("cyclic", "all")),
     help="Also ask multiple choice with its options in other orders, and average.",
 )
-@click.option(
+@option(
     "--chat",
     is_flag=True,
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
 )
-@click.option(
+@option(
     "--max-new-tokens",
-    type=click.IntRange(1),
+    **LIMIT,
     help="Longest written answer.  [default: 32 tokens, with --chat 64]",
 )
-@click.option(
+@option(
     "--samples",
-    type=click.IntRange(1),
+    **LIMIT,
     help="Also draw this many answers to each question, for --save-answers.",
 )
-@click.option(
-    "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
-)
-@click.option("--seed", default=0, help="Seed of the draw of questions.")
+@option("--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'.")
+@option("--seed", default=0, metavar="N", help="Random seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
@@ -222,11 +239,11 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a language model, as it is and with a head.
 
-    HEAD is a folder of 'llm fit'. TABLE is a table of 'llm collect', whose tokens are measured as
-    they are, with one temperature and with the head, and what the head gains over the temperature.
-    QUESTIONS, with --model, is a text file of questions and answers, graded by exact match; a
-    folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to be
-    likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
+    HEAD is a folder of 'llm fit'. Most of what it gains, one temperature for all tokens gains too:
+    both are measured, and what the head adds. TABLE is a table of 'llm collect', whose tokens are
+    measured. QUESTIONS, with --model, is a text file of questions and answers, graded by exact
+    match; a folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to
+    be likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
     calibrated, each by a fit on others: it corrects a preference for some letters. With
     --permutations it is asked in several orders of its options, too, over which the preference
     averages out: the reference, at several times the cost.
@@ -240,36 +257,39 @@ def evaluate(
     Examples:
       calibrant llm evaluate head other_table
       calibrant llm evaluate head triviaqa.txt --model model/ --limit 200
-      calibrant llm evaluate triviaqa.txt --model model/ --chat --save-answers graded.jsonl
-      calibrant llm evaluate triviaqa.txt --model model/ --samples 5 --save-answers graded.jsonl
+      calibrant llm evaluate triviaqa.txt --model model/ --chat \\
+        --save-answers graded.jsonl
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.llm import FittedHead, load_model
+    from calibrant.llm import FittedHead, load_model, open_table
+    from calibrant.llm.heads.evaluate import evaluate_table
 
     folder, paths = _head_and_rest(paths)
     fitted = load(folder, FittedHead) if folder else None
     if model is None:
         names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
         _check_unused(paths, *names, "max_new_tokens", "samples", "saved")
-        _evaluate_tables(paths, fitted, level or None, form)
+        evaluated = evaluate_table(open_table(list(paths)), fitted, level=level or None)
+        results: Iterable[Result] = [("tokens", *evaluated, {})]
+    else:
+        # mistakes in these show before the slow load of the model
+        if samples and not saved:
+            raise click.UsageError("--samples are for a file of answers: add --save-answers FILE")
+        wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
+        wanted["max_new_tokens"] = max_new_tokens
+        asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
+        network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        _tell_of_base(network[1], chat=chat)
+        options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
+        results = _measure(network, asked, level or None, saved, **options)
+    if form == "json":
+        content = [_as_json(*result) for result in results]
+        with until_closed():
+            shared.write_json({"sources": content})
         return
-    # mistakes in these show before the slow load of the model
-    _check_samples(samples, saved)
-    wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
-    wanted["max_new_tokens"] = max_new_tokens
-    asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
-    network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    _tell_of_base(network[1], chat=chat)
-    options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
-    results = _measure(network, asked, level or None, saved, **options)
-    if form != "json":
-        for title, evaluations, biases in results:
-            shared.print_evaluations(title, evaluations)
-            _print_biases(biases)
-        return
-    content = [_as_json(*result) for result in results]
-    with until_closed():
-        shared.write_json({"sources": content})
+    for result in results:
+        with until_closed():
+            _print_result(*result)
 
 
 def _head_and_rest(paths: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
@@ -284,37 +304,28 @@ def _head_and_rest(paths: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]
     return first, paths[1:]
 
 
-def _evaluate_tables(
-    tables: tuple[str, ...], fitted: FittedHead | None, level: float | None, form: str | None
-) -> None:
-    """Print how calibrated the tokens of tables are, and what the head adds to one temperature."""
-    from calibrant.llm import open_table
-    from calibrant.llm.heads.evaluate import evaluate_table
-
-    evaluations, gains = evaluate_table(open_table(list(tables)), fitted, level=level)
-    with until_closed():
-        if form == "json":
-            told = {on: {name: g._asdict() for name, g in of.items()} for on, of in gains.items()}
-            content = _as_json("tokens", evaluations, {}) | ({"gains": told} if told else {})
-            shared.write_json({"sources": [content]})
-            return
-        console, first = new_console(), evaluations["before"]
-        console.print(f"tokens: {first.describe()}", style="dim", soft_wrap=True)
-        rows = []
-        for name, evaluation in evaluations.items():
-            cells = {label: shown for label, *shown in evaluation.table()}
-            figures = [cells[label][0] for label in ("NLL", "Brier", "AUROC of confidence")]
-            rows.append([ROWS[name], *cells["ECE"], *figures])
-        headings = ["", "ECE", first.interval_heading, "NLL", "Brier", "AUROC"]
-        console.print(shared.text_table(headings, rows))
-        if gains:
-            title = "gain over one temperature (± standard error by documents)"
-            console.print(f"\n{title}", style="dim")
-            rows = [
-                [ROWS[name], *(f"{of[x].mean:+.4f} ± {of[x].error:.4f}" for x in SCORES)]
-                for name, of in gains.items()
-            ]
-            console.print(shared.text_table(["", *SCORES.values()], rows))
+def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Biases) -> None:
+    """Print a row for everything that was measured, and what it gains over one temperature."""
+    console, first = new_console(), evaluations["before"]
+    console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
+    rows = []
+    for name, evaluation in evaluations.items():
+        cells = {label: shown for label, *shown in evaluation.table()}
+        figures = [cells[label][0] for label in ("accuracy", "NLL", "Brier", "AUROC of confidence")]
+        rows.append([ROWS.get(name, name), *cells["ECE"], *figures])
+    headings = ["", "ECE", first.interval_heading, "accuracy", "NLL", "Brier", "AUROC"]
+    console.print(shared.text_table(headings, rows))
+    if gains:
+        by = "documents" if first.documents else "questions"
+        title = f"gain over one temperature (± standard error by {by})"
+        console.print(f"\n{title}", style="dim")
+        rows = [
+            [ROWS.get(name, name), *(f"{of[x].mean:+.4f} ± {of[x].error:.4f}" for x in SCORES)]
+            for name, of in gains.items()
+        ]
+        console.print(shared.text_table(["", *SCORES.values()], rows))
+    for name, bias in biases.items():
+        console.print(f"{ROWS.get(name, name)}: {bias.describe()}", style="dim", soft_wrap=True)
 
 
 def _read_questions(
@@ -348,11 +359,6 @@ def _tell_of_base(tokenizer: Any, *, chat: bool) -> None:
         )
 
 
-def _check_samples(samples: int | None, saved: str | None) -> None:
-    if samples and not saved:
-        raise click.UsageError("--samples are for a file of answers: add --save-answers FILE")
-
-
 def _measure(
     network: tuple[Any, Any],
     asked: Mapping[str, QuestionSet],
@@ -361,13 +367,11 @@ def _measure(
     **options: Any,
 ) -> Iterator[Result]:
     """Yield the evaluations of each set of questions when they are there."""
-    from calibrant.llm.answers.calibrating import evaluate_graded
+    from calibrant.llm.answers.calibrating import evaluate_graded, gains_of_graded
     from calibrant.llm.answers.graded import write_rows
     from calibrant.llm.answers.grading import check_lengths, grade_questions
 
-    for (
-        questions
-    ) in asked.values():  # a prompt that is too long must not cost the answers to others
+    for questions in asked.values():  # too long a prompt must not cost the answers to others
         named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
         check_lengths(*network, questions, **named)
     rows: list[dict[str, Any]] = []
@@ -375,54 +379,45 @@ def _measure(
     for path, questions in asked.items():
         with progress_bar("prompts") as progress:
             graded = grade_questions(*network, questions, progress=progress, **options)
+        # the answers with the head, or with one temperature if that was kept
+        last = graded[next(name for name in reversed(ROWS) if name in graded)]
         if saved:
-            rows += _last(graded).rows()
+            rows += last.rows()
             write_rows(saved, rows)  # after each set, so that an error costs only those to come
-        _tell_of_truncated(_last(graded))
+        if count := sum(last.truncated):
+            say(
+                f"note: {count:,} of {len(last.truncated):,} answers were truncated and graded as "
+                "they are: raise --max-new-tokens"
+            )
         biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
-        yield path, evaluate_graded(graded, level=level), biases
+        yield path, evaluate_graded(graded, level=level), gains_of_graded(graded), biases
     if saved:
         rest = f"{saved} --signals all" if options["samples"] else saved
         say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {rest} -o MAP")
 
 
-def _tell_of_truncated(graded: GradedAnswers) -> None:
-    if count := sum(graded.truncated):
-        say(
-            f"note: {count:,} of {len(graded.truncated):,} answers were truncated and graded as "
-            "they are: raise --max-new-tokens"
-        )
-
-
-def _as_json(title: str, evaluations: Evaluations, biases: Biases) -> dict[str, Any]:
+def _as_json(title: str, evaluations: Evaluations, gains: Gains, biases: Biases) -> dict[str, Any]:
     content = {"source": title, **{name: one.to_dict() for name, one in evaluations.items()}}
+    if gains:
+        content["gains"] = {
+            name: {score: gain._asdict() for score, gain in of.items()}
+            for name, of in gains.items()
+        }
     if biases:
         content["option_bias"] = {name: bias.to_dict() for name, bias in biases.items()}
     return content
 
 
-def _print_biases(biases: Biases) -> None:
-    console = new_console()
-    with until_closed():
-        for name, bias in biases.items():
-            console.print(f"{name}: {bias.describe()}", style="dim", soft_wrap=True)
-
-
-def _last(graded: Mapping[str, GradedAnswers]) -> GradedAnswers:
-    """Answers with the head if there is one, else without."""
-    return graded.get("after", graded["before"])
-
-
-@llm.command()
+@verb(llm)
 @click.argument("model")
 @click.argument("question")
 @click.argument("folder", required=False, metavar="[HEAD]")
-@click.option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
+@option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
 @CONFIDENCE
-@click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer.")
-@click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
-@click.option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
+@option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
+@option("--max-new-tokens", **LIMIT, default=64, help="Longest answer, in tokens.")
+@option("--plain", is_flag=True, help="Do not render the question as a chat.")
+@option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
 @DEVICE
 @DTYPE
 @TRUST
@@ -447,7 +442,7 @@ def ask(
 
     \b
     Examples:
-      calibrant llm ask model/ "What is the capital of Peru?" head --min-confidence 0.5
+      calibrant llm ask model/ "What is the capital of Peru?" head
       calibrant llm ask model/ "What is the capital of Peru?" head --answers map
     """  # noqa: D301
     from calibrant.artifacts import load
@@ -473,26 +468,26 @@ def ask(
         say(written)
 
 
-@llm.group(context_settings={"show_default": True})
+@llm.group(cls=Group)
 def answers() -> None:
     """Calibrate graded answers of any origin: the chance that an answer is right."""
 
 
-@answers.command("fit")
+@verb(answers, "fit")
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
-@click.option(
+@option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
+@option(
     "--confidence",
     type=click.Choice(CONFIDENCES[:-1]),
     help="Compute confidences from the token probabilities.  [default: those of FILE, else "
     "geometric]",
 )
-@click.option(
+@option(
     "--signals",
     metavar="NAMES",
     help="Combine signals in place of the confidence: 'all', or names with commas.",
 )
-@click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
+@option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
 @AS_JSON
 def fit_map(
     file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
@@ -542,10 +537,10 @@ def fit_map(
     say(f"{written}; to use it: {usage}")
 
 
-@answers.command("apply")
+@verb(answers, "apply")
 @click.argument("mapped", metavar="MAP")
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="FILE", help="File to write.")
+@option("-o", "--out", required=True, metavar="FILE", help="File to write.")
 def apply_map(mapped: str, file: str, out: str) -> None:
     """Write answers with the chance that each is right, as 'calibrated'.
 
@@ -610,4 +605,5 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
+llm.add_command(llm_gate.gate)
 llm.add_command(judge.judge)

@@ -44,7 +44,7 @@ def fields(
 
     \b
     Examples:
-      calibrant llm answers fields batch_output.jsonl --outcomes truth.jsonl -o fields.jsonl
+      calibrant llm answers fields out.jsonl --outcomes true.jsonl -o fields.jsonl
       calibrant llm answers fields new.jsonl --kinds kinds.json -o fields.jsonl
     """  # noqa: D301
     from calibrant.llm import fields_of, read_log

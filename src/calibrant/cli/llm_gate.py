@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
+from calibrant.cli.help import Group
 from calibrant.cli.shared import AS_JSON, new_console, say, until_closed
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ STATE = click.option(
 )
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(cls=Group, context_settings={"show_default": True})
 def gate() -> None:
     """Accept answers, verify them, or hand them to a person, at a promised error."""
 
@@ -80,8 +81,8 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Examples:
       calibrant llm gate fit graded.jsonl --max-error 0.05 -o gate
-      calibrant llm gate fit graded.jsonl --max-error 0.05 --by-kind --verifier-misses 0.2 -o gate
-      calibrant llm gate fit chats.jsonl --max-error 0.1 --unit conversation -o gate
+      calibrant llm gate fit graded.jsonl --max-error 0.05 --by-kind -o gate
+      calibrant llm gate fit chats.jsonl --max-error 0.1 --unit turn -o gate
 
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
@@ -125,7 +126,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     \b
     Examples:
       calibrant llm gate check gate new.jsonl > judged.jsonl
-      calibrant llm gate check gate new.jsonl --state watch.json --fail -o judged.jsonl
+      calibrant llm gate check gate new.jsonl --state watch.json -o judged.jsonl
 
     \b
     Exit status: 0 done, 1 an answer is not accepted and --fail, 2 could not run.

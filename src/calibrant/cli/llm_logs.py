@@ -74,7 +74,7 @@ def report(
 
     \b
     Examples:
-      calibrant llm answers report batch_output.jsonl --outcomes graded.csv -o report
+      calibrant llm answers report output.jsonl --outcomes graded.csv -o report
       calibrant llm answers report lm_eval_output/ --outcome acc_norm -o report
     """  # noqa: D301
     from calibrant.llm import read_log, study_answers
@@ -105,7 +105,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     \b
     Examples:
       calibrant llm answers read logs/capitals.eval -o answers.jsonl
-      calibrant llm answers read samples_arc_easy_2026-01-01T00-00-00.jsonl -o options.npz
+      calibrant llm answers read samples_arc_easy_2026.jsonl -o options.npz
     """  # noqa: D301
     from calibrant.llm import read_log
     from calibrant.llm.answers.graded import check_suffix, write_rows
@@ -171,9 +171,9 @@ def collect(
 
     \b
     Examples:
-      calibrant llm answers collect questions.jsonl --model gpt-4o-mini -o answers.jsonl
-      calibrant llm answers collect questions.jsonl --url http://localhost:8080/v1 --model local \
-        --samples 5 --stated --p-true -o answers.jsonl
+      calibrant llm answers collect asked.jsonl --model gpt-4o-mini -o new.jsonl
+      calibrant llm answers collect asked.jsonl --url http://localhost:8080/v1 \\
+        --model local --samples 5 --stated --p-true -o new.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text
     from calibrant.llm.answers.collecting import RequestPlan, collect_answers, cost_of, read_asked

@@ -330,7 +330,7 @@ def test_other_states_are_refused(answers):
 
 
 THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
-THRESHOLD |= {"max_error": 0.25, "level": 0.95}
+THRESHOLD |= {"max_error": 0.25, "certainty": 0.95}
 
 
 @pytest.mark.parametrize(

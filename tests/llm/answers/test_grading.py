@@ -24,7 +24,7 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
     found = grade_questions(model, tokenizer, asked, fitted=fitted, confidence="minimum")
     prompts = [short_prompt(question, SHOTS) for question in OPEN]
     digest = fingerprint_of(model).digest
-    assert list(found) == ["before", "after"]
+    assert list(found) == ["before", "global"]
     for (name, graded), head in zip(found.items(), (None, fitted), strict=True):
         answers = ask(model, tokenizer, prompts, fitted=head, one_line=True)
         assert graded.questions == [question.text for question in OPEN]

@@ -227,17 +227,12 @@ def lora():
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
-        *(("linear", "greedy"), ("linear", "static"), ("shape", "greedy"), ("shape", "sampling")),
-        *(("ats", "beam"), ("ats", "no cache"), ("ats", "static")),
+        *(("linear", "greedy"), ("linear", "static"), ("shape", "sampling"), ("ats", "beam")),
     ],
 )
 def test_generation_with_an_adapter_is_exact(lora, kind, mode):
     fit = random_fitted(lora, kind)
     how = {**MODES[mode], "output_scores": True}
-    if kind == "ats" and mode == "static":
-        with pytest.raises(ValueError, match="not a static one"):
-            generated(lora, fit, **how)
-        return
     output = generated(lora, fit, **how)
     merged = copy.deepcopy(lora).merge_and_unload()
     assert largest_error(lora, fit, output) < 1e-4
@@ -248,34 +243,12 @@ def test_generation_with_an_adapter_is_exact(lora, kind, mode):
             assert torch.equal(scores, logits)
 
 
-@pytest.mark.parametrize("kind", ["linear", "shape", "ats"])
-def test_plain_call_with_an_adapter_is_exact(lora, kind):
-    fit = random_fitted(lora, kind)
-    tokens = PROMPT[1:]
-    with torch.no_grad():
-        plain = lora(tokens, output_hidden_states=True)
-        wanted = plain.logits * sharpness(fit.head, plain)[..., None]
-        with attached(lora, fit) as same:
-            assert same is lora
-            got, kept = lora(tokens).logits, lora(input_ids=tokens, logits_to_keep=2).logits
-            with lora.disable_adapter():
-                base = lora(tokens).logits
-        assert torch.equal(lora(tokens).logits, plain.logits)
-        with attached(build("Llama"), fit) as alone:
-            torch.testing.assert_close(base, alone(tokens).logits)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(kept, wanted[:, -2:], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["ats"])
 @torch.no_grad()
-def test_compiled_model_is_exact(kind):
+def test_compiled_model_is_exact():
     model, tokens = build(num_hidden_layers=1), PROMPT[1:]  # one layer compiles sooner
     compiled: Any = torch.compile(model, backend="eager")
-    fit, plain = random_fitted(model, kind), compiled(tokens).logits
-    target = model if kind == "ats" else compiled
-    with attached(target, fit) as same:  # after a compiled call without hooks
-        assert same is target
+    fit, plain = random_fitted(model, "ats"), compiled(tokens).logits
+    with attached(model, fit):  # after a compiled call without hooks
         calls = [compiled(text).logits for text in (tokens, tokens + 1)]
         with pytest.raises(ValueError, match="already"), attached(compiled, fit):
             pass
@@ -314,20 +287,6 @@ def test_generation_that_compiles_is_exact(whole):
     assert (got - wanted[:, PROMPT.shape[1] - 1 : -1]).abs().max() < 1e-4
     for old, new in zip(before.logits, after.logits, strict=True):
         assert torch.equal(old, new)
-
-
-@torch.no_grad()
-def test_compiled_model_with_an_adapter_is_exact():
-    model = with_adapter(build(num_hidden_layers=1), "v_proj")
-    fit, tokens = random_fitted(model, "linear"), PROMPT[1:]
-    compiled: Any = torch.compile(model, backend="eager")
-    with attached(compiled, fit):
-        called = compiled(tokens).logits
-    assert error_of_call(model, fit, tokens, called) < 1e-4
-    model.base_model.model = torch.compile(model.base_model.model, backend="eager")
-    with attached(model, fit):
-        again = model(tokens).logits
-    assert torch.allclose(again, called, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "ats"])
@@ -479,8 +438,7 @@ def test_ats_refuses_a_cache_that_does_not_count(llama, monkeypatch):
         llama(PROMPT[1:], past_key_values=cache)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "beam", "no cache"])
-@pytest.mark.parametrize("family", ["OPT", "Bart"])
+@pytest.mark.parametrize(("family", "mode"), [("OPT", "beam"), ("Bart", "no cache")])
 def test_models_that_call_a_decoder_in_their_base_model(family, mode, whole):
     model = build(family)
     fit = random_fitted(model, "ats")
@@ -534,7 +492,7 @@ def test_ats_refuses_packed_texts(llama):
         assert error_of_call(llama, fit, text, found) < 1e-4
 
 
-@pytest.mark.parametrize("kind", HEAD_KINDS)
+@pytest.mark.parametrize("kind", ["linear", "ats"])
 def test_offloaded_weights(kind):
     accelerate = pytest.importorskip("accelerate")
     model, other = build("Llama"), build("Llama")

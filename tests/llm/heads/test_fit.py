@@ -12,16 +12,19 @@ from torch.nn import functional as F
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.evaluate import Gain
 from calibrant.llm.heads.fit import fit_head, options_for, split_documents
-from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
-from calibrant.llm.heads.modules import (
-    bounded,
-    make_head,
+from calibrant.llm.heads.fitted import (
+    FittedHead,
+    log_sharpness,
+    predict_rows,
+    token_predictions,
 )
+from calibrant.llm.heads.modules import GlobalHead, bounded, make_head
 from calibrant.llm.heads.tables import TokenTable
 from tests.support.language_models import (
     TINY,
@@ -80,7 +83,6 @@ def test_kept_by_more_than_two_standard_errors(monkeypatch, mean, kept):
     gain = Gain(mean, 0.02, 12)
     monkeypatch.setattr(fit_module, "paired_gain", lambda *_: gain)
     fitted = fit_head(simulated_table(30), "linear", "nll", epochs=2, batch=128)
-    assert fitted.settings["epoch"] > 0
     assert fitted.kept is kept
     assert fitted.head.kind == ("linear" if kept else "global")
     way = "lower" if mean > 0 else "higher"
@@ -93,7 +95,7 @@ def test_kept_by_more_than_two_standard_errors(monkeypatch, mean, kept):
 def test_best_epoch_counts():
     """Steps that are far too long spoil the head, so that the start remains the best."""
     fitted = fit_head(simulated_table(60, strength=0), "mlp", "nll", epochs=3, batch=64, rate=0.1)
-    assert fitted.settings["epoch"] == 0
+    assert not fitted.kept
     assert "no epoch of the mlp head" in fitted.reasons
     assert fitted.figures["head"] == pytest.approx(fitted.figures["global"], rel=1e-5)
 
@@ -177,7 +179,6 @@ def test_shape_head_finds_shapes():
 
 def test_same_seed_same_head():
     table = simulated_table(30)
-    told: list[tuple[int, int]] = []
     first, again = (
         fit_head(
             table,
@@ -187,12 +188,10 @@ def test_same_seed_same_head():
             batch=128,
             seed=5,
             options={"units": 4},
-            progress=lambda done, total: told.append((done, total)),
         )
         for _ in range(2)
     )
     assert first.figures == again.figures
-    assert told[:2] == [(1, 2), (2, 2)]
     assert fit_head(table, "mlp", "bce", epochs=2, seed=6).figures != first.figures
 
 
@@ -267,13 +266,53 @@ def test_keep_always_keeps_the_last_epoch():
 
 
 def test_split_is_by_document():
-    documents = np.repeat(np.arange(50), 7)
-    parts = split_documents(documents, seed=3)
-    owners = [set(documents[part]) for part in parts]
-    assert [len(owner) for owner in owners] == [35, 5, 10]
-    assert sum(map(len, parts)) == 350
-    assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
-    assert set(documents[split_documents(documents, seed=4).test]) != owners[2]
+    documents = np.repeat(np.arange(53), 7)
+    held_out: list[int] = []
+    for fold in range(5):
+        parts = split_documents(documents, 3, fold)
+        owners = [set(documents[part]) for part in parts]
+        assert [len(owner) for owner in owners] == [48 - len(owners[2]), 5, len(owners[2])]
+        assert set.union(*owners) == set(range(53))
+        held_out += owners[2]
+    assert sorted(held_out) == list(range(53))
+    first, other = (split_documents(documents, seed, 0).test for seed in (3, 4))
+    assert set(documents[first]) != set(documents[other])
+    everything = split_documents(documents, 3, None)
+    assert [len(part) for part in everything] == [48 * 7, 5 * 7, 0]
+
+
+def test_every_document_is_held_out_once():
+    """The figures of the folds together are those of heads fitted to the other documents."""
+    table = simulated_table(40)
+    fitted = fit_head(table, "linear", "nll", epochs=6, batch=128)
+    assert fitted.kept
+    assert "on 40 held-out documents" in fitted.reasons
+    nll = 0.0
+    for fold in range(5):
+        split = split_documents(table.documents, 0, fold)
+        rows = np.sort(np.concatenate([split.train, split.stop]))
+        temperature = best_sharpness(table.records(rows))
+        simple = GlobalHead(start=float(temperature.x[0]))
+        nll += predict_rows(simple, table, split.test).nll.sum() / len(table)
+    assert fitted.figures["global"]["nll"] == pytest.approx(nll, abs=1e-6)
+    whole = best_sharpness(table.records())
+    assert fitted.settings["temperature"] == pytest.approx(np.exp(-whole.x[0]), rel=1e-4)
+
+
+def test_one_fold_is_held_out_of_many_documents(monkeypatch):
+    table = simulated_table(60)
+    crossed = fit_head(table, "linear", "nll", epochs=2, batch=128)
+    monkeypatch.setattr(fit_module, "MAX_CROSS_FITTED", 59)
+    single = fit_head(table, "linear", "nll", epochs=2, batch=128)
+    assert "on 60 held-out" in crossed.reasons
+    assert "on 12 held-out" in single.reasons
+
+
+def test_progress_counts_epochs():
+    told: list[tuple[int, int]] = []
+    with cal.use(progress=lambda done, total: told.append((done, total))):
+        fit_head(simulated_table(30), "linear", "nll", epochs=2, keep_always=True)
+    assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def tokens(n=60, classes=12, seed=0):
     return logits, labels, weight, u
 
 
-def by_logits(name, logits, labels, weight, u, *, alpha=0.5, over=None, weighting="paper", m=0):
+def by_logits(name, logits, labels, weight, u, *, alpha=0.5, over=None, weighting="paper"):
     """Objectives by their definitions, from all logits, for autograd."""
     scaled = logits * u.exp()[:, None]
     logs, share = scaled.log_softmax(-1), weight / weight.sum()
@@ -48,7 +48,7 @@ def by_logits(name, logits, labels, weight, u, *, alpha=0.5, over=None, weightin
     if weighting == "paper":
         return (share * torch.where(right, (1 - alpha) * own, alpha * flat)).sum()
     good, bad = weight[right], weight[~right]
-    n_good, n_bad = good.sum(), bad.sum() + m
+    n_good, n_bad = good.sum(), bad.sum()
     hard = (good * own[right]).sum() / n_good
     smooth = (bad * flat[~right]).sum() / n_bad
     total = (1 - alpha) * n_bad * hard + alpha * n_good * smooth
@@ -66,11 +66,6 @@ CASES = [
         "selective",
         {"alpha": 0.3, "weighting": "official"},
         {"alpha": 0.3, "weighting": "official"},
-    ),
-    (
-        "selective",
-        {"alpha": 0.7, "weighting": "official", "ignored": 25},
-        {"alpha": 0.7, "weighting": "official", "m": 25},
     ),
 ]
 

@@ -15,7 +15,7 @@ from calibrant.artifacts import load
 from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.confidence import AGGREGATORS, evaluate_answers
+from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, evaluate_answers
 from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
 from calibrant.llm.answers.grading import Confidence
 from calibrant.llm.answers.lines import Row
@@ -29,7 +29,12 @@ from calibrant.llm.answers.signal_calibrator import (
 )
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
+from calibrant.llm.heads.evaluate import (
+    ConfidenceEvaluation,
+    Evaluations,
+    Gains,
+    gains_over_one_temperature,
+)
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.show.pieces import notebook
 
@@ -52,6 +57,16 @@ def evaluate_graded(
         name: evaluate_answers(answers.confidence, answers.correct, level=level)
         for name, answers in graded.items()
     }
+
+
+def gains_of_graded(graded: Mapping[str, GradedAnswers]) -> Gains:
+    """Gains of answers over those with one temperature; without it there are none."""
+    scores = {}
+    for name, answers in graded.items():
+        own = np.where(answers.correct, answers.confidence, 1 - answers.confidence)
+        scores[name] = {"nll": -np.log(np.maximum(own, SMALLEST)), "brier": (1 - own) ** 2}
+    count = len(graded["before"].correct)
+    return gains_over_one_temperature(scores, np.arange(count), np.ones(count))
 
 
 class Reply(NamedTuple):

@@ -92,7 +92,10 @@ def grade_questions(
     max_new_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
-    """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
+    """Let a model answer questions; return its answers ``before`` and with a ``head``.
+
+    The answers are also measured with the one temperature, ``global``, that the head was compared
+    with.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ draw_answers`, from the model without a head.
     lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
     check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
     network = (model, tokenizer)
-    heads: Heads = {"before": None} if fitted is None else {"before": None, "after": fitted}
+    heads = fitted.beside_one_temperature() if fitted else {"before": None}
     if asked.form == "written":
         return _written(
             network, asked, heads, confidence or "geometric", grade, samples, progress, **lengths

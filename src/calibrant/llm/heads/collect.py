@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
-from calibrant._core.engines import Progress
-from calibrant._core.logpartition import tabulate
+from calibrant._core.engines import current_work
+from calibrant._core.logpartition import COLUMNS, tabulate
 from calibrant._core.torch_models import (
     device_and_dtype,
     digest,
@@ -31,12 +32,10 @@ from calibrant.llm.heads.documents import (
     Document,
     DocumentEncoder,
     Encoded,
-    documents_digest,
     encode_documents,
     padded_batches,
 )
-from calibrant.llm.heads.reading import DocumentFile
-from calibrant.llm.heads.tables import PutRows, new_shard, sole_writer
+from calibrant.llm.heads.reading import check_document_file, convert_documents
 from calibrant.llm.models import loading
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import (
@@ -50,7 +49,7 @@ from calibrant.llm.models.huggingface import (
 
 MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
-SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 16
+SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 14
 """Shards of a table by default, and their smallest and largest number of tokens."""
 ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """State of PEFT layers that their weights do not show."""
@@ -67,13 +66,13 @@ def collect(
     length: int = 1024,
     prompts: bool = False,
     device: str | torch.device | None = None,
-    progress: Progress | None = None,
 ) -> tables.TokenTable:
     """Run a language model over documents once, and keep what heads are fitted from.
 
     Logits are computed for some tokens at a time and not kept: a token takes its hidden state in
     half precision and its records, whatever the size of the vocabulary. An interrupted run
-    continues after its last complete shard when it is started again.
+    continues after its last complete shard when it is started again. The callback of
+    :func:`calibrant.use` is told the tokens done and their total, first those of an earlier run.
 
     Parameters
     ----------
@@ -95,15 +94,13 @@ def collect(
         Tokens of a batch, with padding.
     tokens_per_shard : int, optional
         Approximate number of tokens that count in a shard: documents are not divided. By default
-        a sixteenth of all tokens, but at least 2,048 and at most 65,536.
+        a sixteenth of all tokens, but at least 2,048 and at most 16,384.
     length : int
         Documents are truncated to this number of tokens.
     prompts : bool
         Keep the hidden states of prompts too: the ATS head needs them.
     device : optional
         Device to move the model to; with ``cuda`` each process of ``torchrun`` gets its own GPU.
-    progress : callable, optional
-        Called with the tokens done and their total; first with those of an earlier run.
 
     Returns
     -------
@@ -133,7 +130,8 @@ def collect(
     fingerprint = fingerprint_of(model)
     texts = encode_documents(documents, tokenizer, length)
     _check_documents(texts, model)
-    tokens_per_shard = tokens_per_shard or _shard_size(texts)
+    total = sum(len(text.targets) for text in texts)
+    tokens_per_shard = tokens_per_shard or max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = tables.Header(
@@ -147,20 +145,21 @@ def collect(
         ranks=ranks,
     )
     target = Path(folder) if ranks == 1 else Path(folder) / f"rank-{rank}"
+    report = current_work().progress or (lambda done, total: None)
     with evaluating(model), torch.no_grad(), ExitStack() as stack:
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
         # nothing is written for a model that is refused
         stack.enter_context(_prepared(target, header, inside=Path(folder)))
         missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
-        done, total = sum(header.shards), sum(header.shards)
-        done -= sum(header.shards[number] for number in missing)
-        report = progress or (lambda done, total: None)
+        total = sum(header.shards)
+        done = total - sum(header.shards[number] for number in missing)
         report(done, total)
         for number in missing:
-            with new_shard(target, number) as put:
-                for count in _write_shard(reader, share, plan[number], batch, prompts, put):
-                    done += count
-                    report(done, total)
+            columns: dict[str, NDArray[Any]] = {}
+            for count in _filled(reader, share, plan[number], batch, prompts, columns):
+                done += count
+                report(done, total)
+            tables.write_shard(target, number, columns)
     return tables.open_table(target)
 
 
@@ -182,10 +181,11 @@ def collect_file(
     ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
     of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
     """
-    device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
-    file = DocumentFile(documents)
+    # mistakes in these show before the slow load of the model
+    device_and_dtype(device=device, dtype=dtype)
+    check_document_file(documents)
     tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
-    texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)
+    texts = convert_documents(documents, DocumentEncoder(tokenizer, length), limit, skip_bad)
     network = loading.load_weights(
         model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
     )
@@ -229,12 +229,6 @@ def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
     return texts[cuts[rank] : cuts[rank + 1]]
 
 
-def _shard_size(texts: Iterable[Encoded]) -> int:
-    """Return the default size of shards, which are what an interrupted run keeps."""
-    total = sum(len(text.targets) for text in texts)
-    return max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
-
-
 def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]:
     """Numbers of the documents of each shard."""
     plan: list[list[int]] = [[]]
@@ -257,7 +251,11 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
     An adapter or a short training may leave the output embeddings as they were, so some values of
     every weight and the active adapters are included.
     """
-    total = hashlib.sha256(documents_digest(texts).encode())
+    contents = hashlib.sha256()
+    for ids, labels in texts:
+        contents.update(len(ids).to_bytes(8, "little"))
+        contents.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
+    total = hashlib.sha256(contents.hexdigest()[:16].encode())
     total.update(json.dumps([tokens_per_shard, str(input_embeddings(model).dtype)]).encode())
     with ExitStack() as stack:
         for module in model.modules():
@@ -275,7 +273,7 @@ def _prepared(target: Path, header: tables.Header, *, inside: Path) -> Iterator[
     """Hold the folder of a new table, or of the same one; no other process may write there."""
     _check_folder(target, header, inside)  # nothing is written in the folder of something else
     target.mkdir(parents=True, exist_ok=True)
-    with sole_writer(target):
+    with tables.sole_writer(target):
         _check_folder(target, header, inside)
         if not (target / tables.HEADER).exists():
             tables.write_header(target, header)
@@ -304,38 +302,57 @@ def _check_folder(target: Path, header: tables.Header, inside: Path) -> None:
         )
 
 
-def _write_shard(
+def _kept(text: Encoded, prompts: bool) -> IntArray:
+    """Positions whose hidden states are kept; each predicts the token after it."""
+    targets = text.targets
+    return np.arange(targets.max(initial=0)) if prompts else targets - 1
+
+
+def _filled(
     reader: ModelReader,
     texts: Sequence[Encoded],
     numbers: Sequence[int],
     batch: int,
     prompts: bool,
-    put: PutRows,
+    columns: dict[str, NDArray[Any]],
 ) -> Iterator[int]:
-    """Write the tokens of some documents, and yield the number of tokens of each batch."""
+    """Fill the columns of some documents, and yield the number of tokens of each batch."""
     tokens = _rows({n: len(texts[n].targets) for n in numbers})
     states = _rows({n: len(_kept(texts[n], prompts)) for n in numbers})
-    totals = [sum(map(len, rows.values())) for rows in (tokens, states)]
+
+    def put(name: str, rows: IntArray, values: NDArray[Any]) -> None:
+        if name not in columns:
+            size = sum(map(len, (states if name == "hidden" else tokens).values()))
+            columns[name] = np.empty((size, *values.shape[1:]), values.dtype)
+        columns[name][rows] = values
+
     # documents of similar length together; the longest come first, to run out of memory early
     order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
     for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
         together = order[run]
         rows, kept = (np.concatenate([of[n] for n in together]) for of in (tokens, states))
         computed = _states(reader, [texts[n] for n in together], prompts)
-        put(kept, {"hidden": tables.as_half(computed.cpu().float().numpy())}, totals[1])
-        targets = [(_kept(texts[n], prompts), texts[n].targets - 1) for n in together]
-        counting = np.concatenate([np.isin(own, those) for own, those in targets])
+        put("hidden", kept, tables.as_half(computed.cpu().float().numpy()))
+        targets = [texts[n].targets for n in together]
+        counting = np.concatenate(
+            [
+                np.isin(_kept(texts[n], prompts), own - 1)
+                for n, own in zip(together, targets, strict=True)
+            ]
+        )
         if prompts:
-            put(rows, {"states": kept[counting]}, totals[0])
+            put("states", rows, kept[counting])
+        put("documents", rows, np.repeat(together, [len(own) for own in targets]))
         hidden = computed[torch.from_numpy(np.flatnonzero(counting)).to(computed.device)]
-        owners = np.concatenate([np.full(len(texts[n].targets), n) for n in together])
-        labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
+        labels = np.concatenate(
+            [texts[n].labels[own] for n, own in zip(together, targets, strict=True)]
+        )
         step = max(1, MAX_LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))
-            columns = {name: getattr(records, name) for name in tables.COLUMNS}
-            put(rows[chunk], {"documents": owners[chunk], **columns}, totals[0])
+            for name in COLUMNS:
+                put(name, rows[chunk], getattr(records, name))
         yield len(rows)
 
 
@@ -343,12 +360,6 @@ def _rows(sizes: dict[int, int]) -> dict[int, IntArray]:
     """Rows of each document in a shard."""
     ends = np.cumsum([*sizes.values()])
     return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
-
-
-def _kept(text: Encoded, prompts: bool) -> IntArray:
-    """Positions whose hidden states are kept; each predicts the token after it."""
-    targets = text.targets
-    return np.arange(targets.max(initial=0)) if prompts else targets - 1
 
 
 def _states(reader: ModelReader, texts: Sequence[Encoded], prompts: bool) -> Tensor:
@@ -364,6 +375,8 @@ def _states(reader: ModelReader, texts: Sequence[Encoded], prompts: bool) -> Ten
         ids[line, :size], mask[line, :size] = text.ids[:size], 1
     states = reader.states(*(torch.from_numpy(x).to(reader.device) for x in (ids, mask)))
     kept = [_kept(text, prompts) for text in texts]
-    lines = np.repeat(np.arange(len(texts)), [len(places) for places in kept])
-    chosen = lines, np.concatenate(kept)
+    chosen = (
+        np.repeat(np.arange(len(texts)), [len(places) for places in kept]),
+        np.concatenate(kept),
+    )
     return states[tuple(torch.from_numpy(x).to(states.device) for x in chosen)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,11 +16,6 @@ GENERATION = re.compile(r"\{%-?\s*generation\b")
 PROBE = "\ue000calibrant\ue000"
 """Stands for a first answer, to find it in the rendered chat; private-use characters."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-WORD_END = re.compile("[A-Za-z](?= [A-Za-z])")
-ACROSS_WORDS = re.compile("[A-Za-z][ \u0120\u2581]")
-"""End of a word and a space, as vocabularies of bytes and of sentencepiece write it."""
-CHARACTERS = 16
-"""Characters for each token that is kept, of a text that is too long; words have fewer."""
 THOUGHT = "</think>"
 """End of the thoughts before an answer."""
 
@@ -83,10 +76,10 @@ class DocumentEncoder:
         _check_unicode(document, name)
         match document:
             case str():
-                ids = _ids(token_ids(self.tokenizer, self.beginning(document)), name)
+                ids = _ids(token_ids(self.tokenizer, document), name)
                 return Encoded(ids, ids)
             case [str(prompt), str(answer)]:
-                return self._pair(*map(self.beginning, (prompt, answer)))
+                return self._pair(prompt, answer)
             case [_, *_] if all(
                 isinstance(t, Mapping) and {"role", "content"} <= {*t} for t in document
             ):
@@ -140,48 +133,12 @@ class DocumentEncoder:
         chat = _Chat.of(tokenizer, turns)
         if not getattr(tokenizer, "is_fast", False):
             return _without_offsets(tokenizer, chat)
-        encoded = tokenizer(
-            self.beginning(chat.text), add_special_tokens=False, return_offsets_mapping=True
-        )
+        encoded = tokenizer(chat.text, add_special_tokens=False, return_offsets_mapping=True)
         begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
         mask = np.zeros(len(begin), bool)
         for first, last in chat.answers():
             mask |= (begin >= first) & (end <= last)
         return np.array(encoded["input_ids"], np.int64), mask
-
-    def beginning(self, text: str) -> str:
-        """Return a beginning of a long text that has the same first ``length`` tokens.
-
-        Tokenizers take some 150 bytes for each character of a text.
-        """
-        size = CHARACTERS * self.length
-        while len(text) > size and self._words_are_apart:
-            end = WORD_END.search(text, size)
-            if end is None:
-                break
-            start = text[: end.end()]
-            if len(_bare_ids(self.tokenizer, start)) > self.length:
-                return start
-            size *= 4
-        return text
-
-    @cached_property
-    def _words_are_apart(self) -> bool:
-        """True if no token contains the end of a word and the space after it.
-
-        Then the tokens up to the end of a word do not depend on the text after it.
-        """
-        known = self.tokenizer.get_vocab() if getattr(self.tokenizer, "is_fast", False) else None
-        return known is not None and not any(map(ACROSS_WORDS.search, known))
-
-
-def documents_digest(documents: Iterable[Encoded]) -> str:
-    """Hash ids and labels."""
-    total = hashlib.sha256()
-    for ids, labels in documents:
-        total.update(len(ids).to_bytes(8, "little"))
-        total.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
-    return total.hexdigest()[:16]
 
 
 def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:

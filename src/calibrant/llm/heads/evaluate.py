@@ -12,6 +12,7 @@ the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -143,7 +144,7 @@ def evaluate_tokens(
     auroc = _clustered_auroc(tokens.confidence, tokens.outcome, tokens.number, tokens.documents)
     values = {name: float(x.mean()) for name, x in tokens.scores.items()}
     values |= {"ece": float(gaps.total(tokens.filled.gap)), "auroc": auroc.value}
-    effective = effective_documents(tokens.number)
+    effective = _effective_documents(tokens.number)
     if level is None or effective < MIN_DOCUMENTS:
         estimates = {name: Estimate(value) for name, value in values.items()}
         estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
@@ -170,12 +171,22 @@ def evaluate_tokens(
     return tokens.evaluation(estimates, level)
 
 
+class Gain(NamedTuple):
+    """Mean improvement of one head over another, with its standard error."""
+
+    mean: float
+    error: float
+    documents: int
+
+
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations by the name of what was done to the predictions, ``before`` for nothing."""
+Gains: TypeAlias = dict[str, dict[str, Gain]]
+"""Gains by what was done and by score."""
 
 
-class TableEvaluation(NamedTuple):
-    """What a head does to the tokens of a table.
+class HeadEvaluation(NamedTuple):
+    """What a head does to the confidences of tokens or answers.
 
     Attributes
     ----------
@@ -183,49 +194,40 @@ class TableEvaluation(NamedTuple):
         ``before``: the model as it is; ``global``: with the one temperature that the head was
         compared with when it was fitted, if it is known; ``head``.
     gains : dict of dict of Gain
-        Of ``before`` and ``head`` over the one temperature, in ``nll`` and ``brier``.
+        Of the others over the one temperature, in ``nll`` and ``brier``.
     """
 
     evaluations: Evaluations
-    gains: dict[str, dict[str, Gain]]
+    gains: Gains
 
 
 def evaluate_table(
     table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
-) -> TableEvaluation:
-    """Measure the calibration of the tokens of a table, as it is and with a head.
-
-    Most of what a head gains, one temperature gains too: it is measured beside the head.
-    """
-    heads: dict[str, FittedHead | None] = {"before": None}
-    if fitted is not None:
-        heads["global"] = fitted.one_temperature()
-        if fitted.head.kind != "global":
-            heads["head"] = fitted
-    known = {name: head for name, head in heads.items() if head or name == "before"}
-    tokens = {name: token_predictions(table, head) for name, head in known.items()}
+) -> HeadEvaluation:
+    """Measure the calibration of the tokens of a table, as it is and with a head."""
+    heads = fitted.beside_one_temperature() if fitted else {"before": None}
+    tokens = {name: token_predictions(table, head) for name, head in heads.items()}
     evaluations = {
         name: evaluate_tokens(p.confidence, p.correct, table.documents, nll=p.nll, level=level)
         for name, p in tokens.items()
     }
-    gains = {}
-    if "global" in tokens:
-        one = tokens.pop("global")
-        for name, p in tokens.items():
-            pairs = [(score, one.scores()[score], own) for score, own in p.scores().items()]
-            gains[name] = {
-                score: paired_gain(simple, own, table.documents, p.weight)
-                for score, simple, own in pairs
-            }
-    return TableEvaluation(evaluations, gains)
+    scores = {name: p.scores() for name, p in tokens.items()}
+    weight = tokens["before"].weight
+    return HeadEvaluation(evaluations, gains_over_one_temperature(scores, table.documents, weight))
 
 
-class Gain(NamedTuple):
-    """Mean improvement of one head over another, with its standard error."""
-
-    mean: float
-    error: float
-    documents: int
+def gains_over_one_temperature(
+    scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
+) -> Gains:
+    """Gains over ``global`` in each score, by the name of what was done; empty without it."""
+    simple = scores.get("global")
+    if simple is None:
+        return {}
+    return {
+        name: {x: paired_gain(simple[x], own[x], documents, weight) for x in own}
+        for name, own in scores.items()
+        if name != "global"
+    }
 
 
 def paired_gain(
@@ -242,7 +244,7 @@ def paired_gain(
     mean, count = float(total.sum() / mass.sum()), len(total)
     if not (mass < mass.sum()).all():
         return Gain(mean, math.inf, count)
-    error = np.linalg.norm(jackknife_influence(np.column_stack([mass, total])))
+    error = np.linalg.norm(_jackknife_influence(np.column_stack([mass, total])))
     return Gain(mean, float(error), count)
 
 
@@ -304,16 +306,16 @@ class _Tokens(NamedTuple):
         sums = [np.bincount(self.number, x, self.documents) for x in ones_and_scores]
         cell = self.number * bins + bin_index(self.confidence, self.filled.edges)
         gaps = np.bincount(cell, off, self.documents * bins).reshape(self.documents, bins)
-        return jackknife_influence(np.column_stack([*sums, gaps]))
+        return _jackknife_influence(np.column_stack([*sums, gaps]))
 
 
-def effective_documents(number: IntArray) -> float:
+def _effective_documents(number: IntArray) -> float:
     """Return the number of equally long documents that would carry as much information."""
     tokens = np.bincount(number)
     return float(tokens.sum() ** 2 / (tokens.astype(np.float64) ** 2).sum())
 
 
-def jackknife_influence(sums: FloatArray) -> FloatArray:
+def _jackknife_influence(sums: FloatArray) -> FloatArray:
     """Influence of each document on means, ``(documents, k)``, from sums ``(documents, 1 + k)``.
 
     The first column counts. The root of the sum of squares is the jackknife standard error.
@@ -384,6 +386,6 @@ def _clustered_auroc(
     influence = np.empty_like(confidence)
     influence[right], influence[~right] = (above - value) / yes, (below - value) / no
     columns = (np.bincount(number, each, documents) for each in (None, number.size * influence))
-    deviation = float(np.linalg.norm(jackknife_influence(np.column_stack([*columns]))))
-    effective = min(effective_documents(number[side]) for side in (right, ~right))
+    deviation = float(np.linalg.norm(_jackknife_influence(np.column_stack([*columns]))))
+    effective = min(_effective_documents(number[side]) for side in (right, ~right))
     return ranking.Influenced(value, deviation, effective - 1)

@@ -1,14 +1,15 @@
 """Train a temperature head from a token table; keep it only if it beats one temperature.
 
-Documents are split into three parts: a head is trained on the first, the second decides when to
-stop (and which alpha is best, if it is searched), and the third compares the head with the best
-temperature for all tokens.
+Documents are divided into five folds. A head is trained without those of one fold and compared
+there with the best temperature for all tokens. Some of the other documents decide when to stop,
+and which alpha is best if it is searched. Cross-fitting does so for each fold in turn, and all
+documents take part in the comparison.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -17,17 +18,17 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import IntArray, check_whole
-from calibrant._core.engines import Progress
+from calibrant._core.engines import steps
 from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, check_options, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Measured, Objective
+from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fitted, modules
 from calibrant.llm.heads.evaluate import Gain, paired_gain
-from calibrant.llm.heads.fitted import FittedHead, predict_rows
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
+from calibrant.llm.heads.modules import HEADS, LIMIT, GlobalHead, Head
 from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss, objective_options
 from calibrant.llm.heads.tables import TokenTable
 
@@ -45,9 +46,12 @@ CHUNK = 1 << 15
 """Tokens that are read together and shuffled among each other."""
 ENOUGH = 1 << 18
 """Tokens that determine one temperature to three digits; of more, this many are used."""
-STOP, TEST = 0.1, 0.2
-"""Fractions of the documents for early stopping and for the final comparison."""
+FOLDS = 5
+STOP = 0.1
+"""Fraction of the documents that decides when to stop."""
 MIN_DOCUMENTS = 5
+MAX_CROSS_FITTED = 1000
+"""Largest number of documents of which every fold is held out in turn."""
 RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
 LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
@@ -66,19 +70,23 @@ def fit_head(
     keep_always: bool = False,
     seed: int = 0,
     device: str | torch.device = "cpu",
-    progress: Progress | None = None,
 ) -> FittedHead:
     """Train a temperature head on a table, and keep it only if it beats one temperature.
 
-    The head starts at the best temperature for all tokens. Afterwards both are compared on
-    held-out documents, by the likelihood for ``objective="nll"``, else by the Brier score of the
-    confidence. The head is kept if its mean gain is larger than two standard errors; otherwise the
-    result is the one temperature, and ``reasons`` says so.
+    The head starts at the best temperature for all tokens, and is compared with it on held-out
+    documents, by the likelihood for ``objective="nll"``, else by the Brier score of the confidence.
+    It is kept if its mean gain is larger than two standard errors; otherwise the result is the one
+    temperature, and ``reasons`` says so.
+
+    Up to 1,000 documents are held out in turn, in five folds, and a head that is kept is trained
+    once more on all of them. Of more documents, and for the ATS head, whose training takes long,
+    one fold is held out. The callback of :func:`calibrant.use` is called with the epochs done and
+    their largest number.
 
     Parameters
     ----------
     table : TokenTable
-        At least 5 documents; some hundred for a meaningful comparison.
+        At least 5 documents; a hundred or more for a meaningful comparison.
     head : {"linear", "mlp", "shape", "ats", "global"}
         ``ats`` is the transformer head of adaptive temperature scaling (Xie et al. 2024).
     objective : {"nll", "bce", "brier", "selective", "smart"}, optional
@@ -100,8 +108,6 @@ def fit_head(
         Of the split, the order and the initial weights.
     device : str
         Where the head is trained. The result is on the CPU.
-    progress : callable, optional
-        Called with the epochs done and their largest number.
 
     Examples
     --------
@@ -120,53 +126,55 @@ def fit_head(
     >>> fit_head(table).kept
     True
     """
-    objective = objective or default_objective(head)
+    objective = objective or _default_objective(head)
     of_head, of_objective = _divided(head, objective, dict(options or {}))
     alphas = _alphas(head, objective, alpha)
     check_whole("epochs", epochs)
     check_whole("batch", batch)
-    fitted.check_prompts(modules.HEADS[head], table)
-    split = split_documents(table.documents, seed=seed)
-    score = "nll" if objective == "nll" else "brier"
-    known = np.concatenate([split.train, split.stop])
-    start = _best_start(table.records(_enough(known)), score)
-    simple = GlobalHead(start=start)
-    results = {"before": predict_rows(GlobalHead(), table, split.test)}
-    results["global"] = predict_rows(simple, table, split.test)
-    settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-start)}
-    settings["tables"] = list(table.collections)
-    if head == "global":
-        figures = {name: result.figures() for name, result in results.items()}
-        why = "one temperature for all tokens is kept, as asked for"
-        return FittedHead(simple, table.fingerprint, score, True, why, figures, settings)
+    fitted.check_prompts(HEADS[head], table)
     width = table.fingerprint.hidden_size
-    new_head = partial(modules.make_head, head, width=width, start=start, **of_head)
-    rate = RATES.get(head, LINEAR_RATE / width) if rate is None else rate
-    trainer = _Trainer(table, split, score, epochs, batch, rate, keep_always, seed)
     measure = partial(OBJECTIVES[objective], **of_objective)
-    best = trainer.best_of(new_head, measure, alphas, own_device(device), progress)
-    results["head"] = predict_rows(best.head, table, split.test)
-    best.head.cpu()
-    gain = paired_gain(
-        results["global"].scores()[score],
-        results["head"].scores()[score],
-        table.documents[split.test],
-        results["head"].weight,
+    trainer = _Trainer(
+        table,
+        score="nll" if objective == "nll" else "brier",
+        new_head=partial(modules.make_head, head, width=width, **of_head),
+        objectives={a: measure if a is None else partial(measure, alpha=a) for a in alphas},
+        epochs=epochs,
+        batch=batch,
+        rate=RATES.get(head, LINEAR_RATE / width) if rate is None else rate,
+        keep_always=keep_always,
+        seed=seed,
+        device=own_device(device),
     )
-    kept = keep_always or (best.epoch > 0 and gain.mean > STANDARD_ERRORS * gain.error)
-    settings |= {"epoch": best.epoch, **({} if best.alpha is None else {"alpha": best.alpha})}
-    return FittedHead(
-        best.head if kept else simple,
-        table.fingerprint,
-        objective,
-        kept,
-        _reasons(head, score, kept, keep_always, best.epoch, gain),
-        {name: result.figures() for name, result in results.items()},
-        settings,
-    )
+    split = partial(split_documents, table.documents, seed)
+    few = len(np.unique(table.documents)) <= MAX_CROSS_FITTED
+    folds = FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
+    with steps(epochs * len(alphas) * (folds + (folds > 1))) as report:
+        runs = [trainer.run(split(fold), report) for fold in range(folds)]
+        results, gain = _compared(table, runs, trainer.score)
+        kept = keep_always or gain.mean > STANDARD_ERRORS * gain.error
+        last = runs[0]
+        if folds > 1:
+            last = (trainer if kept else trainer._replace(objectives={})).run(split(None), report)
+    improved = last.epoch > 0 if kept else any(run.epoch for run in runs)
+    kept = kept and improved
+    figures = {name: result.figures() for name, result in results.items()}
+    settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-last.start)}
+    settings["tables"] = list(table.collections)
+    simple = GlobalHead(start=last.start)
+    if head == "global":
+        del figures["head"]
+        why = "one temperature for all tokens is kept, as asked for"
+        return FittedHead(simple, table.fingerprint, trainer.score, True, why, figures, settings)
+    settings |= {"gain": gain.mean, "standard_error": gain.error}
+    if kept or folds == 1:
+        settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
+    why = _reasons(head, trainer.score, kept, keep_always, improved, gain)
+    best = last.head.cpu() if kept else simple
+    return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
 
 
-def default_objective(head: str) -> str:
+def _default_objective(head: str) -> str:
     """Return the objective of a head by default: the paper's for its own head."""
     return "selective" if head == "ats" else DEFAULT_OBJECTIVE
 
@@ -176,7 +184,7 @@ def options_for(head: str, objective: str | None = None) -> Options:
     known = modules.head_options(head)
     if head == "global":
         return known
-    return {**known, **objective_options(objective or default_objective(head))}
+    return {**known, **objective_options(objective or _default_objective(head))}
 
 
 def _divided(
@@ -204,7 +212,7 @@ def _alphas(head: str, objective: str, alpha: Alpha | None) -> tuple[float | Non
                 "alpha belongs to the selective objective of an adaptive head, got "
                 f"objective={objective!r} and head={head!r}"
             )
-        return (None,)
+        return () if head == "global" else (None,)
     if alpha == "search":
         return ALPHAS
     alpha = PAPER_ALPHA if alpha is None else alpha
@@ -213,8 +221,8 @@ def _alphas(head: str, objective: str, alpha: Alpha | None) -> tuple[float | Non
     return (alpha,)
 
 
-def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: Gain) -> str:
-    if not epoch:
+def _reasons(head: str, score: str, kept: bool, always: bool, improved: bool, gain: Gain) -> str:
+    if not improved:
         return f"one temperature is kept: no epoch of the {head} head improved on it"
     which = f"the {head} head" if kept else "one temperature"
     why = " (keep_always)" if always else ""
@@ -226,7 +234,7 @@ def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: 
     )
 
 
-class TokenSplit(NamedTuple):
+class _Split(NamedTuple):
     """Rows of the documents to train on, to stop early by, and to test on."""
 
     train: IntArray
@@ -234,16 +242,21 @@ class TokenSplit(NamedTuple):
     test: IntArray
 
 
-def split_documents(documents: IntArray, *, seed: int = 0) -> TokenSplit:
-    """Split tokens ``(n,)`` by document: 70 % for training, 10 % for stopping, 20 % for testing."""
+def split_documents(documents: IntArray, seed: int, fold: int | None) -> _Split:
+    """Split tokens ``(n,)`` by document, one of five folds for testing; none if ``fold`` is None.
+
+    A tenth of all documents is for stopping, the rest for training.
+    """
     names, member = np.unique(documents, return_inverse=True)
-    if len(names) < MIN_DOCUMENTS:
-        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {len(names)}")
-    order = np.random.default_rng(seed).permutation(len(names))[member]
-    test = max(2, round(TEST * len(names)))
-    stop = test + max(1, round(STOP * len(names)))
+    count = len(names)
+    if count < MIN_DOCUMENTS:
+        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {count}")
+    first, end = (0, 0) if fold is None else (round(n * count / FOLDS) for n in (fold, fold + 1))
+    order = (np.random.default_rng(seed).permutation(count) - first)[member] % count
+    test = end - first
+    stop = test + max(1, round(STOP * count))
     masks = (order >= stop, (order >= test) & (order < stop), order < test)
-    return TokenSplit(*(np.flatnonzero(mask) for mask in masks))
+    return _Split(*(np.flatnonzero(mask) for mask in masks))
 
 
 def _enough(rows: IntArray) -> IntArray:
@@ -251,97 +264,91 @@ def _enough(rows: IntArray) -> IntArray:
     return np.sort(rows)[:: -(-len(rows) // ENOUGH)]
 
 
-def _best_start(records: Records, score: str) -> float:
-    """Return the one log-sharpness with the best score."""
-    if score == "nll":
-        solution = best_sharpness(records)
-    else:
-        solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
-    return float(np.clip(solution.x[0], -LIMIT, LIMIT))
+class _Run(NamedTuple):
+    """A head at its best epoch, after which documents for stopping have the lowest score."""
 
-
-class _TrainedHead(NamedTuple):
-    """A head at its best epoch, with its score there."""
-
+    split: _Split
+    start: float  # the best log-sharpness for all tokens
     head: Head
-    epoch: int
-    score: float
+    epoch: int = 0
+    score: float = math.inf
     alpha: float | None = None
 
 
 class _Trainer(NamedTuple):
-    """Data and settings that the training runs for several alphas share."""
+    """Data and settings that all training runs share."""
 
     table: TokenTable
-    split: TokenSplit
     score: str
+    new_head: Callable[..., Head]
+    objectives: Mapping[float | None, Objective]
     epochs: int
     batch: int
     rate: float
     keep_always: bool
     seed: int
+    device: torch.device
 
-    def best_of(
-        self,
-        new_head: Callable[[], Head],
-        measure: Callable[..., Measured],
-        alphas: tuple[float | None, ...],
-        device: torch.device,
-        progress: Progress | None,
-    ) -> _TrainedHead:
-        """Train once for each alpha, and return the head with the best score."""
-        total, runs = len(alphas) * self.epochs, []
-        for number, alpha in enumerate(alphas):
-            objective = measure if alpha is None else partial(measure, alpha=alpha)
+    def run(self, split: _Split, report: Callable[[], None]) -> _Run:
+        """Train a head from the best temperature on, for each alpha, and return the best one.
 
-            def report(epoch: int, before: int = number * self.epochs) -> None:
-                if progress is not None:
-                    progress(before + epoch, total)
+        Without objectives that is the temperature itself.
+        """
+        start = self._start(split)
+        runs = [
+            self._trained(split, start, objective, report)._replace(alpha=alpha)
+            for alpha, objective in self.objectives.items()
+        ]
+        simple = _Run(split, start, GlobalHead(start=start))
+        return min(runs, key=lambda run: run.score, default=simple)
 
-            runs.append(self.train(new_head, objective, device, report)._replace(alpha=alpha))
-        return min(runs, key=lambda run: run.score)
+    def _start(self, split: _Split) -> float:
+        """Return the one log-sharpness with the best score on all documents but the test's."""
+        records = self.table.records(_enough(np.concatenate([split.train, split.stop])))
+        if self.score == "nll":
+            solution = best_sharpness(records)
+        else:
+            solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
+        return float(np.clip(solution.x[0], -LIMIT, LIMIT))
 
-    def train(
-        self,
-        new_head: Callable[[], Head],
-        objective: Objective,
-        device: torch.device,
-        report: Callable[[int], None],
-    ) -> _TrainedHead:
-        """Train a head until held-out documents stop improving; return the best epoch, 0 too."""
+    def _trained(
+        self, split: _Split, start: float, objective: Objective, report: Callable[[], None]
+    ) -> _Run:
+        """Train a head until documents for stopping do not improve; the best epoch may be 0."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
-            head = new_head().to(device)
+            head = self.new_head(start=start).to(self.device)
         if isinstance(head, modules.ShapeHead):
-            head.standardise(modules.shape_features(self.table.records(_enough(self.split.train))))
+            head.standardise(modules.shape_features(self.table.records(_enough(split.train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
-        best, best_epoch, state = self._held_out_score(head), 0, deepcopy(head.state_dict())
+        best, best_epoch, state = self._score(head, split), 0, deepcopy(head.state_dict())
         for epoch in range(1, self.epochs + 1):
-            for rows, records in self._steps(head, rng):
+            for rows, records in self._steps(head, split.train, rng):
                 check_time()
                 optimiser.zero_grad()
-                loss(
-                    objective, records, fitted.log_sharpness(head, self.table, rows, records)
-                ).backward()
+                u = fitted.log_sharpness(head, self.table, rows, records)
+                loss(objective, records, u).backward()
                 optimiser.step()
-            report(epoch)
-            score = self._held_out_score(head)
+            report()
+            score = self._score(head, split)
             if score < best or self.keep_always:
                 best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
             elif epoch - best_epoch >= PATIENCE:
                 break
         head.load_state_dict(state)
-        return _TrainedHead(head, best_epoch, best)
+        return _Run(split, start, head, best_epoch, best)
 
-    def _held_out_score(self, head: Head) -> float:
-        predictions = predict_rows(head, self.table, self.split.stop)
+    def _score(self, head: Head, split: _Split) -> float:
+        predictions = predict_rows(head, self.table, split.stop)
         scores = predictions.scores()[self.score]
         return float(np.average(scores, weights=predictions.weight))
 
-    def _steps(self, head: Head, rng: np.random.Generator) -> Iterator[tuple[IntArray, Records]]:
+    def _steps(
+        self, head: Head, rows: IntArray, rng: np.random.Generator
+    ) -> Iterator[tuple[IntArray, Records]]:
         """Yield the rows and records of each step of an epoch, in a new order."""
-        table, rows = self.table, self.split.train
+        table = self.table
         if head.wants == "sequence":
             names = rng.permutation(np.unique(table.documents[rows]))
             by_length = names[np.argsort(table.document_lengths(names), kind="stable")]
@@ -355,3 +362,21 @@ class _Trainer(NamedTuple):
             for first in range(0, len(mixed), self.batch):
                 some = mixed[first : first + self.batch]
                 yield some, table.records(some)
+
+
+def _compared(
+    table: TokenTable, runs: Sequence[_Run], score: str
+) -> tuple[dict[str, TokenPredictions], Gain]:
+    """Predict the documents that no run has seen; what heads gain there over one temperature."""
+    heads: dict[str, list[Head]] = {
+        "before": [GlobalHead() for _ in runs],
+        "global": [GlobalHead(start=run.start) for run in runs],
+        "head": [run.head for run in runs],
+    }
+    results = {}
+    for name, own in heads.items():
+        parts = [predict_rows(h, table, run.split.test) for h, run in zip(own, runs, strict=True)]
+        results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
+    before, after = (results[name].scores()[score] for name in ("global", "head"))
+    documents = table.documents[np.concatenate([run.split.test for run in runs])]
+    return results, paired_gain(before, after, documents, results["head"].weight)

@@ -53,7 +53,9 @@ class FittedHead:
         ``nll`` of the label; ``brier``, ``ece`` and ``auroc`` of the confidence in the top token;
         on held-out documents. Under ``before``, ``global`` and, for an adaptive head, ``head``.
     settings : dict
-        Further choices: alpha, the epoch, the seed; and the ``tables`` that it was fitted on.
+        Further choices, such as alpha, the epoch and the seed; the one ``temperature``, the
+        ``gain`` over it on held-out documents with its ``standard_error``, and the ``tables`` that
+        it was fitted on.
     """
 
     head: Head
@@ -76,14 +78,18 @@ class FittedHead:
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
 
-    def one_temperature(self) -> FittedHead | None:
-        """Return the temperature for all tokens that it was compared with; None if not known."""
+    def beside_one_temperature(self) -> dict[str, FittedHead | None]:
+        """Return the heads to measure it with: none, one temperature if it is known, and itself.
+
+        Most of what a head gains, one temperature gains too.
+        """
         if self.head.kind == "global":
-            return self
-        if "temperature" not in self.settings:
-            return None
-        single = FittedHead.from_temperature(self.settings["temperature"], self.fingerprint)
-        return replace(single, settings={"tables": self.settings.get("tables", [])})
+            return {"before": None, "global": self}
+        heads: dict[str, FittedHead | None] = {"before": None}
+        if "temperature" in self.settings:
+            single = FittedHead.from_temperature(self.settings["temperature"], self.fingerprint)
+            heads["global"] = replace(single, settings={"tables": self.settings.get("tables", [])})
+        return {**heads, "head": self}
 
     def __repr__(self) -> str:
         last = next(reversed(self.figures.values()), {})

@@ -87,30 +87,20 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """A network with one inner layer of ``units`` on the hidden state."""
+    """A SwiGLU network with one inner layer of ``units`` on the hidden state."""
 
     kind = "mlp"
     wants = "hidden"
 
-    def __init__(
-        self,
-        *,
-        width: Count,
-        units: Count = 64,
-        activation: Literal["swiglu", "relu"] = "swiglu",
-        start: float = 0.0,
-    ) -> None:
+    def __init__(self, *, width: Count, units: Count = 64, start: float = 0.0) -> None:
         super().__init__()
-        self.width, self.units, self.activation = width, units, activation
-        self.first = nn.Linear(width, units * (2 if activation == "swiglu" else 1))
+        self.width, self.units = width, units
+        self.first = nn.Linear(width, 2 * units)
         self.last = _last(units, start)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-sharpness ``(...)`` of states ``(..., width)``."""
-        inner = self.first(F.layer_norm(hidden, hidden.shape[-1:]))
-        if self.activation == "relu":
-            return cast(Tensor, self.last(F.relu(inner)))[..., 0]
-        gate, value = inner.chunk(2, -1)
+        gate, value = self.first(F.layer_norm(hidden, hidden.shape[-1:])).chunk(2, -1)
         return cast(Tensor, self.last(F.silu(gate) * value))[..., 0]
 
 
@@ -184,6 +174,10 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
     return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
 
 
+EPS, THETA = 1e-6, 10000.0
+"""Of the RMS norms and of the rotary positions of the ATS head, as in Llama 2."""
+
+
 @dataclass
 class Memory:
     """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by an ATS head."""
@@ -220,8 +214,8 @@ class ATSHead(Head):
     The first is a decoder layer like those of Llama: RMS norm, causal self-attention with rotary
     positions, SwiGLU, residuals, no biases. It attends to all earlier tokens, so it must be trained
     on whole texts, prompts included. The width must be a multiple of twice the ``attention_heads``.
-    ``inner`` is the width of the SwiGLU layer, by default 8/3 of ``width``; ``eps`` and ``theta``
-    are those of the RMS norms and of the rotary positions; ``cap`` is the largest sharpness.
+    ``inner`` is the width of the SwiGLU layer, by default 8/3 of ``width``; ``cap`` is the largest
+    sharpness.
     """
 
     kind = "ats"
@@ -233,8 +227,6 @@ class ATSHead(Head):
         width: Count,
         attention_heads: Count = 8,
         inner: Count | None = None,
-        eps: Positive = 1e-6,
-        theta: Positive = 10000.0,
         cap: Positive = SHARPEST,
         start: float = 0.0,
     ) -> None:
@@ -244,12 +236,11 @@ class ATSHead(Head):
                 f"width must be a multiple of twice the attention heads, got {width} and "
                 f"{attention_heads}: choose another number of attention_heads"
             )
-        self.width, self.attention_heads, self.eps = width, attention_heads, eps
+        self.width, self.attention_heads, self.cap = width, attention_heads, cap
         self.inner = 8 * width // 3 if inner is None else inner
-        self.theta, self.cap = theta, cap
-        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.input_layernorm = nn.RMSNorm(width, EPS)
         self.self_attn = nn.ModuleDict({f"{n}_proj": _matrix(width, width) for n in "qkvo"})
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, EPS)
         sizes = {
             "gate": (width, self.inner),
             "up": (width, self.inner),
@@ -299,7 +290,7 @@ class ATSHead(Head):
     def _rotated(self, x: Tensor, position: Tensor) -> Tensor:
         """Rotary positions: pairs (i, i + size/2) are rotated (Su et al. 2021)."""
         half = x.shape[-1] // 2
-        speed = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+        speed = THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angle = position[..., None].to(torch.float32) * speed
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         left, right = x[..., :half], x[..., half:]

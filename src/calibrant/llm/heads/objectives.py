@@ -30,7 +30,6 @@ def selective(
     alpha: float = 0.5,
     over: Literal["vocabulary"] | int = "vocabulary",
     weighting: Weighting = "paper",
-    ignored: float = 0,
 ) -> Measured:
     r"""Selective smoothing (Xie et al. 2024): likelihood if the model is right, else smoothing.
 
@@ -57,10 +56,8 @@ def selective(
                  {(1-\alpha) n_- + \alpha n_+},
 
         so that the meaning of alpha changes with the accuracy of the batch. It is 0 if one group
-        is empty.
-    ignored : float
-        For ``official``: masked positions in the batch, which that code counts as wrong ones with
-        a loss of 0.
+        is empty. Masked positions, which that code counts as wrong ones with a loss of 0, do not
+        count here.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
@@ -79,14 +76,14 @@ def selective(
         pull = np.where(records.correct, 1 - alpha, alpha)
         weight = records.weight * pull / records.weight.sum()
     else:
-        weight = _official(records, alpha, ignored)
+        weight = _official(records, alpha)
     return Measured(float(weight @ (linear + value)), weight * (linear + slope))
 
 
-def _official(records: Records, alpha: float, ignored: float) -> FloatArray:
+def _official(records: Records, alpha: float) -> FloatArray:
     right = records.weight * records.correct
     wrong = records.weight - right
-    count = right.sum(), wrong.sum() + ignored
+    count = right.sum(), wrong.sum()
     total = (1 - alpha) * count[1] + alpha * count[0]
     if not min(count) or not total:
         return np.zeros(len(records))

@@ -31,15 +31,12 @@ def read_official(
     model: Any,
     *,
     attention_heads: int | None = None,
-    eps: float = 1e-6,
-    theta: float = 10000.0,
 ) -> FittedHead:
     """Read a head that was saved by the official code of ATS (Xie et al. 2024).
 
     ``folder`` has ``calibration_head.safetensors``, of the kind ``transformer``. ``model`` is the
     one that it was trained for; only its width can be checked. ``attention_heads`` is by default
-    that of ``config.json`` in the folder, or else of the model. ``eps`` and ``theta`` are those of
-    the RMS norms and of the rotary positions, by default as in the official code.
+    that of ``config.json`` in the folder, or else of the model.
     """
     place, fingerprint = Path(folder), fingerprint_of(model)
     state, configured = _state(place), _attention_heads(place / CONFIG, model)
@@ -54,8 +51,6 @@ def read_official(
         width=fingerprint.hidden_size,
         attention_heads=attention_heads or configured,
         inner=None if inner is None else len(inner),
-        eps=eps,
-        theta=theta,
         cap=CAP,
     )
     wanted = head.state_dict()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrant._core.checks import warn
-from calibrant.llm.heads.documents import BadDocument, DocumentEncoder, Encoded
+from calibrant.llm.heads.documents import BadDocument
 
 T = TypeVar("T")
 
@@ -66,56 +66,55 @@ def read_documents(
     ...     read_documents(file)
     [('2 + 2 =', ' 4')]
     """
-    return DocumentFile(path).convert(lambda document, _: document, limit, skip_bad)
+    return convert_documents(path, lambda document, _: document, limit, skip_bad)
 
 
-class DocumentFile:
-    """A file of documents; opened when it is read, but checked to be there before."""
+def check_document_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file of documents; raise if it has another suffix or is not there."""
+    file = Path(path)
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"{path} must be .jsonl, .json or .txt, got the suffix {file.suffix!r}")
+    file.open("rb").close()
+    return file
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if self.path.suffix not in SUFFIXES:
-            raise ValueError(
-                f"{path} must be .jsonl, .json or .txt, got the suffix {self.path.suffix!r}"
-            )
-        self.path.open("rb").close()
 
-    def encode(self, encoder: DocumentEncoder, limit: int | None, skip_bad: bool) -> list[Encoded]:
-        """Turn the documents into token ids one after the other, so that no texts are kept."""
-        return self.convert(encoder, limit, skip_bad)
+def convert_documents(
+    path: str | os.PathLike[str],
+    function: Callable[[Any, str], T],
+    limit: int | None = None,
+    skip_bad: bool = False,
+) -> list[T]:
+    """Apply a function to each document of a file and its place there, one after the other."""
+    file = check_document_file(path)
+    results, bad = [], []
+    for place, row in islice(_rows(file), limit):
+        try:
+            results.append(function(_document(row, place), place))
+        except BadDocument as error:
+            bad.append(error)
+    if not results and not bad:
+        raise ValueError(f"{file} must hold one document or more, got none")
+    if bad and not (skip_bad and results):
+        raise ValueError(refusal(bad, len(results), file))
+    if bad:
+        warn(f"left out {counted(bad, len(results), file)}")
+    return results
 
-    def convert(
-        self, function: Callable[[Any, str], T], limit: int | None, skip_bad: bool
-    ) -> list[T]:
-        """Apply a function to each document and its place in the file."""
-        results, bad = [], []
-        for place, row in islice(self._rows(), limit):
-            try:
-                results.append(function(_document(row, place), place))
-            except BadDocument as error:
-                bad.append(error)
-        if not results and not bad:
-            raise ValueError(f"{self.path} must hold one document or more, got none")
-        if bad and not (skip_bad and results):
-            raise ValueError(refusal(bad, len(results), self.path))
-        if bad:
-            warn(f"left out {counted(bad, len(results), self.path)}")
-        return results
 
-    def _rows(self) -> Iterator[tuple[str, Any]]:
-        """Yield each row and its place; lines of JSON as bytes."""
-        if self.path.suffix == ".txt":
-            yield from _paragraphs(self.path)
-        elif self.path.suffix == ".json":
-            rows = _parsed(read_text(self.path), str(self.path))
-            if not isinstance(rows, list):
-                raise ValueError(f"{self.path} must hold a list of documents, got {rows!r:.60}")
-            yield from ((f"document {n} of {self.path}", r) for n, r in enumerate(rows, start=1))
-        else:
-            with self.path.open("rb") as stream:
-                for number, line in enumerate(stream, start=1):
-                    if line.strip():
-                        yield f"line {number} of {self.path}", line
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each row and its place; lines of JSON as bytes."""
+    if file.suffix == ".txt":
+        yield from _paragraphs(file)
+    elif file.suffix == ".json":
+        rows = _parsed(read_text(file), str(file))
+        if not isinstance(rows, list):
+            raise ValueError(f"{file} must hold a list of documents, got {rows!r:.60}")
+        yield from ((f"document {n} of {file}", row) for n, row in enumerate(rows, start=1))
+    else:
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"line {number} of {file}", line
 
 
 def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrant._core.atomic_files import locked, replacing, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray, check_whole
-from calibrant._core.logpartition import Records, concatenate
+from calibrant._core.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint
@@ -32,15 +32,12 @@ FORMAT = 1
 HEADER = "table.json"
 FINGERPRINT = "mark"
 """Key of the fingerprint in the header."""
-COLUMNS = tuple(f.name for f in fields(Records) if f.name != "classes")
 MAPPED = ("hidden", "table")
 """Arrays that are memory-mapped; the others are a few numbers per token."""
 
 Hidden: TypeAlias = NDArray[np.float16]
 Selection: TypeAlias = IntArray | BoolArray | slice
 PathLike: TypeAlias = "str | os.PathLike[str]"
-PutRows: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None]"
-"""Writes rows of columns; the last argument is the number of all rows of these columns."""
 
 
 class TableShard(NamedTuple):
@@ -63,16 +60,16 @@ class TableShard(NamedTuple):
     documents: IntArray
     states: IntArray | None = None
 
-    def rows(self, selection: Selection) -> Selection:
+    def rows(self, numbers: IntArray) -> IntArray:
         """Rows of ``hidden`` for some tokens."""
-        return selection if self.states is None else self.states[selection]
+        return numbers if self.states is None else self.states[numbers]
 
     def places(self) -> IntArray:
         """Position of each token ``(n,)`` among the states of its document.
 
         States are kept up to the last token that counts, where the next document begins.
         """
-        rows = np.asarray(self.rows(np.arange(len(self.documents))))
+        rows = self.rows(np.arange(len(self.documents)))
         starts = np.flatnonzero(np.diff(self.documents, prepend=-1))
         begin = np.where(starts > 0, rows[starts - 1] + 1, 0)
         return np.asarray(rows - np.repeat(begin, np.diff(starts, append=len(rows))))
@@ -152,15 +149,13 @@ class TokenTable:
         """Hidden states ``(m, width)`` of the tokens of a slice, a mask or an index."""
         located, order = self._located(selection)
         parts = [shard.hidden[shard.rows(rows)] for shard, rows in located]
-        hidden = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return hidden if order is None else hidden[order]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
     def records(self, selection: Selection = slice(None)) -> Records:
         """Records of the tokens of a slice, a mask or an index; the vocabulary are the classes."""
         located, order = self._located(selection)
         parts = [shard.records.take(rows) for shard, rows in located]
-        records = parts[0] if len(parts) == 1 else concatenate(parts)
-        return records if order is None else records.take(order)
+        return parts[0] if len(parts) == 1 else concatenate(parts).take(order)
 
     def texts(self, selection: Selection) -> list[Text]:
         """Return the states of each selected document, up to its last token that counts.
@@ -170,8 +165,8 @@ class TokenTable:
         numbers, texts = self._numbers(selection), []
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
         for run in np.split(numbers, starts[1:]):
-            (shard, rows), *_ = self._located(run[:1])[0]
-            begin = int(np.asarray(shard.rows(rows))[0] - self.places[run[0]])
+            ((shard, rows),), _ = self._located(run[:1])
+            begin = int(shard.rows(rows)[0] - self.places[run[0]])
             places = self.places[run[0] : run[-1] + 1]
             texts.append(Text(shard.hidden[begin : begin + int(places[-1]) + 1], places))
         return texts
@@ -188,32 +183,20 @@ class TokenTable:
         for run in padded_batches(self.document_lengths(documents).tolist(), size):
             yield np.concatenate(rows[run])
 
-    def _located(
-        self, selection: Selection
-    ) -> tuple[list[tuple[TableShard, Selection]], IntArray | None]:
+    def _located(self, selection: Selection) -> tuple[list[tuple[TableShard, IntArray]], IntArray]:
         """Return the shards that hold the tokens, at least one, each with rows of it.
 
-        With them comes the order of the tokens, unless they are in order.
+        With them comes the place of each token among the rows of all these shards.
         """
-        located: list[tuple[TableShard, Selection]] = []
-        order: IntArray = np.empty(0, np.int64)
-        if isinstance(selection, slice) and selection.step in (None, 1):
-            first, last, _ = selection.indices(len(self))
-            for shard, end in zip(self._shards, self._ends.tolist(), strict=True):
-                size = len(shard.documents)
-                rows = slice(max(first - end + size, 0), min(last - end + size, size))
-                if rows.start < rows.stop:
-                    located.append((shard, rows))
-        else:
-            numbers = self._numbers(selection)
-            home = np.searchsorted(self._ends, numbers, side="right")
-            for k in np.unique(home):
-                shard, own = self._shards[k], np.flatnonzero(home == k)
-                located.append((shard, numbers[own] - self._ends[k] + len(shard.documents)))
-                order = np.append(order, own)
-        in_order = (np.diff(order) > 0).all()
-        located = located or [(self._shards[0], slice(0, 0))]
-        return located, None if in_order else np.argsort(order)
+        numbers = self._numbers(selection)
+        home = np.searchsorted(self._ends, numbers, side="right")
+        located = [
+            (shard, numbers[home == k] - self._ends[k] + len(shard.documents))
+            for k, shard in enumerate(self._shards)
+            if k in home
+        ]
+        order = np.argsort(np.argsort(home, kind="stable"), kind="stable")
+        return located or [(self._shards[0], numbers)], order
 
     def _numbers(self, selection: Selection) -> IntArray:
         """Numbers of the tokens of a slice, a mask or an index."""
@@ -416,70 +399,20 @@ def sole_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def new_shard(folder: Path, number: int) -> Iterator[PutRows]:
-    """Yield a function that writes rows; the shard gets its name when every row was written.
-
-    The columns are files from the start, so memory does not grow with the shard. They are not
-    memory-mapped: on a full disk, writing to a mapped file kills the process.
-    """
+def write_shard(folder: Path, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write the columns of a shard, which gets its name when all are on the disk."""
     target = shard_folder(folder, number)
-    files: dict[str, _ColumnFile] = {}
-    with temporary_folder(target) as temporary, ExitStack() as stack:
-
-        def put(rows: IntArray, columns: Mapping[str, NDArray[Any]], total: int) -> None:
+    try:
+        with temporary_folder(target) as temporary:
             for name, values in columns.items():
-                if name not in files:
-                    path = temporary / f"{name}.npy"
-                    files[name] = stack.enter_context(_ColumnFile.new(path, values, total))
-                files[name].put(rows, values)
-
-        try:
-            yield put
-            for file in files.values():
-                file.finish()
-            stack.close()
+                with (temporary / f"{name}.npy").open("wb") as stream:
+                    np.save(stream, np.ascontiguousarray(values), allow_pickle=False)
+                    stream.flush()
+                    os.fsync(stream.fileno())
             os.replace(temporary, target)
-        except OSError as error:
-            message = (
-                f"{target} could not be written ({error.strerror or error}); complete shards are "
-                "kept: make room if the disk is full, and start again to continue"
-            )
-            raise OSError(error.errno, message) from error
-
-
-class _ColumnFile(NamedTuple):
-    """A ``.npy`` file whose rows are written in any order."""
-
-    stream: Any
-    start: int  # of the rows in the file
-    written: BoolArray  # (rows,)
-
-    @classmethod
-    @contextmanager
-    def new(cls, path: Path, like: NDArray[Any], rows: int) -> Iterator[_ColumnFile]:
-        """Create a file for rows of the shape and type of ``like``."""
-        # without a buffer, which would be written, and fail again, when the file is closed
-        with path.open("wb", buffering=0) as stream:
-            header = np.lib.format.header_data_from_array_1_0(np.empty(0, like.dtype))
-            np.lib.format.write_array_header_1_0(
-                stream, {**header, "shape": (rows, *like.shape[1:])}
-            )
-            yield cls(stream, stream.tell(), np.zeros(rows, bool))
-
-    def put(self, rows: IntArray, values: NDArray[Any]) -> None:
-        """Write rows, consecutive ones together."""
-        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        for run in np.split(np.arange(len(rows)), starts[1:]):
-            self.stream.seek(self.start + int(rows[run[0]]) * values[:1].nbytes)
-            rest = np.ascontiguousarray(values[run]).data.cast("B")
-            while rest:
-                rest = rest[self.stream.write(rest) :]
-        self.written[rows] = True
-
-    def finish(self) -> None:
-        """Store the file on disk; raise if a row is missing."""
-        if not self.written.all():
-            missing = np.count_nonzero(~self.written)
-            raise RuntimeError(f"{missing} rows of {self.stream.name} were not written")
-        os.fsync(self.stream.fileno())
+    except OSError as error:
+        message = (
+            f"{target} could not be written ({error.strerror or error}); complete shards are "
+            "kept: make room if the disk is full, and start again to continue"
+        )
+        raise OSError(error.errno, message) from error

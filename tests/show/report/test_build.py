@@ -11,7 +11,7 @@ import pytest
 import calibrant as cal
 from calibrant import use
 from calibrant.data import save_predictions
-from calibrant.show.report.snippets import snippets
+from calibrant.show.report.verdict import snippets
 from tests.show.report.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}

@@ -13,8 +13,8 @@ import torch
 
 import calibrant as cal
 from calibrant.show.report.files import form_of
-from calibrant.show.report.snippets import snippets
-from calibrant.show.report.tables import decisions_table
+from calibrant.show.report.verdict import snippets
+from calibrant.show.report.view import decisions_table
 from tests.show.report.conftest import drawn
 
 HOSTILE = [

@@ -31,7 +31,6 @@ from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values,
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.show.pieces import notebook
 
 CONFIDENCES = (*AGGREGATORS, "p_true")
 MANY = 10
@@ -90,7 +89,7 @@ class Reply(NamedTuple):
         return shaded_text([], [], title=title, note=f"no answer: {figures}")
 
     def _repr_html_(self) -> str:
-        return notebook(self.shaded().fragment())
+        return self.shaded().box().notebook()
 
 
 def answer_question(

@@ -28,9 +28,8 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Box
+from calibrant.show.box import Box, box_of
 from calibrant.show.metrics import evaluation_box, risk_chart
-from calibrant.show.results import box_of
 
 MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from calibrant._core.showing import threshold_text
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.registry import METRICS
 from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
-from calibrant.show.metrics import diagram, metrics_table, subgroup_table
-from calibrant.show.report import tables
-from calibrant.show.report.checks import percent
-from calibrant.show.report.findings import CHECKS, Finding
-from calibrant.show.report.model import SEVERITIES, Part, Remedy, Severity, Subject
-from calibrant.show.report.results import Results
-from calibrant.show.report.snippets import Snippet, snippets
-from calibrant.show.report.unchecked import Unchecked
-from calibrant.show.report.verdict import Verdict
+from calibrant.show.metrics import metrics_table, reliability_svg, subgroup_table
+from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES, Snippet
+from calibrant.show.report.findings import Finding
+from calibrant.show.report.model import (
+    MIN_EXAMPLES_OF_CLASS,
+    ClassFigures,
+    Coverage,
+    Part,
+    Remedy,
+    Subject,
+)
+from calibrant.show.report.verdict import Unchecked, Verdict, snippets, subgroups_text
 from calibrant.show.slices import slices_table
+from calibrant.show.style import percent
 from calibrant.show.tables import Table
 from calibrant.show.workflows import methods_table
 
@@ -27,28 +34,34 @@ MAX_CLASSES = 1000
 """Rows of the tables of classes, over all sets of predictions of a page."""
 MAX_GROUPS = 40
 """Subgroups that the chart shows."""
-WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
-"""Severities of findings, as they are shown."""
+SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+"""Shares of answers that the table of thresholds shows."""
+CHOICES = (0.9, 0.8)
+"""Shares of answers whose costs are told."""
+CASES = 1000
 
 
 def counted(found: Sequence[Finding]) -> str:
     """Return how many findings of each severity there are, in words."""
-    plural = {**WORDS, "warn": "warnings", "info": "notes"}
+    plural = {**SEVERITY_NAMES, "warn": "warnings", "info": "notes"}
     counts = {s: sum(finding.severity == s for finding in found) for s in SEVERITIES[::-1]}
-    texts = [f"{n} {WORDS[s] if n == 1 else plural[s]}" for s, n in counts.items() if n]
+    texts = [f"{n} {SEVERITY_NAMES[s] if n == 1 else plural[s]}" for s, n in counts.items() if n]
     return ", ".join(texts) or "Nothing was found"
 
 
 @dataclass(frozen=True)
-class SubjectView:
-    """One set of predictions; ``name`` tells its anchors from those of others."""
+class View:
+    """One set of predictions of a report; ``name`` tells its anchors from those of others."""
 
-    report: Results
     subject: Subject
+    verdict: Verdict
+    findings: list[Finding]
+    unchecked: list[Unchecked]
     name: str = ""
+    sets: int = 1
+    """Sets of predictions on the page."""
 
     question = "Can I trust this model's confidence?"
-    meters_of = ("Expected mistakes", "Mistakes made")
 
     @property
     def prefix(self) -> str:
@@ -60,12 +73,18 @@ class SubjectView:
         """Level of the headings of sections."""
         return 3 if self.name else 2
 
-    # ----------------------------------------------------------------------------------- verdict
+    @property
+    def counted(self) -> str:
+        """How many findings there are."""
+        return counted(self.findings)
 
     @property
-    def verdict(self) -> Verdict:
-        """The answer about these predictions."""
-        return self.report.verdicts[self.subject.name]
+    def remedy(self) -> Remedy | None:
+        """The advised method, where it helps."""
+        remedy = self.subject.remedy
+        return remedy if remedy is not None and remedy.helps else None
+
+    # ----------------------------------------------------------------------------------- verdict
 
     @property
     def about(self) -> str:
@@ -82,7 +101,7 @@ class SubjectView:
     def measured(self) -> str:
         """What the figure beside the verdict is, with its interval."""
         evaluation = self.subject.evaluation
-        of = f" of {evaluation.probability}" if evaluation.probability else ""
+        of = f" of {self.subject.probability}" if evaluation.probability else ""
         interval = f", {evaluation.interval_heading} {self.verdict.interval}".rstrip(", ")
         return f"calibration error (ECE){of}{interval}"
 
@@ -90,113 +109,115 @@ class SubjectView:
     def meters(self) -> list[tuple[str, str, str, str]]:
         """Bars of the mistakes that are expected, and of those made: text, width and kind."""
         part = self.subject.answers
-        shares = 1 - part.confidence, 1 - part.accuracy
-        kinds = "claimed", "wrong" if shares[1] > shares[0] else "right"
-        most = max(*shares, 1e-12)
+        expected, made = 1 - part.confidence, 1 - part.accuracy
+        most = max(expected, made, 1e-12)
         return [
-            (name, percent(share), f"{100 * share / most:.2f}", kind)
-            for name, share, kind in zip(self.meters_of, shares, kinds, strict=True)
+            ("Expected mistakes", percent(expected), f"{100 * expected / most:.2f}", "claimed"),
+            (
+                *("Mistakes made", percent(made), f"{100 * made / most:.2f}"),
+                "wrong" if made > expected else "right",
+            ),
         ]
 
     @property
     def tiles(self) -> list[tuple[str, str, str]]:
-        """Titles, values and intervals of the figures that matter most."""
-        after = (
-            [] if self.after is None else [("ECE after calibration", *_cells(self.after, "ece"))]
-        )
-        titles = {"accuracy": "Accuracy", "auroc": "Tells right from wrong (AUROC)"}
-        titles |= {"nll": "Negative log-likelihood"}
-        own = [(title, *_cells(self.subject.evaluation, name)) for name, title in titles.items()]
-        return [*after, *own]
-
-    # ---------------------------------------------------------------------------------- findings
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What the checks found, the most serious first."""
-        return self.report.findings_by_subject[self.subject.name]
-
-    @property
-    def counted(self) -> str:
-        """How many findings there are."""
-        return counted(self.findings)
-
-    def word(self, finding: Finding) -> str:
-        """Return the severity of a finding in words."""
-        return WORDS[finding.severity]
-
-    def meaning(self, finding: Finding) -> str:
-        """Return what a finding tells."""
-        return CHECKS[finding.code].meaning
-
-    @property
-    def unchecked(self) -> list[Unchecked]:
-        """What was not checked."""
-        return self.report.unchecked(self.subject)
-
-    # ------------------------------------------------------------------------------ how far, where
-
-    @property
-    def after(self) -> Evaluation | None:
-        """Figures with the advised method; None where it changes nothing."""
-        remedy = self.subject.remedy
-        return None if remedy is None or remedy.changes_nothing else remedy.after
+        """The four figures that matter most: title, value, and interval or value after."""
+        titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
+        titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
+        before = _cells(self.subject.evaluation)
+        if self.remedy is None or self.remedy.after is None:
+            return [(title, *before[name]) for name, title in titles.items()]
+        after = _cells(self.remedy.after)
+        return [
+            (title, before[name][0], f"after calibration {after[name][0]}")
+            for name, title in titles.items()
+        ]
 
     @property
     def diagrams(self) -> list[tuple[Html, str]]:
-        """Reliability diagrams as it is and, if anything changes, after calibration."""
-        shown = [(diagram(self.subject.evaluation), "As it is")]
-        remedy = self.subject.remedy
-        if self.after is not None and remedy is not None and remedy.chosen is not None:
-            caption = f"Calibrated by {remedy.chosen.method}, on examples it was not fitted on"
-            shown.append((diagram(self.after), caption))
+        """Reliability diagrams as it is and, where that helps, after calibration."""
+        curve = self.subject.curve
+        shown = [(reliability_svg(curve(), _ece_text(self.subject.evaluation)), "As it is")]
+        if self.remedy is not None and self.remedy.after is not None:
+            after = self.remedy.after
+            caption = "After calibration, on examples it was not fitted on"
+            shown.append((reliability_svg(curve(after), _ece_text(after)), caption))
         return shown
 
     @property
     def metrics(self) -> Table:
-        """All metrics with their meaning."""
-        return tables.explained_metrics(self.subject.evaluation)
+        """All metrics with a sentence about each."""
+        evaluation = self.subject.evaluation
+        table = metrics_table(evaluation)
+        rows = [
+            (*row, re.sub(r",? :math:`[^`]*`", "", METRICS[name].summary).rstrip("."))
+            for row, name in zip(table.rows, evaluation, strict=True)
+        ]
+        headings = (*map(self.subject.with_names, table.headings), "meaning")
+        return Table(headings, rows, words=(0, 3))
 
-    @property
-    def plain_metrics(self) -> Table:
-        """All metrics."""
-        return metrics_table(self.subject.evaluation)
+    # ------------------------------------------------------------------------------------ where
 
     @property
     def ranges(self) -> Table:
         """Claims and events by range of confidence."""
-        return self._parts(self.subject.ranges, self.subject.probability)
+        level = self.subject.evaluation.level
+        return parts_table(self.subject.ranges, self.subject.probability, level)
 
     @property
     def margins(self) -> Table:
         """The same by margin."""
-        return self._parts(self.subject.margins, "margin of the top two logits")
-
-    def _parts(self, parts: Sequence[Part], heading: str) -> Table:
-        return tables.parts_table(parts, heading, self.subject.evaluation.level)
+        level = self.subject.evaluation.level
+        return parts_table(self.subject.margins, "margin of the top two logits", level)
 
     @property
     def by_class(self) -> str:
         """Title of the classes."""
         return "By tag" if self.subject.word == "tag" else "By class"
 
-    @cached_property
-    def classes(self) -> Table:
-        """Classes, those furthest beyond noise first."""
-        most = max(10, MAX_CLASSES // len(self.report.subjects))
-        return self.worst_classes(most)
-
-    def worst_classes(self, most: int) -> Table:
-        """Return the classes that are furthest beyond noise."""
-        return tables.classes_table(tables.worst_first(self.subject.classes)[:most], self.subject)
+    @property
+    def classes(self) -> tuple[Table, Table]:
+        """Classes, those furthest beyond noise first; and those of too few examples to tell."""
+        many, few = self._classes()
+        most = max(10, MAX_CLASSES // self.sets)
+        return self._class_table(many[:most]), self._class_table(few[: most - len(many[:most])])
 
     @property
     def classes_shown(self) -> str:
         """How many of the classes are shown."""
-        shown, every = len(self.classes.rows), len(self.subject.classes)
+        shown, every = sum(len(table.rows) for table in self.classes), len(self.subject.classes)
         if shown < every:
             return f"{shown:,} of {every:,}: the JSON form has all"
         return f"{every:,} in all"
+
+    def worst_classes(self, most: int) -> Table:
+        """Return the classes that are furthest beyond noise."""
+        many, few = self._classes()
+        return self._class_table([*many, *few][:most])
+
+    def _classes(self) -> tuple[list[ClassFigures], list[ClassFigures]]:
+        def size(each: ClassFigures) -> tuple[float, float]:
+            low, high = each.part.gap_ends
+            return (-max(low, -high), -abs(each.part.gap)) if each.part.n else (math.inf, 0.0)
+
+        every = sorted(self.subject.classes, key=size)
+        many = [each for each in every if each.part.n >= MIN_EXAMPLES_OF_CLASS]
+        return many, [each for each in every if each.part.n < MIN_EXAMPLES_OF_CLASS]
+
+    def _class_table(self, classes: Sequence[ClassFigures]) -> Table:
+        heading = "tag" if self.subject.word == "tag" else "predicted class"
+        parts = [each.part for each in classes]
+        table = parts_table(parts, heading, self.subject.evaluation.level)
+        rows = [
+            (*cells, percent(each.labelled, 2), percent(each.claimed, 2))
+            for cells, each in zip(table.rows, classes, strict=True)
+        ]
+        return replace(table, headings=(*table.headings, "occurs", "mean probability"), rows=rows)
+
+    @property
+    def subgroups(self) -> str:
+        """What the search for subgroups says, beside the verdict on all examples."""
+        return subgroups_text(self.subject, self.verdict)
 
     @property
     def slices(self) -> Table:
@@ -219,62 +240,71 @@ class SubjectView:
     # ------------------------------------------------------------------------------------ remedy
 
     @property
-    def remedy(self) -> Remedy:
-        """The methods that were tried."""
-        assert self.subject.remedy is not None
-        return self.subject.remedy
+    def advice(self) -> str:
+        """The advice in a few words."""
+        if self.remedy is None or self.remedy.chosen is None:
+            return "Leave it as it is"
+        return f"Calibrate: use {self.remedy.chosen.method}"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why, and what it costs, in sentences."""
+        codes = {finding.code: finding for finding in self.findings}
+        for code in ("CAL014", "CAL019"):
+            if code in codes:
+                fix = codes[code].fix if code == "CAL019" else ""
+                return [text for text in (codes[code].evidence, fix) if text]
+        return ["Nothing speaks against the confidences as they are."]
+
+    @property
+    def choices(self) -> Table | None:
+        """What each choice costs, in mistakes and in work for people."""
+        if not self.subject.coverage:
+            return None
+        rows = [_choice("Use it as it is, and trust all answers", self.subject.coverage[-1])]
+        calibrated = self.remedy is not None and self.remedy.coverage
+        points, before = self.subject.decisions, ""
+        if calibrated:
+            rows.append(_choice("Calibrate, and trust all answers", points[-1]))
+            before = "Calibrate, and "
+        for share in CHOICES:
+            point = min(points, key=lambda each: abs(each.coverage - share))
+            if abs(point.coverage - share) < 0.05:
+                words = f"{before}ask a person about the least sure"
+                rows.append(_choice(f"{words[0].upper()}{words[1:]}", point))
+        headings = ("choice", "answered", "sent to a person", "mistakes", "mistakes it expects")
+        return Table(headings, rows)
 
     @property
     def methods(self) -> Table:
         """All methods that were tried."""
-        return methods_table(self.remedy.comparison)
+        assert self.subject.remedy is not None
+        return methods_table(self.subject.remedy.comparison)
 
     @property
     def methods_chart(self) -> Html:
         """The ECE of each method."""
-        comparison = self.remedy.comparison
+        assert self.subject.remedy is not None
+        comparison = self.subject.remedy.comparison
         return ece_chart(comparison.measured, highlighted=comparison.choice())
-
-    @property
-    def advice(self) -> str:
-        """The advised method in a few words."""
-        method = self.remedy.comparison.choice()
-        return f"Use {method}" if self.after is not None else "Leave it as it is"
-
-    @property
-    def reason(self) -> str:
-        """Why the chosen method was chosen."""
-        advice = self.remedy.comparison.advice()
-        _, bracket, inside = advice.partition(" (")
-        why = inside.removesuffix(").") if bracket else advice
-        return f"{why[:1].upper()}{why[1:]}".rstrip(".") + "."
-
-    @property
-    def price(self) -> list[tuple[str, str]]:
-        """What the chosen method costs, as names and values."""
-        chosen, before, after = self.remedy.chosen, self.remedy.before, self.remedy.after
-        if chosen is None or before is None or after is None:
-            return []
-        change = after["accuracy"].value - before["accuracy"].value
-        changed = f"{chosen.argmax_changed:,} of {self.remedy.comparison.n_test:,}"
-        return [
-            ("accuracy", f"{100 * change:+.2f} points"),
-            ("predictions changed", changed),
-            ("time of the fit", f"{chosen.fit_seconds:.1f} s"),
-        ]
 
     # --------------------------------------------------------------------------------- decisions
 
     @property
     def decided_by(self) -> str:
         """Confidence that the thresholds are about."""
-        calibrated = self.subject.remedy is not None and bool(self.subject.remedy.coverage)
-        return "calibrated confidence" if calibrated else "confidence"
+        return "calibrated confidence" if self.remedy is not None else "confidence"
 
     @property
     def decisions(self) -> Table:
-        """Errors among the answers at some thresholds."""
-        return tables.decisions_table(self.subject.decisions)
+        """Errors among the answers at some shares of answers."""
+        points = self.subject.decisions
+        nearest = [min(points, key=lambda point: abs(point.coverage - share)) for share in SHARES]
+        rows = [
+            (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
+            for point in dict.fromkeys(nearest)
+        ]
+        return Table(("answered", "confidence at least", "wrong among these"), rows)
 
     @property
     def decisions_chart(self) -> Html:
@@ -285,36 +315,39 @@ class SubjectView:
         return line_chart([line], x_label="share answered", y_label="wrong among these")
 
     @property
-    def slider(self) -> list[tuple[str, float, float]]:
-        """Threshold, share answered and error of each place of the slider."""
-        return [
-            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5))
-            for p in self.subject.decisions
+    def slider(self) -> dict[str, Any]:
+        """Threshold, share and error of each place of the slider; at first nine tenths answer."""
+        points = self.subject.decisions
+        places = [
+            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5)) for p in points
         ]
-
-    @property
-    def slider_start(self) -> int:
-        """Place of the slider at first: nine tenths are answered."""
-        shares = [point.coverage for point in self.subject.decisions]
-        return min(range(len(shares)), key=lambda i: abs(shares[i] - 0.9))
+        start = min(range(len(points)), key=lambda i: abs(points[i].coverage - 0.9))
+        return {"places": places, "start": start}
 
     @property
     def guarantees(self) -> Table | None:
-        """Thresholds with a guarantee, if there are any."""
-        remedy = self.subject.remedy
-        if remedy is None or not remedy.thresholds:
+        """Thresholds that keep an error rate with certainty, if there are any."""
+        if self.remedy is None or not self.remedy.thresholds:
             return None
-        return tables.guarantees_table(remedy)
+        rows = []
+        for each in self.remedy.thresholds:
+            cells = ("none found", "-", "-")
+            if math.isfinite(each.threshold):
+                shares = percent(each.coverage), percent(each.error, 2)
+                cells = (threshold_text(each.threshold), *shares)
+            rows.append((percent(each.max_error), *cells))
+        headings = ("errors at most", "confidence at least", "answered", "observed errors")
+        return Table(headings, rows)
 
     @property
     def guaranteed(self) -> str:
         """What is guaranteed, and for which calibrator: another fit has other confidences."""
-        remedy = self.remedy
-        assert remedy.chosen is not None
+        assert self.remedy is not None
+        assert self.remedy.chosen is not None
         return (
-            f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].level:g} % "
-            f"certainty, for {remedy.chosen.method} as fitted here, on "
-            f"{remedy.comparison.fitted_on}"
+            f"Each threshold keeps its error rate with {100 * self.remedy.thresholds[0].level:g} % "
+            f"certainty, for {self.remedy.chosen.method} as fitted here, on the "
+            f"{self.remedy.comparison.fitted_on}"
         )
 
     @property
@@ -323,19 +356,64 @@ class SubjectView:
         return snippets(self.subject)
 
 
-def _cells(evaluation: Evaluation, name: str) -> tuple[str, str]:
-    """Return the value and the interval of a metric as text."""
-    _, value, interval = dict(zip(evaluation, evaluation.table(), strict=True))[name]
-    return value, interval
+def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Table:
+    """Return claimed and observed shares of parts."""
+    interval = f"{100 * (level or 0.9):g} % interval"
+    headings = (heading, "examples", "share", "claimed", "happened", interval, "gap")
+    rows = [
+        (
+            *(part.name, f"{part.n:,}", percent(part.share)),
+            *(percent(part.confidence), percent(part.accuracy)),
+            *(f"[{100 * part.low:.1f}, {100 * part.high:.1f}]", f"{100 * part.gap:+.1f}"),
+        )
+        if part.n
+        else (part.name, "0", percent(0.0), "-", "-", "", "-")
+        for part in parts
+    ]
+    return Table(headings, rows, bars=headings.index("gap"))
+
+
+def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:
+    """Return several sets of predictions side by side."""
+    interval = subjects[0].evaluation.interval_heading or "interval"
+    headings = ("predictions", "trust?", "examples", "accuracy", "confidence", "ECE", interval)
+    rows = []
+    for subject, answer in zip(subjects, answers, strict=True):
+        shown = _cells(subject.evaluation)
+        after = subject.remedy.after if subject.remedy and subject.remedy.helps else None
+        rows.append(
+            (
+                *(subject.name, answer, f"{subject.evaluation.n:,}", shown["accuracy"][0]),
+                *(percent(subject.answers.confidence), *shown["ece"]),
+                percent(after["ece"].value, 2) if after else "-",
+            )
+        )
+    return Table((*headings, "calibrated ECE"), rows, words=(0, 1))
 
 
 def ece_chart(
-    evaluations: dict[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     *,
     highlighted: str | None = None,
     reference: float | None = None,
 ) -> Html:
     """Return the ECE of some evaluations with their intervals."""
-    ends = zip(*(evaluation["ece"] for evaluation in evaluations.values()), strict=True)
-    options = {"highlighted": highlighted, "reference": reference}
-    return forest_chart(list(evaluations), *ends, label="ECE", **options)  # type: ignore[arg-type]
+    values, low, high = zip(*(each["ece"] for each in evaluations.values()), strict=True)
+    options: Any = {"highlighted": highlighted, "reference": reference}
+    return forest_chart(list(evaluations), values, low, high, label="ECE", **options)
+
+
+def _cells(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
+    """Return the value and the interval of each metric as text."""
+    return {name: row[1:] for name, row in zip(evaluation, evaluation.table(), strict=True)}
+
+
+def _ece_text(evaluation: Evaluation) -> str:
+    return " ".join(("ECE", *_cells(evaluation)["ece"])).rstrip()
+
+
+def _choice(words: str, point: Coverage) -> tuple[str, ...]:
+    """Return what a choice costs in so many cases."""
+    answered = round(CASES * point.coverage)
+    mistakes = (CASES * point.coverage * share for share in (point.error, point.expected))
+    return (words, str(answered), str(CASES - answered), *(f"{x:.0f}" for x in mistakes))

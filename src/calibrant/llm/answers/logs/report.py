@@ -15,13 +15,10 @@ from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.show.html import document
 from calibrant.show.metrics import diagram, risk_chart
-from calibrant.show.palette import LIGHT
-from calibrant.show.report.checks import percent
-from calibrant.show.report.snippets import Snippet
-from calibrant.show.report.tables import parts_table
-from calibrant.show.report.view import WORDS
+from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
+from calibrant.show.report.view import parts_table
+from calibrant.show.style import LIGHT, percent
 from calibrant.show.tables import Table
 
 QUESTION = "Are these confidences chances to be right?"
@@ -73,7 +70,7 @@ def _save_picture(study: AnswerStudy, folder: Path) -> str:
             temporary.write_text(diagram(study.before, "before").replace(">", style, 1), "utf-8")
         return name
     from calibrant.show.figures import reliability_diagrams
-    from calibrant.show.figures.files import save_figure
+    from calibrant.show.figures.look import save_figure
 
     name = f"{PICTURE}.png"
     drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
@@ -112,7 +109,7 @@ def answer_page(study: AnswerStudy) -> str:
         ece=percent(value),
         measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
         tiles=_tiles(study),
-        notes=[(note, WORDS[note.severity]) for note in notes_of(study)],
+        notes=[(note, SEVERITY_NAMES[note.severity]) for note in notes_of(study)],
         before=diagram(study.before),
         after=diagram(study.after),
         metrics=_side_by_side(study.before, study.after, "with the map"),

@@ -138,7 +138,7 @@ def _named(data: Any, labels: Values | None) -> dict[str, Any]:
         paths = [each.path if isinstance(each, Dataset) else os.fspath(each) for each in data]
         return dict(zip(_distinct(paths), data, strict=True))
     path = data.path if isinstance(data, Dataset) else data
-    if path == ARRAYS or not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, os.PathLike)) or path == ARRAYS:
         return {"predictions": data}
     typed = Path(path)  # as it was typed, and without folders that others do not have
     return {typed.stem if typed.is_absolute() else str(typed.with_suffix("")): data}

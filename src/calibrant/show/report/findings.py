@@ -323,10 +323,20 @@ def _too_few(subject: Subject) -> Result | None:
     )
 
 
+def is_off(evaluation: Evaluation) -> bool:
+    """Return True if the calibration error is beyond noise: by its interval and by the test.
+
+    The two ask different questions, and near their levels only one may say so. Where the interval
+    is far from zero, it suffices.
+    """
+    low, test = evaluation["ece"].low, evaluation.test
+    rejected = test is not None and test.p_value < SIGNIFICANT
+    return low >= LARGE or (low >= SMALL and rejected)
+
+
 def cannot_tell(evaluation: Evaluation) -> bool:
     """Return True if a model may be calibrated, and may be far off."""
-    _, low, high = evaluation["ece"]
-    return low < SMALL and not high <= LARGE
+    return not is_off(evaluation) and not evaluation["ece"].high <= LARGE
 
 
 def examples_for_yes(evaluation: Evaluation) -> int:

@@ -18,6 +18,7 @@ from calibrant.show.report.findings import (
     about,
     cannot_tell,
     examples_for_yes,
+    is_off,
     miscalibrated,
     worst_range,
 )
@@ -82,7 +83,7 @@ def _severity(subject: Subject) -> Severity:
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
     if low >= LARGE:
         return "bad"
-    if low >= SMALL or worst_range(subject):
+    if is_off(evaluation) or worst_range(subject):
         return "warn"
     return "info" if cannot_tell(evaluation) else "good"
 

@@ -150,7 +150,12 @@ class View:
         evaluation = self.subject.evaluation
         table = metrics_table(evaluation)
         rows = [
-            (*row, re.sub(r",? :math:`[^`]*`", "", METRICS[name].summary).rstrip("."))
+            (
+                *row,
+                self.subject.with_names(
+                    re.sub(r",? :math:`[^`]*`", "", METRICS[name].summary).rstrip(".")
+                ),
+            )
             for row, name in zip(table.rows, evaluation, strict=True)
         ]
         headings = (*map(self.subject.with_names, table.headings), "meaning")
@@ -249,12 +254,20 @@ class View:
     @property
     def reasons(self) -> list[str]:
         """Why, and what it costs, in sentences."""
-        codes = {finding.code: finding for finding in self.findings}
-        for code in ("CAL014", "CAL019"):
-            if code in codes:
-                fix = codes[code].fix if code == "CAL019" else ""
-                return [text for text in (codes[code].evidence, fix) if text]
-        return ["Nothing speaks against the confidences as they are."]
+        remedy, codes = self.remedy, {finding.code: finding for finding in self.findings}
+        if remedy is None or remedy.before is None or remedy.after is None:
+            against = codes.get("CAL019")
+            if against is None:
+                return ["Nothing speaks against the confidences as they are."]
+            return [against.evidence, against.fix]
+        before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
+        assert remedy.chosen is not None
+        return [
+            f"On examples that it was not fitted on, a stated {self.subject.probability} is off by "
+            f"{after} on average, in place of {before}.",
+            f"{remedy.price(self.subject.counted)} The fit takes "
+            f"{remedy.chosen.fit_seconds:.1f} s.",
+        ]
 
     @property
     def choices(self) -> Table | None:

@@ -30,9 +30,11 @@ SECTIONS = {
     "verdict": "Verdict",
     "findings": "Findings",
     "fix": "What fixes it",
+    "how-far": "How far off",
     "now": "What now",
     "where": "Where",
     "decide": "Thresholds",
+    "details": "Details",
     "not-checked": "Not checked",
     "provenance": "Provenance",
 }

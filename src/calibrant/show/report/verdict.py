@@ -132,8 +132,12 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
 def subgroups_text(subject: Subject, verdict: Verdict) -> str:
     """Return what a search for subgroups says, so that silence is not taken for a pass."""
     found = subject.slices
-    if found is None or found.is_off:
-        return "" if found is None else found.verdict()
+    if found is None:
+        return ""
+    if not found.searched:
+        return f"None were: no value of a column has {found.min_size:,} examples."
+    if found.is_off:
+        return found.verdict()
     accuracy = subject.answers.accuracy
     reach = found.critical * math.sqrt(accuracy * (1 - accuracy) / found.min_size)
     unseen = (

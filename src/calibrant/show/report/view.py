@@ -283,7 +283,7 @@ class View:
         for share in CHOICES:
             point = min(points, key=lambda each: abs(each.coverage - share))
             if abs(point.coverage - share) < 0.05:
-                words = f"{before}ask a person about the least sure"
+                words = f"{before}ask a person about the least sure {100 * (1 - share):.0f} %"
                 rows.append(_choice(f"{words[0].upper()}{words[1:]}", point))
         headings = ("choice", "answered", "sent to a person", "mistakes", "mistakes it expects")
         return Table(headings, rows)

@@ -173,7 +173,8 @@ def test_too_few_examples_name_how_many_a_yes_needs():
     counts = [re.findall(r"A yes needs about ([\d,]+)\.", each.verdict.sentence) for each in few]
     needed = int(np.median([int(count.replace(",", "")) for (count,) in counts]))
     answers = [report(drawn(needed, seed=s), methods=[]).verdict.answer for s in range(10, 20)]
-    assert answers.count("Yes") >= 6
+    assert answers.count("Too few examples to tell") <= 2
+    assert answers.count("Yes") >= 5
     fixes = [finding.fix for finding in few[0].findings if finding.code == "CAL007"]
     assert re.search(r"Label about [\d,]+ more examples", *fixes)
 

@@ -23,7 +23,7 @@ SIGNIFICANT = 0.05
 """Level of the tests; where several are made, p-values are adjusted for their number (Holm)."""
 SMALL, LARGE = 0.01, 0.05
 """Gaps below which a finding is for information, and from which on it is serious."""
-MARGIN_FOR_YES = 1.5
+MARGIN_FOR_YES = 2.0
 """Examples that a yes needs, in units of those whose interval usually is just narrow enough."""
 MAX_NAMED = 5
 """Classes and subgroups that the evidence names."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from calibrant._core import json_form
@@ -23,9 +24,10 @@ from calibrant.show.pages import (
 from calibrant.show.report.findings import Finding, findings_of
 from calibrant.show.report.model import MIN_EXAMPLES_OF_CLASS, Subject
 from calibrant.show.report.verdict import Unchecked, Verdict, unchecked_of, verdict_of
-from calibrant.show.report.view import View, counted, ece_chart, overview_table
+from calibrant.show.report.view import counted, ece_chart, overview_table, view_of
 from calibrant.show.tables import Table
 
+QUESTION = "Can I trust this model's confidence?"
 SECTIONS = {
     "verdict": "Verdict",
     "findings": "Findings",
@@ -148,6 +150,7 @@ class Report:
             files=self._files(),
             marks=SEVERITY_MARKS,
             names=SEVERITY_NAMES,
+            question=QUESTION,
             fenced=fenced,
         )
 
@@ -156,7 +159,7 @@ class Report:
         pages, made = self._views(), self.provenance
         about, links = pages[0].about, [*SECTIONS.items()]
         values: dict[str, Any] = {"report": self, "pages": pages, "files": self._files()}
-        values |= {"names": SEVERITY_NAMES, "fewest": MIN_EXAMPLES_OF_CLASS}
+        values |= {"names": SEVERITY_NAMES, "fewest": MIN_EXAMPLES_OF_CLASS, "question": QUESTION}
         if len(pages) > 1:
             about = f"{len(pages)} sets of predictions side by side"
             sets = ((page.name, page.subject.name) for page in pages[:MAX_LINKS])
@@ -176,17 +179,17 @@ class Report:
         forms = {".html": self.to_html, ".md": self.to_markdown, ".json": self.to_json}
         write_form(path, forms)
 
-    def _views(self) -> list[View]:
+    def _views(self) -> list[SimpleNamespace]:
         """Return what is shown of each set; ``name`` tells the anchors of several apart."""
         several = len(self.subjects) > 1
         return [
-            View(
+            view_of(
                 subject,
                 self.verdicts[subject.name],
                 self.findings_by_subject[subject.name],
                 self.unchecked(subject),
-                f"set-{i}" if several else "",
-                len(self.subjects),
+                name=f"set-{i}" if several else "",
+                sets=len(self.subjects),
             )
             for i, subject in enumerate(self.subjects, 1)
         ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from calibrant._core.showing import threshold_text
@@ -14,12 +15,11 @@ from calibrant.metrics.registry import METRICS
 from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
 from calibrant.show.metrics import metrics_table, reliability_svg, subgroup_table
-from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES, Snippet
+from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
 from calibrant.show.report.findings import Finding
 from calibrant.show.report.model import (
     MIN_EXAMPLES_OF_CLASS,
     ClassFigures,
-    Coverage,
     Part,
     Remedy,
     Subject,
@@ -36,9 +36,8 @@ MAX_GROUPS = 40
 """Subgroups that the chart shows."""
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 """Shares of answers that the table of thresholds shows."""
-CHOICES = (0.9, 0.8)
-"""Shares of answers whose costs are told."""
-CASES = 1000
+ANSWERED, CASES = (0.9, 0.8), 1000
+"""Shares of answers whose costs are told, and the cases of which."""
 
 
 def counted(found: Sequence[Finding]) -> str:
@@ -49,324 +48,211 @@ def counted(found: Sequence[Finding]) -> str:
     return ", ".join(texts) or "Nothing was found"
 
 
-@dataclass(frozen=True)
-class View:
-    """One set of predictions of a report; ``name`` tells its anchors from those of others."""
+def view_of(
+    subject: Subject,
+    verdict: Verdict,
+    findings: list[Finding],
+    unchecked: Sequence[Unchecked] = (),
+    *,
+    name: str = "",
+    sets: int = 1,
+) -> SimpleNamespace:
+    """Return what templates show of one set of predictions.
 
-    subject: Subject
-    verdict: Verdict
-    findings: list[Finding]
-    unchecked: list[Unchecked]
-    name: str = ""
-    sets: int = 1
-    """Sets of predictions on the page."""
+    ``name`` tells its anchors from those of others, of which there are ``sets`` on the page.
+    """
+    remedy = subject.remedy if subject.remedy is not None and subject.remedy.helps else None
+    return SimpleNamespace(
+        subject=subject,
+        verdict=verdict,
+        findings=findings,
+        unchecked=unchecked,
+        counted=counted(findings),
+        name=name,
+        prefix=f"{name}-" if name else "",
+        level=3 if name else 2,  # of the headings of sections
+        snippets=snippets(subject),
+        **_how_far(subject, verdict, remedy),
+        **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
+        **_remedy(subject, findings, remedy),
+        **_decisions(subject, remedy),
+    )
 
-    question = "Can I trust this model's confidence?"
 
-    @property
-    def prefix(self) -> str:
-        """Start of anchors."""
-        return f"{self.name}-" if self.name else ""
+def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[str, Any]:
+    """Return the examples, the figures that matter most, all figures, and the diagrams."""
+    evaluation, part = subject.evaluation, subject.answers
+    where = f"{subject.split} split of {subject.path}" if subject.split else subject.path
+    count = f"{evaluation.n:,} examples, {evaluation.classes:,} classes"
+    if subject.word == "tag":
+        count = f"{evaluation.n:,} labels of {evaluation.classes:,} tags"
+    ignored = f", {subject.ignored:,} labels ignored" if subject.ignored else ""
+    of = f" of {subject.probability}" if evaluation.probability else ""
+    interval = f", {evaluation.interval_heading} {verdict.interval}".rstrip(", ")
+    shares = {"Expected mistakes": 1 - part.confidence, "Mistakes made": 1 - part.accuracy}
+    kinds, most = ("claimed", "wrong" if part.gap > 0 else "right"), max(*shares.values(), 1e-12)
+    titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
+    titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
+    cells, after = _cells(evaluation), None if remedy is None else remedy.after
+    diagrams = [(reliability_svg(subject.curve(), _ece_text(evaluation)), "As it is")]
+    tiles = [(title, *cells[key]) for key, title in titles.items()]
+    if after is not None:
+        caption = "After calibration, on examples it was not fitted on"
+        diagrams.append((reliability_svg(subject.curve(after), _ece_text(after)), caption))
+        ends = _cells(after)
+        tiles = [(t, cells[k][0], f"after calibration {ends[k][0]}") for k, t in titles.items()]
+    table = metrics_table(evaluation)
+    rows = [
+        (*row, subject.with_names(re.sub(r",? :math:`[^`]*`", "", METRICS[key].summary)))
+        for row, key in zip(table.rows, evaluation, strict=True)
+    ]
+    headings = (*map(subject.with_names, table.headings), "meaning")
+    return {
+        "about": f"{where}: {count}{ignored}",
+        "measured": f"calibration error (ECE){of}{interval}",
+        "meters": [
+            (title, percent(share), f"{100 * share / most:.2f}", kind)
+            for (title, share), kind in zip(shares.items(), kinds, strict=True)
+        ],
+        "tiles": tiles,
+        "diagrams": diagrams,
+        "metrics": Table(headings, [(*row[:-1], row[-1].rstrip(".")) for row in rows], (0, 3)),
+    }
 
-    @property
-    def level(self) -> int:
-        """Level of the headings of sections."""
-        return 3 if self.name else 2
 
-    @property
-    def counted(self) -> str:
-        """How many findings there are."""
-        return counted(self.findings)
+def _where(subject: Subject, verdict: Verdict, most: int) -> dict[str, Any]:
+    """Return ranges, margins, classes and subgroups; at most so many classes."""
 
-    @property
-    def remedy(self) -> Remedy | None:
-        """The advised method, where it helps."""
-        remedy = self.subject.remedy
-        return remedy if remedy is not None and remedy.helps else None
+    def beyond_noise(each: ClassFigures) -> tuple[float, float]:
+        low, high = each.part.gap_ends
+        return (-max(low, -high), -abs(each.part.gap)) if each.part.n else (math.inf, 0.0)
 
-    # ----------------------------------------------------------------------------------- verdict
+    level, by = subject.evaluation.level, subject.evaluation.by
+    ordered = sorted(subject.classes, key=beyond_noise)
+    ordered.sort(key=lambda each: each.part.n < MIN_EXAMPLES_OF_CLASS)  # the others come last
+    shown = ordered[:most]
+    many = [each for each in shown if each.part.n >= MIN_EXAMPLES_OF_CLASS]
+    left_out = f"{len(shown):,} of {len(ordered):,}: the JSON form has all"
+    groups = dict(list(by.items())[:MAX_GROUPS])
+    ece = subject.evaluation["ece"].value
+    margin = "margin of the top two logits"
+    return {
+        "ranges": parts_table(subject.ranges, subject.probability, level),
+        "margins": parts_table(subject.margins, margin, level),
+        "by_class": "By tag" if subject.word == "tag" else "By class",
+        "classes": _class_table(subject, many),
+        "few_classes": _class_table(subject, shown[len(many) :]),
+        "worst_classes": _class_table(subject, ordered[:10]),
+        "classes_shown": left_out if len(shown) < len(ordered) else f"{len(ordered):,} in all",
+        "subgroups": subgroups_text(subject, verdict),
+        "slices": None if subject.slices is None else slices_table(subject.slices),
+        "groups": subgroup_table(subject.evaluation) if by else None,
+        "groups_chart": ece_chart(groups, reference=ece) if by else None,
+    }
 
-    @property
-    def about(self) -> str:
-        """Which examples, and how many."""
-        subject, evaluation = self.subject, self.subject.evaluation
-        where = f"{subject.split} split of {subject.path}" if subject.split else subject.path
-        count = f"{evaluation.n:,} examples, {evaluation.classes:,} classes"
-        if subject.word == "tag":
-            count = f"{evaluation.n:,} labels of {evaluation.classes:,} tags"
-        ignored = f", {subject.ignored:,} labels ignored" if subject.ignored else ""
-        return f"{where}: {count}{ignored}"
 
-    @property
-    def measured(self) -> str:
-        """What the figure beside the verdict is, with its interval."""
-        evaluation = self.subject.evaluation
-        of = f" of {self.subject.probability}" if evaluation.probability else ""
-        interval = f", {evaluation.interval_heading} {self.verdict.interval}".rstrip(", ")
-        return f"calibration error (ECE){of}{interval}"
+def _class_table(subject: Subject, classes: Sequence[ClassFigures]) -> Table:
+    heading = "tag" if subject.word == "tag" else "predicted class"
+    table = parts_table([each.part for each in classes], heading, subject.evaluation.level)
+    rows = [
+        (*cells, percent(each.labelled, 2), percent(each.claimed, 2))
+        for cells, each in zip(table.rows, classes, strict=True)
+    ]
+    return replace(table, headings=(*table.headings, "occurs", "mean probability"), rows=rows)
 
-    @property
-    def meters(self) -> list[tuple[str, str, str, str]]:
-        """Bars of the mistakes that are expected, and of those made: text, width and kind."""
-        part = self.subject.answers
-        expected, made = 1 - part.confidence, 1 - part.accuracy
-        most = max(expected, made, 1e-12)
-        return [
-            ("Expected mistakes", percent(expected), f"{100 * expected / most:.2f}", "claimed"),
-            (
-                *("Mistakes made", percent(made), f"{100 * made / most:.2f}"),
-                "wrong" if made > expected else "right",
-            ),
-        ]
 
-    @property
-    def tiles(self) -> list[tuple[str, str, str]]:
-        """The four figures that matter most: title, value, and interval or value after."""
-        titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
-        titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
-        before = _cells(self.subject.evaluation)
-        if self.remedy is None or self.remedy.after is None:
-            return [(title, *before[name]) for name, title in titles.items()]
-        after = _cells(self.remedy.after)
-        return [
-            (title, before[name][0], f"after calibration {after[name][0]}")
-            for name, title in titles.items()
-        ]
-
-    @property
-    def diagrams(self) -> list[tuple[Html, str]]:
-        """Reliability diagrams as it is and, where that helps, after calibration."""
-        curve = self.subject.curve
-        shown = [(reliability_svg(curve(), _ece_text(self.subject.evaluation)), "As it is")]
-        if self.remedy is not None and self.remedy.after is not None:
-            after = self.remedy.after
-            caption = "After calibration, on examples it was not fitted on"
-            shown.append((reliability_svg(curve(after), _ece_text(after)), caption))
-        return shown
-
-    @property
-    def metrics(self) -> Table:
-        """All metrics with a sentence about each."""
-        evaluation = self.subject.evaluation
-        table = metrics_table(evaluation)
-        rows = [
-            (
-                *row,
-                self.subject.with_names(
-                    re.sub(r",? :math:`[^`]*`", "", METRICS[name].summary).rstrip(".")
-                ),
-            )
-            for row, name in zip(table.rows, evaluation, strict=True)
-        ]
-        headings = (*map(self.subject.with_names, table.headings), "meaning")
-        return Table(headings, rows, words=(0, 3))
-
-    # ------------------------------------------------------------------------------------ where
-
-    @property
-    def ranges(self) -> Table:
-        """Claims and events by range of confidence."""
-        level = self.subject.evaluation.level
-        return parts_table(self.subject.ranges, self.subject.probability, level)
-
-    @property
-    def margins(self) -> Table:
-        """The same by margin."""
-        level = self.subject.evaluation.level
-        return parts_table(self.subject.margins, "margin of the top two logits", level)
-
-    @property
-    def by_class(self) -> str:
-        """Title of the classes."""
-        return "By tag" if self.subject.word == "tag" else "By class"
-
-    @property
-    def classes(self) -> tuple[Table, Table]:
-        """Classes, those furthest beyond noise first; and those of too few examples to tell."""
-        many, few = self._classes()
-        most = max(10, MAX_CLASSES // self.sets)
-        return self._class_table(many[:most]), self._class_table(few[: most - len(many[:most])])
-
-    @property
-    def classes_shown(self) -> str:
-        """How many of the classes are shown."""
-        shown, every = sum(len(table.rows) for table in self.classes), len(self.subject.classes)
-        if shown < every:
-            return f"{shown:,} of {every:,}: the JSON form has all"
-        return f"{every:,} in all"
-
-    def worst_classes(self, most: int) -> Table:
-        """Return the classes that are furthest beyond noise."""
-        many, few = self._classes()
-        return self._class_table([*many, *few][:most])
-
-    def _classes(self) -> tuple[list[ClassFigures], list[ClassFigures]]:
-        def size(each: ClassFigures) -> tuple[float, float]:
-            low, high = each.part.gap_ends
-            return (-max(low, -high), -abs(each.part.gap)) if each.part.n else (math.inf, 0.0)
-
-        every = sorted(self.subject.classes, key=size)
-        many = [each for each in every if each.part.n >= MIN_EXAMPLES_OF_CLASS]
-        return many, [each for each in every if each.part.n < MIN_EXAMPLES_OF_CLASS]
-
-    def _class_table(self, classes: Sequence[ClassFigures]) -> Table:
-        heading = "tag" if self.subject.word == "tag" else "predicted class"
-        parts = [each.part for each in classes]
-        table = parts_table(parts, heading, self.subject.evaluation.level)
-        rows = [
-            (*cells, percent(each.labelled, 2), percent(each.claimed, 2))
-            for cells, each in zip(table.rows, classes, strict=True)
-        ]
-        return replace(table, headings=(*table.headings, "occurs", "mean probability"), rows=rows)
-
-    @property
-    def subgroups(self) -> str:
-        """What the search for subgroups says, beside the verdict on all examples."""
-        return subgroups_text(self.subject, self.verdict)
-
-    @property
-    def slices(self) -> Table:
-        """Subgroups that were found by a search."""
-        assert self.subject.slices is not None
-        return slices_table(self.subject.slices)
-
-    @property
-    def groups(self) -> Table:
-        """Subgroups of a column."""
-        return subgroup_table(self.subject.evaluation)
-
-    @property
-    def groups_chart(self) -> Html:
-        """The ECE of each subgroup."""
-        evaluation = self.subject.evaluation
-        groups = dict(list(evaluation.by.items())[:MAX_GROUPS])
-        return ece_chart(groups, reference=evaluation["ece"].value)
-
-    # ------------------------------------------------------------------------------------ remedy
-
-    @property
-    def advice(self) -> str:
-        """The advice in a few words."""
-        if self.remedy is None or self.remedy.chosen is None:
-            return "Leave it as it is"
-        return f"Calibrate: use {self.remedy.chosen.method}"
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why, and what it costs, in sentences."""
-        remedy, codes = self.remedy, {finding.code: finding for finding in self.findings}
-        if remedy is None or remedy.before is None or remedy.after is None:
-            against = codes.get("CAL019")
-            if against is None:
-                return ["Nothing speaks against the confidences as they are."]
-            return [against.evidence, against.fix]
+def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None) -> dict[str, Any]:
+    """Return the advice with its reasons, what each choice costs, and all methods."""
+    advice, reasons = "Leave it as it is", ["Nothing speaks against the confidences as they are."]
+    against = [each for each in findings if each.code == "CAL019"]
+    if remedy is not None and remedy.before and remedy.after and remedy.chosen:
+        advice = f"Calibrate: use {remedy.chosen.method}"
         before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
-        assert remedy.chosen is not None
-        return [
-            f"On examples that it was not fitted on, a stated {self.subject.probability} is off by "
+        reasons = [
+            f"On examples that it was not fitted on, a stated {subject.probability} is off by "
             f"{after} on average, in place of {before}.",
-            f"{remedy.price(self.subject.counted)} The fit takes "
-            f"{remedy.chosen.fit_seconds:.1f} s.",
+            f"{remedy.price(subject.counted)} The fit takes {remedy.chosen.fit_seconds:.1f} s.",
         ]
+    elif against:
+        reasons = [against[0].evidence, against[0].fix]
+    tried = None if subject.remedy is None else subject.remedy.comparison
+    return {
+        "advice": advice,
+        "reasons": reasons,
+        "choices": _choices(subject, remedy) if subject.coverage else None,
+        "methods": tried and methods_table(tried),
+        "methods_chart": tried and ece_chart(tried.measured, highlighted=tried.choice()),
+    }
 
-    @property
-    def choices(self) -> Table | None:
-        """What each choice costs, in mistakes and in work for people."""
-        if not self.subject.coverage:
-            return None
-        rows = [_choice("Use it as it is, and trust all answers", self.subject.coverage[-1])]
-        calibrated = self.remedy is not None and self.remedy.coverage
-        points, before = self.subject.decisions, ""
-        if calibrated:
-            rows.append(_choice("Calibrate, and trust all answers", points[-1]))
-            before = "Calibrate, and "
-        for share in CHOICES:
-            point = min(points, key=lambda each: abs(each.coverage - share))
-            if abs(point.coverage - share) < 0.05:
-                words = f"{before}ask a person about the least sure {100 * (1 - share):.0f} %"
-                rows.append(_choice(f"{words[0].upper()}{words[1:]}", point))
-        headings = ("choice", "answered", "sent to a person", "mistakes", "mistakes it expects")
-        return Table(headings, rows)
 
-    @property
-    def methods(self) -> Table:
-        """All methods that were tried."""
-        assert self.subject.remedy is not None
-        return methods_table(self.subject.remedy.comparison)
+def _choices(subject: Subject, remedy: Remedy | None) -> Table:
+    """Return what each choice costs, in mistakes and in work for people."""
+    choices = {"Use it as it is, and trust all answers": subject.coverage[-1]}
+    asking, points = "Ask", subject.decisions
+    if remedy is not None:
+        choices["Calibrate, and trust all answers"] = points[-1]
+        asking = "Calibrate, and ask"
+    for share in ANSWERED:
+        point = min(points, key=lambda each: abs(each.coverage - share))
+        if abs(point.coverage - share) < 0.05:
+            choices[f"{asking} a person about the least sure {100 * (1 - share):.0f} %"] = point
+    rows = []
+    for choice, point in choices.items():
+        answered = round(CASES * point.coverage)
+        mistakes = (CASES * point.coverage * share for share in (point.error, point.expected))
+        rows.append((choice, str(answered), str(CASES - answered), *(f"{x:.0f}" for x in mistakes)))
+    return Table(
+        ("choice", "answered", "sent to a person", "mistakes", "mistakes it expects"), rows
+    )
 
-    @property
-    def methods_chart(self) -> Html:
-        """The ECE of each method."""
-        assert self.subject.remedy is not None
-        comparison = self.subject.remedy.comparison
-        return ece_chart(comparison.measured, highlighted=comparison.choice())
 
-    # --------------------------------------------------------------------------------- decisions
-
-    @property
-    def decided_by(self) -> str:
-        """Confidence that the thresholds are about."""
-        return "calibrated confidence" if self.remedy is not None else "confidence"
-
-    @property
-    def decisions(self) -> Table:
-        """Errors among the answers at some shares of answers."""
-        points = self.subject.decisions
-        nearest = [min(points, key=lambda point: abs(point.coverage - share)) for share in SHARES]
-        rows = [
-            (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
-            for point in dict.fromkeys(nearest)
-        ]
-        return Table(("answered", "confidence at least", "wrong among these"), rows)
-
-    @property
-    def decisions_chart(self) -> Html:
-        """Errors among the surest answers."""
-        points = self.subject.decisions
-        shares, errors = [p.coverage for p in points], [p.error for p in points]
-        line = Line("wrong", shares, errors, colour="wrong")
-        return line_chart([line], x_label="share answered", y_label="wrong among these")
-
-    @property
-    def slider(self) -> dict[str, Any]:
-        """Threshold, share and error of each place of the slider; at first nine tenths answer."""
-        points = self.subject.decisions
-        places = [
+def _decisions(subject: Subject, remedy: Remedy | None) -> dict[str, Any]:
+    """Return errors among the surest answers, as a table, a chart and a slider; and guarantees."""
+    points = subject.decisions
+    decided = {
+        "decided_by": "confidence" if remedy is None else "calibrated confidence",
+        "decisions": None,
+        "guarantees": None if remedy is None or not remedy.thresholds else _guarantees(remedy),
+    }
+    if not points:
+        return decided
+    nearest = [min(points, key=lambda point: abs(point.coverage - share)) for share in SHARES]
+    rows = [
+        (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
+        for point in dict.fromkeys(nearest)
+    ]
+    shares, errors = [p.coverage for p in points], [p.error for p in points]
+    line = Line("wrong", shares, errors, colour="wrong")
+    return {
+        **decided,
+        "decisions": Table(("answered", "confidence at least", "wrong among these"), rows),
+        "decisions_chart": line_chart(
+            [line], x_label="share answered", y_label="wrong among these"
+        ),
+        "slider": [
             (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5)) for p in points
-        ]
-        start = min(range(len(points)), key=lambda i: abs(points[i].coverage - 0.9))
-        return {"places": places, "start": start}
+        ],
+        "slider_start": min(range(len(points)), key=lambda i: abs(shares[i] - 0.9)),
+    }
 
-    @property
-    def guarantees(self) -> Table | None:
-        """Thresholds that keep an error rate with certainty, if there are any."""
-        if self.remedy is None or not self.remedy.thresholds:
-            return None
-        rows = []
-        for each in self.remedy.thresholds:
-            cells = ("none found", "-", "-")
-            if math.isfinite(each.threshold):
-                shares = percent(each.coverage), percent(each.error, 2)
-                cells = (threshold_text(each.threshold), *shares)
-            rows.append((percent(each.max_error), *cells))
-        headings = ("errors at most", "confidence at least", "answered", "observed errors")
-        return Table(headings, rows)
 
-    @property
-    def guaranteed(self) -> str:
-        """What is guaranteed, and for which calibrator: another fit has other confidences."""
-        assert self.remedy is not None
-        assert self.remedy.chosen is not None
-        return (
-            f"Each threshold keeps its error rate with {100 * self.remedy.thresholds[0].level:g} % "
-            f"certainty, for {self.remedy.chosen.method} as fitted here, on the "
-            f"{self.remedy.comparison.fitted_on}"
-        )
-
-    @property
-    def snippets(self) -> list[Snippet]:
-        """Commands and code for what to do next."""
-        return snippets(self.subject)
+def _guarantees(remedy: Remedy) -> Table:
+    """Return thresholds that keep an error rate with certainty; another fit has other ones."""
+    assert remedy.chosen is not None
+    rows = []
+    for each in remedy.thresholds:
+        cells: tuple[str, ...] = ("none found", "-", "-")
+        if math.isfinite(each.threshold):
+            shares = percent(each.coverage), percent(each.error, 2)
+            cells = (threshold_text(each.threshold), *shares)
+        rows.append((percent(each.max_error), *cells))
+    caption = (
+        f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].level:g} % "
+        f"certainty, for {remedy.chosen.method} as fitted here, on the "
+        f"{remedy.comparison.fitted_on}"
+    )
+    headings = ("errors at most", "confidence at least", "answered", "observed errors")
+    return Table(headings, rows, caption=caption)
 
 
 def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Table:
@@ -423,10 +309,3 @@ def _cells(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
 
 def _ece_text(evaluation: Evaluation) -> str:
     return " ".join(("ECE", *_cells(evaluation)["ece"])).rstrip()
-
-
-def _choice(words: str, point: Coverage) -> tuple[str, ...]:
-    """Return what a choice costs in so many cases."""
-    answered = round(CASES * point.coverage)
-    mistakes = (CASES * point.coverage * share for share in (point.error, point.expected))
-    return (words, str(answered), str(CASES - answered), *(f"{x:.0f}" for x in mistakes))

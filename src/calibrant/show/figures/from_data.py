@@ -65,33 +65,40 @@ class Examples(NamedTuple):
         pairs = WeightedPairs(self.pairs.confidence[kept], self.pairs.outcome[kept], weight)
         return Examples(pairs, self.margin[kept], self.group[kept])
 
+    def columns(self) -> dict[str, Any]:
+        """Return the pairs as metrics take them."""
+        return dict(zip(("confidence", "outcome", "sample_weight"), self.pairs, strict=True))
 
-def collected(
-    split: Split,
-    calibrator: Calibrator | None,
-    estimand: EstimandChoice,
-) -> Examples:
+
+def collected(split: Split, calibrator: Calibrator | None, estimand: EstimandChoice) -> Examples:
     """Reduce a split to pairs, in chunks; logits are never held whole."""
     parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand))
     checks.check_some(sum(len(part.margin) for part in parts))
-    confidence, outcome = (np.concatenate([part.pairs[i] for part in parts]) for i in (0, 1))
-    weights = [part.pairs.weight for part in parts]
-    weight = None if weights[0] is None else np.concatenate([w for w in weights if w is not None])
+    columns = zip(*(part.pairs for part in parts), strict=True)
+    pairs = WeightedPairs(*(None if c[0] is None else np.concatenate(c) for c in columns))
     margin, group = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-    return Examples(WeightedPairs(confidence, outcome, weight), margin, group)
+    return Examples(pairs, margin, group)
+
+
+def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> Examples:
+    """Reduce labelled examples to pairs, with their margins and subgroups."""
+    with checks.silenced():  # of logits that look like probabilities: said once for the file
+        pairs = pairs_from(**columns, estimand=estimand)
+    margin = np.full(len(pairs.outcome), np.nan)
+    if estimand != "multilabel":
+        stated = columns.get("logits")
+        margin = margins(checks.logits_from_probs(columns["probs"]) if stated is None else stated)
+    return Examples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
 
 
 def class_sums(
-    split: Split,
-    calibrator: Calibrator | None,
-    estimand: EstimandChoice,
-    bins: int,
+    split: Split, calibrator: Calibrator | None, estimand: EstimandChoice, bins: int
 ) -> ClassBins:
     """Sum a split per class and bin, in chunks."""
     sums = ClassBins.empty(split.classes, bins)
 
-    def add(found: dict[str, Any], by: Any) -> None:
-        examples, _ = labelled_examples(found.pop("logits", None), **found, estimand=estimand)
+    def add(columns: dict[str, Any], group: Any) -> None:
+        examples, _ = labelled_examples(columns.pop("logits", None), **columns, estimand=estimand)
         reduce_examples(examples, sums)
 
     list(_walk(split, calibrator, add, estimand))
@@ -105,66 +112,34 @@ def _walk(
     estimand: EstimandChoice,
 ) -> Iterator[T]:
     """Yield what ``use`` makes of the labelled examples of each chunk, calibrated."""
-    columns = ["logits" if calibrator is not None else split.domain]
-    columns += ["labels", "sample_weight", "by"]
+    domain = "logits" if calibrator is not None else split.domain
+    columns = [domain, "labels", "sample_weight", "by"]
     if calibrator is not None:
         check_fits(calibrator, split)
         columns += calibrator.input_columns
-    labelled = _labelled_tags if estimand == "multilabel" else _labelled
 
     def task(chunk: Chunk) -> list[T]:
-        found = labelled(chunk, calibrator)
-        return [] if found is None else [use(*found)]
+        kept, tags = chunk.counted, estimand == "multilabel"
+        if not kept.any():
+            return []
+        scores, labels = chunk.columns[domain], checks.as_labels(chunk.labels)
+        weight, by = chunk.get("sample_weight"), chunk.get("by")
+        inputs = None
+        if tags:  # rows stay whole: tags that do not count are ignored
+            scores, labels = np.where(kept, scores, 0), np.where(kept, labels, IGNORED)
+        else:
+            scores, labels = scores[kept], labels[kept]
+            if weight is not None:
+                weight = checks.spread(weight, kept.shape, "sample_weight")[kept]
+            if calibrator is not None:
+                inputs = calibrator.input_features(chunk.columns, kept)
+        if calibrator is not None:
+            scores = calibrator.transform(scores, inputs)
+        group = None if by is None else checks.spread(checks.as_keys(by), kept.shape, "by")[kept]
+        return [use({domain: scores, "labels": labels, "sample_weight": weight}, group)]
 
     for results in split.map(task, *columns):
         yield from results
-
-
-def _labelled(chunk: Chunk, calibrator: Calibrator | None) -> tuple[dict[str, Any], Any] | None:
-    """Return the labelled rows of a chunk, calibrated, and their subgroups; None without any."""
-    kept = chunk.counted
-    if not kept.any():
-        return None
-
-    def rows(name: str) -> Any:
-        values = chunk.get(name)
-        return None if values is None else checks.spread(values, kept.shape, name)[kept]
-
-    domain = "probs" if "probs" in chunk.columns else "logits"
-    scores = chunk.columns[domain][kept]
-    if calibrator is not None:
-        scores = calibrator.transform(scores, calibrator.input_features(chunk.columns, kept))
-    found = {"labels": chunk.labels[kept], "sample_weight": rows("sample_weight")}
-    return {domain: scores, **found}, rows("by")
-
-
-def _labelled_tags(
-    chunk: Chunk, calibrator: Calibrator | None
-) -> tuple[dict[str, Any], Any] | None:
-    """Return the rows of a chunk of tags; labels that do not count are ignored."""
-    kept, by = chunk.counted, chunk.get("by")
-    if not kept.any():
-        return None
-    domain = "probs" if "probs" in chunk.columns else "logits"
-    scores = np.where(kept, chunk.columns[domain], 0)
-    if calibrator is not None:
-        scores = calibrator.transform(scores)
-    labels = np.where(kept, checks.as_labels(chunk.labels), IGNORED)
-    group = None if by is None else checks.spread(checks.as_keys(by), kept.shape, "by")[kept]
-    return {domain: scores, "labels": labels, "sample_weight": chunk.get("sample_weight")}, group
-
-
-def _reduced(estimand: EstimandChoice, found: dict[str, Any], by: Any) -> Examples:
-    """Reduce labelled examples to pairs, with their margins and subgroups."""
-    with checks.silenced():  # of logits that look like probabilities: said once for the file
-        pairs = pairs_from(**found, estimand=estimand)
-    margin = np.full(len(pairs.outcome), np.nan)
-    if estimand != "multilabel":
-        logits = found.get("logits")
-        logits = checks.logits_from_probs(found["probs"]) if logits is None else logits
-        margin = margins(logits)
-    group = np.zeros(0, dtype=str) if by is None else checks.as_keys(by).astype(str)
-    return Examples(pairs, margin, group)
 
 
 MOST_SETS = 8
@@ -191,11 +166,6 @@ class Request:
     def multilabel(self) -> bool:
         """True if columns are tags."""
         return self.estimand == "multilabel"
-
-    @property
-    def band(self) -> float:
-        """Level of a band, which curves always have."""
-        return self.level or 0.9
 
     def evaluation_options(self) -> dict[str, Any]:
         """Return the options that ``evaluate`` and ``effect`` share."""
@@ -330,41 +300,38 @@ def _reliability(request: Request) -> Figure:
     if request.calibrator is not None:
         options = request.evaluation_options()
         return figure_of(effect(request.calibrator, request.data[0], **options).plot())
+    files = [one for one in request.data if isinstance(one, (str, os.PathLike))]
+    paths = list(map(os.fspath, files))
+    if len(files) < len(request.data):
+        paths = [as_dataset(one).path for one in request.data]
     results = {
         name: evaluate(one, by=request.by, **request.evaluation_options())
-        for name, one in zip(_titles(request), request.data, strict=True)
+        for name, one in zip(names_of(paths), request.data, strict=True)
     }
-    if len(results) > 1:
-        return figures.reliability_diagrams(results)
-    return figure_of(next(iter(results.values())).plot())
+    return _one_or_several(results, figures.reliability_diagrams)
 
 
-def _titles(request: Request) -> list[str]:
-    files = [one for one in request.data if isinstance(one, (str, os.PathLike))]
-    if len(files) < len(request.data):
-        return names_of([as_dataset(one).path for one in request.data])
-    return names_of([os.fspath(one) for one in files])
+def _one_or_several(results: Mapping[str, Any], several: Callable[[Any], Figure]) -> Figure:
+    """Draw a single result by its own ``plot``, and others side by side."""
+    return several(results) if len(results) > 1 else figure_of(_only(results).plot())
 
 
 def _smooth(request: Request) -> Figure:
-    probability = request.probability(next(iter(request.splits().values())))
+    probability = request.probability(_only(request.splits()))
+    options: Any = {"level": request.level or 0.9, "probability": probability}
     smooth = {
-        name: curves.smooth_reliability_of(e.pairs, level=request.band, probability=probability)
+        name: curves.smooth_reliability_of(e.pairs, **options)
         for name, e in request.examples().items()
     }
-    if len(smooth) > 1:
-        return figures.smooth_diagrams(smooth)
-    return figure_of(next(iter(smooth.values())).plot())
+    return _one_or_several(smooth, figures.smooth_diagrams)
 
 
 def _histogram(request: Request) -> Figure:
     shares = {
-        name: curves.confidence_histogram(**_as_data(e))
+        name: curves.confidence_histogram(**e.columns())
         for name, e in request.examples(answers=True).items()
     }
-    if len(shares) > 1:
-        return figures.confidence_histograms(shares)
-    return figure_of(next(iter(shares.values())).plot())
+    return _one_or_several(shares, figures.confidence_histograms)
 
 
 def _risk(request: Request) -> Figure:
@@ -373,8 +340,8 @@ def _risk(request: Request) -> Figure:
 
 
 def _risks(request: Request) -> dict[str, RiskCoverage]:
-    examples = request.examples(answers=True)
-    return {n: risk_coverage(**_as_data(e), level=request.band) for n, e in examples.items()}
+    examples, level = request.examples(answers=True), request.level or 0.9
+    return {name: risk_coverage(**e.columns(), level=level) for name, e in examples.items()}
 
 
 def _threshold(request: Request) -> Figure:
@@ -392,7 +359,7 @@ def _threshold(request: Request) -> Figure:
 
 
 def _margins(request: Request) -> Figure:
-    probability = request.probability(next(iter(request.splits().values())))
+    probability = request.probability(_only(request.splits()))
     examples = list(request.examples().values())[-1]
     options: Any = {"bins": request.bins, "level": request.level, "probability": probability}
     return figures.margin_diagrams(curves.margin_groups(examples.pairs, examples.margin, **options))
@@ -424,11 +391,6 @@ def _map(request: Request) -> Figure:
 
 def _only(found: Mapping[str, Any]) -> Any:
     return next(iter(found.values()))
-
-
-def _as_data(examples: Examples) -> dict[str, Any]:
-    confidence, outcome, weight = examples.pairs
-    return {"confidence": confidence, "outcome": outcome, "sample_weight": weight}
 
 
 class Kind(NamedTuple):

@@ -149,8 +149,7 @@ def _over(part: Part) -> Severity | None:
     "CAL001",
     "Over-confident",
     meaning="On average the model claims more confidence in its answers than it deserves. "
-    "Whoever reads a confidence as a probability expects fewer mistakes than there "
-    "are.",
+    "Whoever reads a confidence as a probability expects fewer mistakes than there are.",
     fix=CALIBRATE,
 )
 def _over_confident(subject: Subject) -> Result | None:
@@ -169,8 +168,8 @@ def _over_confident(subject: Subject) -> Result | None:
 @check(
     "CAL002",
     "Under-confident",
-    meaning="On average the model is right more often than it claims. Thresholds reject "
-    "answers that could have been accepted.",
+    meaning="On average the model is right more often than it claims. Thresholds reject answers "
+    "that could have been accepted.",
     fix=CALIBRATE,
 )
 def _under_confident(subject: Subject) -> Result | None:
@@ -232,10 +231,10 @@ def worst_range(subject: Subject) -> Part | None:
 @check(
     "CAL005",
     "Some classes are off",
-    meaning="Answers of these classes are less (or more) reliable than their confidence says. "
-    "A calibrator for all classes together leaves differences between them.",
-    fix="Try a method with parameters for each class (svs, sms), given some hundred "
-    "examples of each, and set thresholds for each class.",
+    meaning="Answers of these classes are less (or more) reliable than their confidence says. A "
+    "calibrator for all classes together leaves differences between them.",
+    fix="Try a method with parameters for each class (svs, sms), given some hundred examples of "
+    "each, and set thresholds for each class.",
 )
 def _classes_off(subject: Subject) -> Result | None:
     measured = [each.part for each in subject.classes if each.part.n >= MIN_EXAMPLES_OF_CLASS]
@@ -252,10 +251,10 @@ def _classes_off(subject: Subject) -> Result | None:
 @check(
     "CAL006",
     "Some subgroups are off",
-    meaning="In these subgroups confidence is not a probability, even if it is on average "
-    "over all. Decisions about their members are worse than about others.",
-    fix="Collect examples of these subgroups, and calibrate them on their own where there "
-    "are enough; report their errors.",
+    meaning="In these subgroups confidence is not a probability, even if it is on average over "
+    "all. Decisions about their members are worse than about others.",
+    fix="Collect examples of these subgroups, and calibrate them on their own where there are "
+    "enough; report their errors.",
 )
 def _subgroups_off(subject: Subject) -> Result | None:
     tested = {name: e for name, e in subject.evaluation.by.items() if e.test is not None}
@@ -283,11 +282,10 @@ def _subgroups_off(subject: Subject) -> Result | None:
 @check(
     "CAL018",
     "Subgroups that are off were found",
-    meaning="A search over the columns of the data found subgroups whose confidence is wrong "
-    "on average, intersections of columns among them. The intervals account for the "
-    "search.",
-    fix="Calibrate by subgroup (calibrant fit --method multicalibration), collect "
-    "examples of them, and look at them again: calibrant slices.",
+    meaning="A search over the columns of the data found subgroups whose confidence is wrong on "
+    "average, intersections of columns among them. The intervals account for the search.",
+    fix="Calibrate by subgroup (calibrant fit --method multicalibration), collect examples of "
+    "them, and look at them again: calibrant slices.",
 )
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
@@ -360,10 +358,10 @@ def about(count: int) -> str:
 @check(
     "CAL008",
     "Confidence hardly tells right from wrong",
-    meaning="Right and wrong answers have similar confidences. Calibration cannot repair "
-    "that: it can make confidences honest, not informative.",
-    fix="Improve the model or its features, or use another score of confidence; do not "
-    "select answers by this one.",
+    meaning="Right and wrong answers have similar confidences. Calibration cannot repair that: "
+    "it can make confidences honest, not informative.",
+    fix="Improve the model or its features, or use another score of confidence; do not select "
+    "answers by this one.",
 )
 def _poor_ranking(subject: Subject) -> Result | None:
     estimate, errors = subject.evaluation["auroc"], 1 - subject.answers.accuracy
@@ -382,11 +380,11 @@ def _poor_ranking(subject: Subject) -> Result | None:
 @check(
     "CAL009",
     "Prefers some classes",
-    meaning="The probabilities of these classes are, on average, not their frequencies. "
-    "Language models prefer letters of options; classifiers trained on balanced data "
-    "do not know the frequencies of use.",
-    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method "
-    "that may change predictions: calibrant fit --choices, or sms, svs.",
+    meaning="The probabilities of these classes are, on average, not their frequencies. Language "
+    "models prefer letters of options; classifiers trained on balanced data do not know the "
+    "frequencies of use.",
+    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that may "
+    "change predictions: calibrant fit --choices, or sms, svs.",
 )
 def _class_bias(subject: Subject) -> Result | None:
     known = [each for each in subject.classes if not math.isnan(each.claimed)]
@@ -411,8 +409,7 @@ def _biased(figures: ClassFigures) -> bool:
     "CAL010",
     "The data look wrong",
     meaning="The figures look like those of a mistake in the data, not like those of a model: "
-    "labels in another order, a training set, probabilities in place of logits, "
-    "copies of rows.",
+    "labels in another order, a training set, probabilities in place of logits, copies of rows.",
     fix="Check how the file was written before anything else here is believed.",
 )
 def _suspicious_data(subject: Subject) -> Result | None:
@@ -427,8 +424,8 @@ def _suspicious_data(subject: Subject) -> Result | None:
 @check(
     "CAL011",
     "Probabilities of zero",
-    meaning="Labels have a probability of 0, so that their NLL is infinite. Each counts as "
-    "100 nats at most, and the mean depends on that.",
+    meaning="Labels have a probability of 0, so that their NLL is infinite. Each counts as 100 "
+    "nats at most, and the mean depends on that.",
     fix="Calibrate, which gives zeros the probability that they have; or save logits.",
 )
 def _floored(subject: Subject) -> Result | None:
@@ -454,9 +451,9 @@ def _at_certainty(subject: Subject) -> Result | None:
 @check(
     "CAL013",
     "Fitted and measured on one split",
-    meaning="There is only one set of examples. It was cut into folds, and every example measured "
-    "with methods that were fitted on the other folds, so that all figures are about the same "
-    "examples, and none about those that a fit has seen.",
+    meaning="There is only one set of examples. It was cut into folds, and every example "
+    "measured with methods that were fitted on the other folds, so that all figures are about "
+    "the same examples, and none about those that a fit has seen.",
     fix="Save a validation split (val_logits, val_labels) beside the test split, if there are "
     "enough examples: thresholds with a guarantee need one.",
 )
@@ -547,8 +544,8 @@ def _calibrated(subject: Subject) -> Result | None:
     "CAL016",
     "Worse than the first set of predictions",
     meaning="The calibration error is larger than that of the first file or split of this "
-    "report, beyond noise: another model, day or condition. Calibration on the one "
-    "does not hold for the other.",
+    "report, beyond noise: another model, day or condition. Calibration on the one does not hold "
+    "for the other.",
     fix="Calibrate on examples like these, and watch the model in use: calibrant monitor.",
 )
 def _worse_than_first(subject: Subject) -> Result | None:
@@ -568,9 +565,8 @@ def _worse_than_first(subject: Subject) -> Result | None:
 @check(
     "CAL017",
     "Bad shards were left out",
-    meaning="Some files could not be read, or had rows that are no predictions, and count in "
-    "no figure. If what went wrong has to do with the examples, the rest is a biased "
-    "sample.",
+    meaning="Some files could not be read, or had rows that are no predictions, and count in no "
+    "figure. If what went wrong has to do with the examples, the rest is a biased sample.",
     fix="Write these shards again, and repeat the report.",
 )
 def _left_out(subject: Subject) -> Result | None:

@@ -107,7 +107,7 @@ def report(
     one, *others = [_subject(name, *each, options, progress) for name, each in sets.items()]
     first = one.name, one.evaluation["ece"]
     return Report(
-        title or f"Calibration of {_title(sets)}",
+        title or f"Calibration of {one.name if not others else f'{len(sets)} sets of predictions'}",
         [one, *(replace(other, first=first) for other in others)],
         _provenance(sets, {"split": split, **options, "by": by, "sample_weight": sample_weight}),
     )
@@ -177,11 +177,6 @@ def _sets(
     return result
 
 
-def _title(sets: Mapping[str, tuple[Dataset, str]]) -> str:
-    names = list(sets)
-    return names[0] if len(names) == 1 else f"{len(names)} sets of predictions"
-
-
 class _Steps:
     """Progress over all sets: one step to measure, and one for each method."""
 
@@ -239,7 +234,8 @@ def _subject(
 def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> Provenance:
     from calibrant import __version__
 
-    shown = {key: value if _is_simple(value) else "an array" for key, value in options.items()}
+    simple = (str, int, float, list, tuple, type(None))
+    shown = {k: v if isinstance(v, simple) else "an array" for k, v in options.items()}
     return Provenance(
         calibrant=__version__,
         python=platform.python_version(),
@@ -251,10 +247,6 @@ def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, A
     )
 
 
-def _is_simple(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float, list, tuple))
-
-
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
     """Return the command line that makes this report again; empty for arrays, which have none."""
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
@@ -263,7 +255,7 @@ def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
     words = ["calibrant", "report", *paths, *next(iter(sets.values()))[0].named.words]
     for name in ("split", "fit_split", "by", "sample_weight", "methods", *DEFAULTS):
         value = options[name] or 0 if name == "level" else options[name]
-        if value != DEFAULTS.get(name):
+        if value not in (DEFAULTS.get(name), ""):
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
     flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}

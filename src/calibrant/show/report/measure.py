@@ -69,16 +69,8 @@ class _Walk:
 
     def add(self, chunk: Chunk) -> None:
         self.total.update(**chunk.columns)
-        self._add_answers(chunk)
-
-    def merge(self, other: _Walk) -> None:
-        self.total.merge(other.total)
-        self.predicted += other.predicted
-        self.margin += other.margin
-        self.ignored += other.ignored
-
-    def _add_answers(self, chunk: Chunk) -> None:
-        columns = {name: chunk.get(name) for name in ("logits", "labels", "probs", "sample_weight")}
+        names = ("logits", "labels", "probs", "sample_weight")
+        columns = {name: chunk.get(name) for name in names}
         examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
         kept = examples.labels != IGNORED
         self.ignored += int((~kept).sum())
@@ -92,6 +84,12 @@ class _Walk:
         shape = (-1, examples.classes)
         self.predicted.append(np.asarray(stated).reshape(shape)[kept].argmax(-1))
         self.margin.append(margins(np.asarray(examples.logits).reshape(shape)[kept]))
+
+    def merge(self, other: _Walk) -> None:
+        self.total.merge(other.total)
+        self.predicted += other.predicted
+        self.margin += other.margin
+        self.ignored += other.ignored
 
 
 def _walked(empty: Accumulator, chunks: Iterator[Chunk]) -> _Walk:
@@ -137,7 +135,7 @@ def measure(
         evaluation=evaluation,
         answers=everything,
         sure=_sure(answers, level),
-        certain=_share(answers, answers.confidence >= 1),
+        certain=float(np.average(answers.confidence >= 1, weights=answers.weight)),
         ranges=_ranges(evaluation, level),
         classes=_classes(split, total, answers, predicted, level),
         margins=_margins(answers, walk.margin, level),
@@ -174,12 +172,6 @@ def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     kept, doubt = (np.cumsum(np.bincount(group, x)) for x in (mass, mass * (1 - claimed)))
     columns = (curve.threshold, curve.coverage, curve.risk, doubt / np.maximum(kept, 1e-300))
     return [Coverage(*(float(x[i]) for x in columns)) for i in index]
-
-
-def _share(answers: WeightedPairs, where: BoolArray) -> float:
-    if answers.weight is None:
-        return float(where.mean())
-    return float(answers.weight[where].sum() / answers.weight.sum())
 
 
 def find_subgroups(
@@ -248,14 +240,12 @@ def _classes(
             parts.get(k) or empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
-            bias_p_value=_bias_test(frequency[k], claimed[k], worth[k]),
+            bias_p_value=1.0
+            if math.isnan(claimed[k])
+            else binomial_test(frequency[k] * worth[k], worth[k], claimed[k]),
         )
         for k in range(size)
     ]
-
-
-def _bias_test(frequency: float, claimed: float, n: float) -> float:
-    return 1.0 if math.isnan(claimed) else binomial_test(frequency * n, n, claimed)
 
 
 def _frequencies(total: Accumulator, size: int) -> tuple[list[float], list[float]]:

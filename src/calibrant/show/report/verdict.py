@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -233,43 +233,49 @@ class Unchecked(NamedTuple):
 
 def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
     """Return what was not checked about a subject; ``others`` are in the same report."""
-    return [*_in_this_data(subject), *_beyond_it(subject, others)]
-
-
-def _in_this_data(subject: Subject) -> Iterator[Unchecked]:
-    if not subject.by and subject.slices is None:
-        yield Unchecked(
+    remedy, several = subject.remedy, subject.evaluation.classes > 2 and subject.word == "class"
+    every = [
+        (
+            not subject.by and subject.slices is None,
             "Subgroups: no column was named",
             "add columns, such as a country, device or customer group, or pass --by auto",
-        )
-    if subject.remedy is None:
-        yield Unchecked(f"Methods of calibration: {subject.remedy_error}", "calibrant compare")
-    if subject.evaluation.test is None:
-        yield Unchecked("Noise: intervals and the test were switched off", "pass --level 0.9")
-    if all(math.isnan(part.claimed) for part in subject.classes):
-        yield Unchecked("Frequencies of classes: there are too many classes", "")
-    if subject.weighted:
-        yield Unchecked(
+        ),
+        (
+            remedy is None,
+            f"Methods of calibration: {subject.remedy_error}",
+            "calibrant compare",
+        ),
+        (
+            subject.evaluation.test is None,
+            "Noise: intervals and the test were switched off",
+            "pass --level 0.9",
+        ),
+        (
+            all(math.isnan(part.claimed) for part in subject.classes),
+            "Frequencies of classes: there are too many classes",
+            "",
+        ),
+        (
+            subject.weighted,
             "Guaranteed thresholds: these count examples, and do not know weights",
             "leave the weights out",
-        )
-    elif subject.remedy is not None and subject.remedy.comparison.folds:
-        yield Unchecked(
+        ),
+        (
+            not subject.weighted and remedy is not None and remedy.comparison.folds > 0,
             "Guaranteed thresholds: they need examples that no method was fitted on",
             "calibrant decide, which sets half of the examples aside",
-        )
-    yield Unchecked(
-        "Labels: they were taken to be right, and examples to be independent",
-        "look at a sample of confident mistakes; drop duplicates",
-    )
-
-
-def _beyond_it(subject: Subject, others: int) -> Iterator[Unchecked]:
-    if not others:
-        yield Unchecked(
+        ),
+        (
+            True,
+            "Labels: they were taken to be right, and examples to be independent",
+            "look at a sample of confident mistakes; drop duplicates",
+        ),
+        (
+            not others,
             "Other days, places and versions of the model",
             "pass several files, or several --split, for a comparison",
-        )
-    yield Unchecked("Drift after today", "calibrant monitor, with labelled examples as they come")
-    if subject.evaluation.classes > 2 and subject.word == "class":
-        yield Unchecked("Inputs unlike all of these", "calibrant.metrics.ood_auroc")
+        ),
+        (True, "Drift after today", "calibrant monitor, with labelled examples as they come"),
+        (several, "Inputs unlike all of these", "calibrant.metrics.ood_auroc"),
+    ]
+    return [Unchecked(what, how) for applies, what, how in every if applies]

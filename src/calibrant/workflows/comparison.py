@@ -178,8 +178,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
-        names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "folds", "level")
-        names += ("estimand",)
+        names = ["n_fit", "n_test", "classes", "fitted_on", "measured_on", "folds", "level"]
+        names += ["estimand"]
         measured = list(next(iter(self.measured.values()), METRICS))
         rows = [row.to_dict(measured) for row in self.rows]
         return {

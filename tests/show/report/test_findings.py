@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,14 +120,18 @@ def test_a_single_split_is_cross_fitted_and_all_figures_are_about_the_same_examp
     made = report(drawn(150, factor=3.0), methods=["none", "ts"], seed=3)
     (subject,) = made.subjects
     assert "5 folds, seed 3" in {f.code: f for f in made.findings}["CAL013"].evidence
-    assert subject.remedy.before.to_dict() == subject.evaluation.to_dict()
-    assert subject.remedy.after.n == subject.evaluation.n == 150
+    remedy = subject.remedy
+    assert remedy is not None
+    assert remedy.before is not None
+    assert remedy.after is not None
+    assert remedy.before.to_dict() == subject.evaluation.to_dict()
+    assert remedy.after.n == subject.evaluation.n == 150
     assert subject.decisions[-1].coverage == 1
 
 
 def test_the_gain_is_that_of_pairs_of_losses_out_of_fold():
     data = drawn(400, factor=3.0)
-    remedy = report(data, methods=["none", "ts"]).subjects[0].remedy
+    remedy: Any = report(data, methods=["none", "ts"]).subjects[0].remedy
     fitted = cal.workflows.fit.cross_fit(data, method="ts")
     rows = np.arange(400), data["labels"]
     after = np.zeros(400)
@@ -175,8 +180,8 @@ def test_too_few_examples_name_how_many_a_yes_needs():
     answers = [report(drawn(needed, seed=s), methods=[]).verdict.answer for s in range(10, 20)]
     assert answers.count("Too few examples to tell") <= 2
     assert answers.count("Yes") >= 5
-    fixes = [finding.fix for finding in few[0].findings if finding.code == "CAL007"]
-    assert re.search(r"Label about [\d,]+ more examples", *fixes)
+    (fix,) = [finding.fix for finding in few[0].findings if finding.code == "CAL007"]
+    assert re.search(r"Label about [\d,]+ more examples", fix)
 
 
 def test_subgroups_too_small_to_tell_are_not_called_calibrated():

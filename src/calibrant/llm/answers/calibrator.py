@@ -22,7 +22,7 @@ from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 from calibrant.llm.answers.graded import Source
 from calibrant.show import box
-from calibrant.show.box import Box
+from calibrant.show.box import Box, Part
 from calibrant.show.charts import Line, line_chart
 
 if TYPE_CHECKING:
@@ -273,7 +273,8 @@ class AnswerCalibrator(AnswerMap):
         chart = line_chart(
             lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
         )
-        parts = [chart, *([] if self.threshold_ is None else [box(self.threshold_)])]
+        parts: list[Part] = [chart]
+        parts += [] if self.threshold_ is None else [box(self.threshold_)]
         return Box("Answer calibrator", [self.describe()], parts=parts).notebook()
 
     def to_frame(self) -> pd.DataFrame:

@@ -36,7 +36,7 @@ from calibrant.llm.answers.calibrator import (
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.graded import Source
 from calibrant.show import box
-from calibrant.show.box import Box
+from calibrant.show.box import Box, Part
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -247,8 +247,8 @@ class SignalCalibrator(AnswerMap):
         if self.regression_ is None:
             return Box("Signal calibrator", ["not fitted"]).notebook()
         headings, *rows = self.table()
-        limit = [] if self.threshold_ is None else [box(self.threshold_)]
-        parts = [Table(headings, rows), *limit]
+        parts: list[Part] = [Table(headings, rows)]
+        parts += [] if self.threshold_ is None else [box(self.threshold_)]
         return Box("Signal calibrator", [self.describe()], parts=parts).notebook()
 
     def table(self) -> list[tuple[str, ...]]:

@@ -74,8 +74,9 @@ def collected(split: Split, calibrator: Calibrator | None, estimand: EstimandCho
     """Reduce a split to pairs, in chunks; logits are never held whole."""
     parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand))
     checks.check_some(sum(len(part.margin) for part in parts))
-    columns = zip(*(part.pairs for part in parts), strict=True)
-    pairs = WeightedPairs(*(None if c[0] is None else np.concatenate(c) for c in columns))
+    columns: Any = zip(*(part.pairs for part in parts), strict=True)
+    joined: Any = (None if c[0] is None else np.concatenate(c) for c in columns)
+    pairs = WeightedPairs(*joined)
     margin, group = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     return Examples(pairs, margin, group)
 
@@ -300,9 +301,8 @@ def _reliability(request: Request) -> Figure:
     if request.calibrator is not None:
         options = request.evaluation_options()
         return figure_of(effect(request.calibrator, request.data[0], **options).plot())
-    files = [one for one in request.data if isinstance(one, (str, os.PathLike))]
-    paths = list(map(os.fspath, files))
-    if len(files) < len(request.data):
+    paths = [os.fspath(one) for one in request.data if isinstance(one, (str, os.PathLike))]
+    if len(paths) < len(request.data):
         paths = [as_dataset(one).path for one in request.data]
     results = {
         name: evaluate(one, by=request.by, **request.evaluation_options())

@@ -386,7 +386,7 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
         return remedy  # guarantees count examples, which the calibrator has not seen
     error = 1 - float(correct.mean())
     sought = [most for most in MAX_ERRORS if most < error]
-    pairs = {"confidence": top, "outcome": answers.outcome}
+    pairs: Any = {"confidence": top, "outcome": answers.outcome}
     return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
 
 

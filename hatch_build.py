@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
@@ -30,7 +31,7 @@ def readme(text: str, home: str) -> str:
 class Metadata(MetadataHookInterface):
     """Adds the README and the addresses of the project to the metadata."""
 
-    def update(self, metadata: dict) -> None:
+    def update(self, metadata: dict[str, Any]) -> None:
         """Set what ``pyproject.toml`` declares as dynamic, apart from the version."""
         text = (Path(self.root) / "README.md").read_text("utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": readme(text, HOME)}

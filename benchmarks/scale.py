@@ -41,7 +41,7 @@ from calibrant import use
 from calibrant._core.engines import WorkerPool
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.record_files import tabulated
+from calibrant.data.records import tabulated
 from calibrant.data.shards import Chunk
 
 CLASSES, TOKENS = 1000, 128_256
@@ -109,8 +109,7 @@ def only_made(chunks: Iterator[Chunk]) -> int:
 
 def records_made(chunks: Iterator[Chunk]) -> int:
     """Make the records of every row, and drop them."""
-    made = tabulated(chunks).records
-    return 0 if made is None else len(made)
+    return sum(map(len, tabulated(chunks)))
 
 
 def walked(split: Split, task: Callable[[Iterator[Chunk]], int]) -> None:
@@ -186,8 +185,7 @@ def records_speed(rows: int, classes: int, repeats: int) -> dict[str, Any]:
 
 def record_bytes(classes: int) -> float:
     """Return the memory of the records of one row."""
-    made = next(dataset(4, classes).split().walk(tabulated, "logits", "labels")).records
-    assert made is not None
+    ((made,),) = dataset(4, classes).split().walk(tabulated, "logits", "labels")
     arrays = [x for x in vars(made).values() if isinstance(x, np.ndarray)]
     return sum(array.nbytes for array in arrays) / len(made)
 

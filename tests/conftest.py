@@ -23,7 +23,7 @@ IMPORTED = [
         "calibrant.monitor",
         "calibrant.show.report",
     ),
-    *("calibrant.ui.worker", "calibrant.workflows.apply_shards"),
+    *("calibrant.ui.worker", "calibrant.workflows.apply"),
 ]
 """Modules of the processes that tests start."""
 

@@ -20,8 +20,7 @@ from calibrant.deploy.export import metadata
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.slices import find_slices, measure_groups
-from calibrant.workflows.apply import apply
-from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.apply import apply, apply_shards
 from calibrant.workflows.decide import apply_rule, decide
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit

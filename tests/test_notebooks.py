@@ -25,7 +25,7 @@ def test_every_cell_runs(page, tmp_path, monkeypatch):
     assert len(code) > 1
     assert "```" not in text
     assert not re.search(r"\{\w+\}`", text)
-    variables = {}
+    variables: dict[str, object] = {}
     for source in code:
         if not source.startswith("!"):
             exec(source, variables)

@@ -17,9 +17,8 @@ from scipy.special import expit
 from calibrant._core.checks import IGNORED, FloatArray, IntArray
 from calibrant._core.messages import comma_separated, printable
 from calibrant.data import Split, open_dataset, sample_path
-from calibrant.data.files import natural_order
+from calibrant.data.files import OTHER_FORMATS, READERS, natural_order
 from calibrant.data.formats import Array
-from calibrant.data.readers import ARRAY_FORMATS
 
 HDF5 = (".h5", ".hdf5")
 ARRAYS = ("probas_cal", "labels_cal", "probas_test", "labels_test")
@@ -160,7 +159,8 @@ def find_tasks(path: str | os.PathLike[str]) -> Found:
 
 def _files(root: Path) -> list[Path]:
     """Return files, and the folders that hold arrays as ``.npy`` files, in natural order."""
-    files = [file for file in root.rglob("*") if file.suffix in (*ARRAY_FORMATS, *HDF5)]
+    known = {*READERS, *HDF5} - {*OTHER_FORMATS}
+    files = [file for file in root.rglob("*") if file.suffix in known]
     return sorted({f.parent if f.suffix == ".npy" else f for f in files}, key=natural_order)
 
 

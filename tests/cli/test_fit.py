@@ -14,7 +14,6 @@ from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.tags import TagScaling
-from calibrant.cli.fit import fit
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
@@ -192,11 +191,6 @@ def test_figures_that_stay_are_a_table_if_predictions_change(run, monkeypatch):
     assert len(rows) == 4
     assert all(before == after for before, after in rows)
     assert "the predicted class of 50 examples changes" in out
-
-
-def test_a_method_may_be_named_in_capitals(run):
-    code, out, _ = run("fit", "p.npz", "--method", "TS", "-o", "saved", "--json")
-    assert (code, json.loads(out)["method"]) == (0, "ts")
 
 
 def test_a_calibrator_that_is_replaced_is_told(run):
@@ -385,11 +379,6 @@ def test_fit_and_export_have_a_place_to_save(run, folder):
     assert {"calibrator", "calibrator.onnx"} <= {*os.listdir()}
 
 
-def test_auto_is_the_default():
-    given = {parameter.name: parameter.default for parameter in fit.params}
-    assert given["method"] == "auto"
-
-
 # apply
 
 
@@ -428,19 +417,6 @@ def test_failed_apply(run, arguments, message):
     assert (code, out) == (2, "")
     assert re.search(f"^{message}", err, re.M)
     assert sorted(os.listdir()) == before
-
-
-@pytest.mark.parametrize(("verb", "count"), [("fit", 7), ("apply", 3), ("compare", 6)])
-def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
-    monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
-    code, out, _ = run(verb, "-h")
-    assert code == 0
-    examples = re.findall(rf"^ +calibrant ({verb} .*)$", out, re.M)
-    assert len(examples) == count
-    for example in examples:
-        code, _, err = run(*example.replace("'", "").split())
-        assert code == 2
-        assert re.match(r"error: (\S+ does not exist|there is no artifact calibrator)", err)
 
 
 def test_maccal_learns_from_the_train_split_of_another_file(run):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -156,6 +157,26 @@ def test_shells_complete_verbs_and_files():
     assert (done.returncode, done.stdout) == (0, "plain,evaluate\n")
     asked["COMP_WORDS"], asked["COMP_CWORD"] = "calibrant evaluate p", "2"
     assert in_shell(env=asked).stdout == "file,p\n"
+
+
+def verbs_of(group, *names):
+    """Every verb below a group, with the words that call it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from verbs_of(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+def test_examples_in_the_help_of_a_verb_parse():
+    examples = 0
+    for names, command in verbs_of(cli.cli):
+        text = re.sub(r"\\\n +", " ", command.help or "")
+        for line in re.findall(rf"^ *calibrant {' '.join(names)} (.+)$", text, re.M):
+            words = shlex.split(re.split(r" {2,}\(| [|>]", line)[0])
+            command.make_context(names[-1], words)
+            examples += 1
+    assert examples > 80
 
 
 def documented():

@@ -224,12 +224,6 @@ def test_version(run):
     assert run("--version") == (0, f"calibrant, version {calibrant.__version__}\n", "")
 
 
-def test_help_lists_the_verbs(run):
-    code, out, _ = run("--help")
-    assert code == 0
-    assert {"demo", "evaluate"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
-
-
 def test_no_verb_shows_help_and_exits_2(run):
     code, out, err = run()
     assert code == 2

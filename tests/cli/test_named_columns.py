@@ -1,6 +1,7 @@
 """Columns of any name, which every verb that reads a prediction file takes."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -92,6 +93,21 @@ def test_apply_keeps_the_names(run, table):
     _, out, _ = run("evaluate", "out.csv", *NAMES, "--json")
     after = json.loads(out)["metrics"]["nll"]["value"]
     assert after < cal.evaluate("same.npz")["nll"].value
+
+
+def test_names_with_commas_stand_in_quotes(run, tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    wet = rng.uniform(size=400)
+    dry = (rng.uniform(size=400) > wet).astype(int)
+    table = pd.DataFrame({"a, wet": wet, 'a "dry"': 1 - wet, "y": dry})
+    table.to_csv("odd.csv", index=False)
+    names = ["--labels", "y", "--probs", '"a, wet","a ""dry"""']
+    code, out, err = run("evaluate", "odd.csv", *names, "--json")
+    assert code == 0, err
+    assert json.loads(out)["class_names"] == ["a, wet", 'a "dry"']
+    run("fit", "odd.csv", *names, "--method", "ts", "-o", "fitted")
+    _, _, err = run("apply", "fitted", "odd.csv", *names, "-o", "after.csv")
+    assert run(*shlex.split(err.splitlines()[-1])[1:])[0] == 0
 
 
 def test_a_name_that_no_column_has(run, table):

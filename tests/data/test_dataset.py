@@ -497,7 +497,7 @@ def test_another_process_sees_that_a_file_was_replaced(tmp_path):
 
 
 def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MOST_OPEN", 3)
+    monkeypatch.setattr(columns, "MAX_OPEN_FILES", 3)
     shards = [predictions(rows=2, seed=i) for i in range(8)]
     for i, arrays in enumerate(shards):
         save_predictions(tmp_path / f"{i}.npz", arrays)

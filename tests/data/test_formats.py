@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import io
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import calibrant as cal
-from calibrant.data import arrow_files, formats, open_dataset, save_predictions
+from calibrant.data import arrow_files, open_dataset, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
     assert_holds,
@@ -45,18 +44,6 @@ def test_round_trip(tmp_path, form):
     assert (split.classes, split.domain) == (4, "logits")
     assert sorted(split.keys) == sorted(arrays)
     assert_holds(split, arrays)
-
-
-def test_threads_have_places_of_their_own_in_a_stream():
-    stream = formats.ThreadedStream(io.BytesIO(bytes(range(100))))
-    assert stream.seek(10) == 10
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(stream.tell).result() == 0
-        assert pool.submit(stream.seek, -3, os.SEEK_END).result() == 97
-        assert pool.submit(stream.read).result() == bytes([97, 98, 99])
-    assert stream.seek(2, os.SEEK_CUR) == 12
-    assert stream.read(2) == bytes([12, 13])
-    assert stream.tell() == 14
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -268,7 +255,7 @@ def test_npy_header_with_a_shape_that_no_file_holds(tmp_path, dtype, shape):
 def test_parquet_footer_with_other_sizes(tmp_path, monkeypatch):
     arrays = predictions(rows=8)
     path = write(tmp_path, "parquet", arrays)
-    reader = formats.ParquetReader(str(path))
+    reader = arrow_files.ParquetReader(str(path))
     first = next(reader._file.iter_batches(5))
     monkeypatch.setattr(
         reader,

@@ -15,7 +15,7 @@ import torch
 import calibrant as cal
 from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data import dataset, save_predictions
+from calibrant.data import save_predictions
 from calibrant.monitor import Monitor
 from tests.support.artifacts import write_state
 from tests.support.simulate import drawn, drawn_pairs
@@ -350,7 +350,7 @@ def test_damaged_state(rng, tmp_path, damage):
 
 
 def test_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
-    monkeypatch.setattr(dataset, "CHUNK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 180, 4)
     labels[[5, 95]] = -100
     first, last = slice(90), slice(90, 180)
@@ -457,7 +457,7 @@ def test_file_without_labels(rng, tmp_path):
 
 
 def test_refused_file_leaves_no_trace(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "CHUNK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 90, 4)
     logits[80] = np.nan
     save_predictions(tmp_path / "bad.npz", {"logits": logits, "labels": labels})

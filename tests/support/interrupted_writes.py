@@ -1,6 +1,6 @@
 """Runs that end in the middle of a write."""
 
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 
 
 def interrupt_third_write(monkeypatch):

@@ -3,13 +3,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from calibrant.data import Split, dataset
+from calibrant.data import Split
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Read a few rows at a time, so that small files too are walked in many chunks."""
-    monkeypatch.setattr(dataset, "CHUNK", 256)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 256)
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import calibrant
 from calibrant import use
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
-from calibrant.data.readers import WRITERS
-from calibrant.workflows.apply import apply
-from calibrant.workflows.apply_shards import apply_shards
+from calibrant.data.files import WRITERS
+from calibrant.workflows.apply import apply, apply_shards
 from calibrant.workflows.receipts import RECEIPTS
 from tests.support.interrupted_writes import interrupt_third_write
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
@@ -224,9 +223,9 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path, halved):
 
 KILLED = """
 import os, signal, sys
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 from calibrant.artifacts import load
-from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.apply import apply_shards
 
 write, count = WRITERS[".npz"], 0
 

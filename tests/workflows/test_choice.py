@@ -8,7 +8,7 @@ import calibrant as cal
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data.dataset import as_dataset
+from calibrant.data.opening import as_dataset
 from calibrant.data.records import records_of
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose

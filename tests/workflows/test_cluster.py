@@ -21,10 +21,10 @@ from calibrant._core.engines import ClusterExecutor, _dask_client
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
-from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.apply import apply_shards
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import fit
-from calibrant.workflows.shards import open_good_shards
+from calibrant.workflows.good_shards import open_good_shards
 from tests.support.predictions import cut, predictions
 from tests.support.shard_tasks import killed_always, rows_after_a_kill, slow_rows
 

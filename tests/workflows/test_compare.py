@@ -17,7 +17,6 @@ from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data import dataset
 from calibrant.data.records import records_of
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.workflows import methods_table
@@ -105,7 +104,7 @@ def figures(rows):
 
 @pytest.mark.parametrize(("block", "level"), [(64, None), (1 << 22, 0.8)])
 def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
-    monkeypatch.setattr(dataset, "CHUNK", block)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", block)
     (path, val, test), kinds = both, {"ts": TemperatureScaling, "x": Shift}
     found = compare(path, methods={name: kind() for name, kind in kinds.items()}, level=level)
     assert [row.method for row in found.rows] == ["ts", "x"]

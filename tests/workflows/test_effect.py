@@ -7,7 +7,6 @@ import pytest
 
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data import dataset
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import fit_and_measure
 from tests.support.calibrators import Featured, PerRow, Shift
@@ -71,6 +70,6 @@ def test_the_temperature_network_runs_once_per_chunk(tmp_path, monkeypatch):
 
     fitted = PerRow().fit(predictions()["logits"], predictions()["labels"])
     monkeypatch.setattr(PerRow, "_temperature", counting)
-    monkeypatch.setattr(dataset, "CHUNK", 6 * 200)  # 200 rows of five logits and a label
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 200)  # 200 rows
     effect(fitted, as_npz(tmp_path, predictions()), metrics=["ece"], level=None)
     assert calls == [(predictions()["labels"][i : i + 200] >= 0).sum() for i in (0, 200, 400)]

@@ -16,13 +16,12 @@ import pytest
 import calibrant
 from calibrant import use
 from calibrant._core.sampling import Sample
-from calibrant.data import dataset, save_predictions
+from calibrant.data import save_predictions
 from tests.support.predictions import (
     FORMS,
     REGIONS,
     as_npz,
     as_npz_folder,
-    as_npz_glob,
     as_pair,
     as_parquet_folder,
     cut,
@@ -250,14 +249,6 @@ def test_process_pool(tmp_path, process_pool):
     assert_same(found, calibrant.evaluate(arrays, **columns, **options))
 
 
-def test_thread_pool(tmp_path):
-    arrays = predictions()
-    options: dict[str, Any] = {"sample_weight": "importance", "metrics": ["ece", "ada_ece"]}
-    with ThreadPoolExecutor(2) as pool, use(executor=pool):
-        found = calibrant.evaluate(as_npz_glob(tmp_path, arrays), **options)
-    assert_same(found, calibrant.evaluate(arrays, **options))
-
-
 def test_zeros_are_counted_over_an_executor(tmp_path):
     path = as_npz_folder(tmp_path, {"probs": np.eye(3)[np.arange(300) % 3], "labels": [0] * 300})
     with (
@@ -266,27 +257,6 @@ def test_zeros_are_counted_over_an_executor(tmp_path):
         use(executor=pool),
     ):
         calibrant.evaluate(path, metrics=["nll"], level=None)
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(("write", "threads"), [(as_npz, False), (as_npz_folder, True)])
-def test_progress_grows_to_the_total(tmp_path, write, threads):
-    path, steps = write(tmp_path, predictions()), []
-    with (
-        ThreadPoolExecutor(2) as pool,
-        use(executor=pool if threads else None, progress=lambda *step: steps.append(step)),
-    ):
-        calibrant.evaluate(
-            path,
-            metrics=["ece"],
-            level=None,
-        )
-    done = [step[0] for step in steps]
-    assert {step[1] for step in steps} == {600}
-    assert done == sorted(set(done))
-    assert done[-1] == 600
-    if not threads:
-        assert len(done) >= 600 * 5 // 256  # after each block, not each file
 
 
 # Memory.
@@ -377,7 +347,7 @@ def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
 
 
 def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "CHUNK", 5 * 100)  # a hundred rows of five classes
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 5 * 100)  # a hundred rows of five classes
     arrays = predictions()
     arrays["logits"][342] = np.nan
     arrays["labels"][342] = 1

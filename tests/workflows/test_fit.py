@@ -19,7 +19,7 @@ from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.data import dataset
+from calibrant.data import open_dataset
 from calibrant.workflows import fit as fitting
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
@@ -32,7 +32,6 @@ from tests.support.predictions import (
     as_npz_glob,
     as_pair,
     as_safetensors_glob,
-    cut,
     labelled,
     out_of,
     predictions,
@@ -60,14 +59,6 @@ def test_methods_that_read_whole_get_the_same_arrays(tmp_path, write):
     found = fit(write(tmp_path, arrays), method=Shift())
     expected = Shift().fit(arrays["logits"], arrays["labels"])
     torch.testing.assert_close(found.shift_, expected.shift_)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_known_temperature_is_found_over_shards(tmp_path, rng, temperature):
-    logits, labels = drawn(rng, 6000, 4, temperature)
-    path = as_npz_folder(tmp_path, {"logits": logits.astype(np.float16), "labels": labels})
-    found: Any = fit(path, method="ts")
-    assert float(found.temperature_) == pytest.approx(temperature, rel=0.08)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -224,7 +215,7 @@ def test_auto_chooses_from_the_table_of_a_large_split(tmp_path, rng, monkeypatch
 
 def test_the_limit_counts_every_logit(tmp_path, rng, monkeypatch):
     tokens = {"logits": rng.normal(size=(40, 5, 3)), "labels": rng.integers(3, size=(40, 5))}
-    split = dataset.open_dataset(as_npz(tmp_path, tokens)).split("")
+    split = open_dataset(as_npz(tmp_path, tokens)).split("")
     for limit, table in ((40 * 5 * 3, False), (40 * 5 * 3 - 1, True)):
         monkeypatch.setattr(fitting, "WHOLE", limit)
         assert fitting.fits_from_table(calibrant.Auto(), split) == table
@@ -305,26 +296,9 @@ def test_unknown_methods_and_options(method, options, kind, message):
 # Executors, progress, errors.
 
 
-@pytest.mark.slow
-def test_process_pool(tmp_path, process_pool):
-    arrays = predictions()
-    path = as_npz_folder(tmp_path, arrays)
-    expected = TemperatureScaling().fit(
-        arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
-    )
-    with use(executor=process_pool):
-        found: Any = fit(path, method="ts", sample_weight="importance")
-    arrays["logits"][-1] = np.nan
-    arrays["labels"][-1] = 1
-    np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
-    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"), use(executor=process_pool):
-        fit(path, method="ts")
-    assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
-
-
 @pytest.mark.parametrize("threads", [False, True])
 def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr(dataset, "CHUNK", 6 * 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 40)
     steps: list[tuple[int, int]] = []
     with (
         ThreadPoolExecutor(2) as pool,
@@ -342,7 +316,7 @@ def test_progress_grows_to_the_total(tmp_path, monkeypatch, threads):
 
 
 def test_faults_are_placed(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "CHUNK", 6 * 100)  # a hundred rows of five logits and a label
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 6 * 100)  # 100 rows
     arrays = predictions()
     arrays["logits"][342], arrays["labels"][342] = np.nan, 1
     path = as_npz(tmp_path, arrays)

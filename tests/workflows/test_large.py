@@ -12,7 +12,7 @@ from calibrant import use
 from calibrant._core import logpartition
 from calibrant._core.sampling import Sample, uniform
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data import Split, as_dataset, open_dataset, record_files, records
+from calibrant.data import Split, as_dataset, open_dataset, records
 from calibrant.data.records import records_of
 from calibrant.workflows import large
 from calibrant.workflows.compare import compare
@@ -44,7 +44,7 @@ def tabulations(monkeypatch):
         calls.append(len(examples.labels))
         return tabulate(examples)
 
-    monkeypatch.setattr(record_files, "tabulate", counting)
+    monkeypatch.setattr(records, "tabulate", counting)
     return calls
 
 
@@ -92,23 +92,23 @@ def test_damaged_tables_are_made_again(tmp_path, shards, tabulations):
 def test_settings_of_the_table_are_part_of_its_name(tmp_path, shards, tabulations, monkeypatch):
     cache = tmp_path / "cache"
     fit(open_dataset(shards, cache=cache), method="ts")
-    monkeypatch.setattr(record_files, "FORMAT", 99)
+    monkeypatch.setattr(records, "FORMAT", 99)
     fit(open_dataset(shards, cache=cache), method="ts")
     assert len(tabulations) == 6
 
 
 def test_a_killed_run_keeps_the_tables_that_it_made(tmp_path, shards, tabulations, monkeypatch):
-    cache, save = tmp_path / "cache", record_files.RecordFiles.save
+    cache, save = tmp_path / "cache", records._save
     saved: list[Any] = []
 
-    def once(self, path, shard):
+    def once(path, shard):
         if saved:
             raise KeyboardInterrupt
         saved.append(path)
-        save(self, path, shard)
+        save(path, shard)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record_files.RecordFiles, "save", once)
+        patch.setattr(records, "_save", once)
         with pytest.raises(KeyboardInterrupt):
             fit(open_dataset(shards, cache=cache), method="ts")
     del tabulations[:]
@@ -147,7 +147,7 @@ def test_uniform_numbers():
 
 
 def test_the_table_of_a_sample(shards, monkeypatch):
-    monkeypatch.setattr(records, "MOST", 450)
+    monkeypatch.setattr(records, "MAX_EXAMPLES", 450)
     split = open_dataset(shards).split()
     some = records.bounded(split)
     assert some.sample == Sample(0.5)
@@ -163,7 +163,7 @@ def test_the_table_of_a_sample(shards, monkeypatch):
 
 
 def test_tables_of_samples_are_kept_too(tmp_path, shards, tabulations, monkeypatch):
-    monkeypatch.setattr(records, "MOST", 450)
+    monkeypatch.setattr(records, "MAX_EXAMPLES", 450)
     data = open_dataset(shards, cache=tmp_path / "cache")
     found = [records_of(records.bounded(data.split(), seed)).labels for seed in (0, 0, 1)]
     assert len(tabulations) == 6
@@ -225,7 +225,7 @@ def test_comparisons_and_folds_use_a_sample(shards):
 @pytest.mark.usefixtures("no_large_reads")
 def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
     """Few classes make records and labels outgrow memory long before the logits do."""
-    monkeypatch.setattr(records, "MOST", 300)
+    monkeypatch.setattr(records, "MAX_EXAMPLES", 300)
     labelled = ARRAYS["labels"] != -100
     places = uniform(3, 0, 900)[labelled]
     found = compare(shards, methods=["none", "ts"], level=None, seed=3)

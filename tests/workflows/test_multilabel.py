@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
+from scipy.special import expit
 
 import calibrant as cal
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -54,17 +54,6 @@ def test_fit_on_a_file_is_the_fit_on_its_arrays(file, arrays):
     weighted = cal.fit(file, method="pooled", estimand="multilabel", sample_weight="size")
     pooled = PooledTags().fit(*val(arrays), sample_weight=arrays["val_size"])
     np.testing.assert_array_equal(weighted.slope_, pooled.slope_)
-
-
-def test_shards_are_one_file(arrays, tmp_path):
-    (tmp_path / "shards").mkdir()
-    for i, rows in enumerate((slice(0, 400), slice(400, 900))):
-        part = {key: values[rows] for key, values in arrays.items()}
-        np.savez(tmp_path / "shards" / f"{i}.npz", **part)
-    fitted = cal.fit(tmp_path / "shards", estimand="multilabel")
-    np.testing.assert_array_equal(fitted.slope_, TagScaling().fit(*val(arrays)).slope_)
-    after = cal.effect(fitted, tmp_path / "shards", level=None).after
-    assert after.n == (arrays["test_labels"] != -100).sum()
 
 
 def test_effect_is_that_of_every_label(file, arrays):
@@ -174,16 +163,3 @@ def test_compare_cuts_one_split_by_rows(arrays):
         cal.compare(data, methods="ts", estimand="multilabel")
     with pytest.raises(ValueError, match="TemperatureScaling is for exclusive classes"):
         cal.compare(data, methods={"a": TemperatureScaling(), "b": TagScaling()})
-
-
-def test_evaluation_of_calibrated_tags(arrays):
-    logits, labels = drawn_tags(np.random.default_rng(5), 4000, SLOPE, INTERCEPT)
-    fitted = TagScaling().fit(*val(arrays))
-    probs = fitted.predict_proba(logits)
-    figures = cal.evaluate(probs=probs, labels=labels, estimand="multilabel", level=None)
-    assert (
-        figures["ece"].value
-        < 0.03
-        < cal.evaluate(logits, labels, estimand="multilabel", level=None)["ece"].value
-    )
-    np.testing.assert_allclose(logit(probs), fitted.transform(logits), atol=1e-6)

@@ -73,11 +73,11 @@ def collect(
       torchrun --nproc-per-node 8 -m calibrant collect model/ texts -o logits
     """  # noqa: D301
     from calibrant.deploy import collect_shards
-    from calibrant.workflows.shards import lines_on_skipped
+    from calibrant.workflows.good_shards import describe_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    with engine.working(workers, dask):
+    with engine.Source(workers=workers, dask=dask).working():
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
-    for line in lines_on_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
+    for line in describe_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)
     shared.say_next(f"{shards.describe()} in {out}; to measure them", "evaluate", out)

@@ -103,7 +103,7 @@ def demo() -> None:
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
-        with engine.working(unit="methods"):
+        with engine.Source().working("methods"):
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods=methods)
         shared.print_box(comparison, "Calibrated by three methods")

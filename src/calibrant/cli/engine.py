@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from calibrant.cli import shared
 from calibrant.cli.help import COLUMNS, SHARDS, F, option
@@ -82,9 +84,9 @@ def _added(command: F, *options: Callable[[F], F]) -> F:
     return command
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
-    """How the prediction files of a verb are opened, and where they are worked on."""
+    """Opens the prediction files of a verb, and starts the engine that works on them."""
 
     OPTIONS = ("workers", "dask", "skip_bad", "cache")
 
@@ -93,6 +95,7 @@ class Source:
     dask: str | None = None
     skip_bad: bool = False
     cache: str | None = None
+    show: Callable[[int, int], object] | None = None  # progress, while the verb is working
 
     @property
     def words(self) -> list[str]:
@@ -107,24 +110,44 @@ class Source:
         """True if there is an option for many shards."""
         return any((self.workers is not None, self.dask, self.skip_bad, self.cache))
 
-    def working(self, unit: str = "examples") -> AbstractContextManager[None]:
-        """Show progress, and use the engine."""
-        return working(self.workers, self.dask, unit)
+    @contextmanager
+    def working(self, unit: str = "examples") -> Iterator[None]:
+        """Show progress, and use the engine, which is summed up on stderr at the end."""
+        from calibrant._core.engines import reporting, use
+
+        if self.workers is not None and self.dask is not None:
+            raise click.UsageError("--workers and --dask are two engines: name one of them")
+        start, longest = time.perf_counter(), 0  # examples of the longest pass
+
+        def count(done: int, total: int) -> None:
+            nonlocal longest
+            longest = max(longest, done)
+            show(done, total)
+
+        with use(workers=self.workers, dask=self.dask) as work:
+            if work.dashboard:
+                shared.say(f"dashboard: {work.dashboard}")
+            with shared.progress_bar(unit) as show, reporting(count):
+                self.show = show
+                yield
+        if work.executor is not None:
+            seconds = time.perf_counter() - start
+            rate = f"{longest / seconds:,.0f} {unit} per second"
+            shared.say(f"{longest:,} {unit} in {seconds:.1f} s on {work.description}: {rate}")
 
     def open(self, path: str, estimand: str | None = None) -> Dataset:
         """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
-        from calibrant._core.engines import current_work, reporting
-        from calibrant.data.dataset import open_dataset
-        from calibrant.workflows.shards import describe_skipped, open_good_shards
+        from calibrant._core.engines import reporting
+        from calibrant.data.opening import open_dataset
+        from calibrant.workflows.good_shards import describe_skipped, open_good_shards
 
         if not self.skip_bad:
             return open_dataset(path, cache=self.cache, **self.columns)
         chosen: Any = estimand or "auto"  # click's flag values
-        progress = current_work().progress
-        assert isinstance(progress, Counted)
-        with reporting(progress.show):  # its pass is shown, but bad shards do not count
+        assert self.show is not None
+        with reporting(self.show):  # the pass that finds bad shards is shown, but not counted
             data = open_good_shards(path, cache=self.cache, estimand=chosen, **self.columns)
-        for line in describe_skipped(data):
+        for line in describe_skipped(data.skipped, len(data.files)):
             shared.say(line)
         return data
 
@@ -150,38 +173,3 @@ class Source:
             yield data
         if bad:
             shared.say(f"skipped {bad:,} of {len(paths):,} files")
-
-
-class Counted:
-    """A callback that shows progress, and keeps the number of examples of the longest pass."""
-
-    def __init__(self, show: Callable[[int, int], None]) -> None:
-        self.show, self.most = show, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show and count."""
-        self.most = max(self.most, done)
-        self.show(done, total)
-
-
-@contextmanager
-def working(
-    workers: int | None = None, dask: str | None = None, unit: str = "examples"
-) -> Iterator[None]:
-    """Show progress, and use an engine, which is summed up on stderr at the end."""
-    from calibrant._core.engines import reporting, use
-
-    if workers is not None and dask is not None:
-        raise shared.UsageError("--workers and --dask are two engines: name one of them")
-    start = time.perf_counter()
-    with use(workers=workers, dask=dask) as work:
-        if work.dashboard:
-            shared.say(f"dashboard: {work.dashboard}")
-        with shared.progress_bar(unit) as show:
-            progress = Counted(show)
-            with reporting(progress):
-                yield
-    if work.executor is not None:
-        seconds = time.perf_counter() - start
-        rate = f"{progress.most / seconds:,.0f} {unit} per second"
-        shared.say(f"{progress.most:,} {unit} in {seconds:.1f} s on {work.description}: {rate}")

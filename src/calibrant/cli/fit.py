@@ -168,10 +168,10 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
       calibrant apply calibrator shards --workers 8 -o calibrated
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.data.readers import TABLES
+    from calibrant.data.files import TABLES
     from calibrant.data.storage import is_remote
     from calibrant.workflows import apply as workflow
-    from calibrant.workflows.apply_shards import apply_shards
+    from calibrant.workflows.apply import apply_shards
 
     into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
     if not into_folder and (source.workers is not None or source.dask is not None):

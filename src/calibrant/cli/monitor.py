@@ -211,8 +211,8 @@ def _expanded(files: tuple[str, ...]) -> list[str]:
     names: list[str] = []
     for name in files:
         storage, place = storage_of(name)
-        if glob.has_magic(place) and not storage.exists(storage.path(place)):
-            matches = sorted(storage.matches(place), key=natural_order)
+        if glob.has_magic(str(place)) and not storage.exists(place):
+            matches = sorted(storage.matches(str(place)), key=natural_order)
             if not matches:
                 raise FileNotFoundError(f"no file matches {name}")
             names += map(storage.address, matches)

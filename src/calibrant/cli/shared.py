@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shlex
 import shutil
@@ -32,7 +33,6 @@ NARROWEST = 80  # columns of tables: in fewer they would lose figures, so termin
 SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
 COLOURS = {"": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 """Styles of verdicts."""
-UsageError = click.UsageError
 AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 FRACTION: Any = {"type": float, "metavar": "FRACTION"}
 AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")
@@ -106,10 +106,15 @@ def was_passed(name: str) -> bool:
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas; None for an empty one."""
+    """Return the names in a list with commas; None for an empty one.
+
+    A name that has a comma itself stands in quotes, as in the first line of a CSV file.
+    """
     if not text:
         return None
-    return [name.strip() for name in text.split(",") if name.strip()]
+    quoted = '"' in text
+    names = next(csv.reader([text], skipinitialspace=True)) if quoted else text.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def named_texts(settings: Iterable[str]) -> dict[str, str]:

@@ -16,8 +16,9 @@ read a chunk at a time, so that the size of a file is not limited by memory:
 """
 
 from calibrant.data.columns import Column
-from calibrant.data.dataset import Dataset, Split, as_dataset, open_dataset
+from calibrant.data.dataset import Dataset, Split
 from calibrant.data.files import sample_path, save_predictions
+from calibrant.data.opening import as_dataset, open_dataset
 from calibrant.data.shards import Chunk, Shard
 
 __all__ = [

@@ -15,20 +15,17 @@ import numpy as np
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
-from calibrant._core.messages import unknown_name
 from calibrant.data.formats import Array, NoArrayError, Reader, changed, damaged
-from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
-from calibrant.data.readers import READERS
 from calibrant.data.storage import Fingerprint
 
 CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
-MOST_OPEN = 64  # files of a dataset that are kept open
+MAX_OPEN_FILES = 64  # files of a dataset that are kept open
 
 
 class OpenFiles:
     """The files of a dataset that were used last; another process opens them anew."""
 
-    def __init__(self, formats: Mapping[str, Callable[[str], Reader]] = READERS) -> None:
+    def __init__(self, formats: Mapping[str, Callable[[str], Reader]]) -> None:
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._formats, self._lock = formats, threading.Lock()
 
@@ -40,7 +37,7 @@ class OpenFiles:
         with self._lock:
             reader = self._readers.pop(path, None) or self._formats[Path(path).suffix](path)
             self._readers[path] = reader
-            if len(self._readers) > MOST_OPEN:
+            if len(self._readers) > MAX_OPEN_FILES:
                 self._readers.popitem(last=False)  # closed when nobody reads from it any more
         if fingerprint not in (None, reader.fingerprint):
             raise changed(path)
@@ -65,7 +62,7 @@ class Column:
     dtype: np.dtype[np.generic]
     exact: bool = True  # False if the text of other values is read
     values: Array | None = field(default=None, repr=False)
-    files: OpenFiles = field(default_factory=OpenFiles, repr=False)
+    files: OpenFiles | None = field(default=None, repr=False)
     fingerprint: Fingerprint | None = field(default=None, repr=False)
     view: Callable[[Array], Array] | None = field(default=None, repr=False)  # of rows that are read
 
@@ -126,6 +123,7 @@ class Column:
             raise ValueError(f"{self.path}: {self.key} must be numbers, got {self.dtype.name}")
 
     def _reader(self) -> Reader:
+        assert self.files is not None
         return self.files.reader(self.path, self.fingerprint)
 
 
@@ -190,48 +188,3 @@ def joint_header(columns: Sequence[Column]) -> tuple[tuple[int, ...], np.dtype[n
     dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
     shape = columns[0].shape
     return (sum(column.shape[0] for column in columns), *shape[1:]) if shape else (), dtype
-
-
-def head_columns(arrays: Columns) -> list[Column]:
-    """Return weight and bias of the last layer, or weight alone, or nothing.
-
-    Plain ``weight`` is a layer only if it is 2-D: with one value per example it is a column.
-    """
-    for weight, bias in HEAD:
-        if weight in arrays and (weight != "weight" or len(arrays[weight].shape) == 2):
-            return [arrays[key] for key in (weight, bias) if key in arrays]
-    return []
-
-
-def columns_by_split(arrays: Columns) -> dict[str, Columns]:
-    """Return the columns of each split of a file; single values and the last layer are none."""
-    others = [arrays.get(CLASS_NAMES), *head_columns(arrays)]
-    columns = {key: c for key, c in arrays.items() if c.shape and c not in others}
-    splits: dict[str, Columns] = {name: {} for name in split_names(columns)}
-    for key, column in columns.items():
-        split, name = owner(key, splits)
-        if split in splits:  # further plain arrays belong to no split
-            splits[split][name] = column
-    return splits
-
-
-def under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
-    """Put arrays of other names under the keys that they stand for, in every split.
-
-    Arrays that have such a key already are left out.
-    """
-    renamed: Columns = {}
-    for name, key in keys.items():
-        stored = [each for each in arrays if each == name or each.endswith(f"_{name}")]
-        if not stored:
-            path = next(iter(arrays.values())).path
-            raise ValueError(f"{path}: {unknown_name('array', name, arrays)}")
-        renamed |= {each.removesuffix(name) + key: arrays[each] for each in stored}
-    used = [*renamed.values()]
-    return {key: column for key, column in arrays.items() if column not in used} | renamed
-
-
-def under_split(arrays: Columns, name: str) -> Columns:
-    """Put the plain arrays of a file under the split ``name``."""
-    plain = columns_by_split(arrays).get("", {}) if name else {}
-    return {full_key(name, key) if key in plain else key: c for key, c in arrays.items()}

@@ -1,52 +1,37 @@
-"""Datasets: everything in a prediction file, opened once and walked in chunks of rows."""
+"""Datasets: everything in a prediction file, and its splits, walked over in chunks of rows."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, IntArray, Values
-from calibrant._core.class_names import (
-    Frame,
-    class_order,
-    columns_in_order,
-    is_frame,
-    numbers_in_order,
-)
+from calibrant._core.checks import IGNORED, IntArray
+from calibrant._core.class_names import class_order, columns_in_order, numbers_in_order
 from calibrant._core.copies import first_rows, warn_of_copies
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant._core.showing import one_line
-from calibrant.data.columns import (
-    CHUNK,
-    Columns,
-    OpenFiles,
-    array_column,
-    columns_by_split,
-    head_columns,
-    read_all,
-    under_keys,
-    under_split,
-)
-from calibrant.data.files import ShardFiles, find_shards
+from calibrant.data.columns import CHUNK, Columns, array_column, read_all
 from calibrant.data.formats import Array
-from calibrant.data.frames import frame_arrays, with_class_names
-from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key
-from calibrant.data.readers import readers_with
-from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
+from calibrant.data.keys import (
+    ARRAY_KEYS,
+    CLASS_NAMES,
+    SCORES,
+    VAL_NAMES,
+    columns_by_split,
+    full_key,
+    head_columns,
+)
 from calibrant.data.shards import (
     BadShard,
     Chunk,
-    NoGoodShard,
     Shard,
     agreeing,
     located,
@@ -58,13 +43,18 @@ from calibrant.data.shards import (
 from calibrant.data.tables import BY_RULES, ColumnNames
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeIs
+    from typing_extensions import Self
 
 T = TypeVar("T")
+FIT_SPLITS = ("val", "")
+TEST_SPLITS = ("test", "")
+ROLES = ("sample_weight", "by", "groups")
+IN_MEMORY = "the arrays"
+"""Stands in place of the path of a dataset that is no file."""
 
 
 class Sums(Protocol):
-    """What a pass over chunks adds up, as :class:`calibrant.Accumulator` does."""
+    """Sums that a pass over chunks adds up, such as a :class:`calibrant.Accumulator`."""
 
     def like(self) -> Self: ...  # noqa: D102
     def add(self, *args: Any, **columns: Any) -> object: ...  # noqa: D102
@@ -72,13 +62,6 @@ class Sums(Protocol):
 
 
 S = TypeVar("S", bound=Sums)
-Stored: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
-Data: TypeAlias = "Stored | Frame"
-
-FIT_SPLITS = ("val", "")
-TEST_SPLITS = ("test", "")
-ROLES = ("sample_weight", "by", "groups")
-ARRAYS = "the arrays"  # in place of a path
 
 
 @dataclass(frozen=True)
@@ -116,8 +99,7 @@ class Split:
     def further(self) -> list[str]:
         """Further columns with one value for each example, such as ids, metadata and weights."""
         first = self.shards[0].columns
-        arrays = (*SCORES, "labels", "features")
-        return [key for key in self.keys if key not in arrays and len(first[key].shape) == 1]
+        return [key for key in self.keys if key not in ARRAY_KEYS and len(first[key].shape) == 1]
 
     @property
     def domain(self) -> str:
@@ -134,11 +116,6 @@ class Split:
     def classes(self) -> int:
         """Number of classes; one logit per example means two."""
         return self.shape[-1] if self.shape else 2
-
-    @property
-    def label_count(self) -> int:
-        """Number of labels, ignored ones included."""
-        return self.rows * self.shards[0].column("labels").width
 
     @property
     def chunk_rows(self) -> int:
@@ -195,7 +172,13 @@ class Split:
             for found in self.map(_zeros, "probs", "labels", "sample_weight"):
                 zeros = zeros.plus(found)
         floor = zeros.floor(2 if self.dataset.multilabel else self.classes)
-        warn_of_zeros(zeros, floor)
+        if zeros.exact:
+            checks.warn(
+                f"{zeros.exact:,} of {zeros.total:,} probabilities are 0 and have no logarithm: "
+                f"they count as {floor:.2g} in the fit and after it, as smaller ones do; save "
+                "logits to avoid it",
+                stacklevel=5,
+            )
         return replace(self, floor=floor)
 
     @cached_property
@@ -312,12 +295,16 @@ class Split:
         if self.domain == "probs" or self.dataset.multilabel:
             return
         rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
-        logits, probs = (full_key(self.name, column) for column in SCORES)
+        name, probs = (full_key(self.name, column) for column in SCORES)
+        remedy = f"save them as {probs}"
+        if self.path == IN_MEMORY:
+            remedy = "name them probs"
+        else:
+            name = f"{name} of {self.path}"
         for (first,) in self.shards[0].chunks(rows, ["logits"]):
-            if self.path == ARRAYS:
-                warn_if_probs(first, logits, "name them probs")
-            else:
-                warn_if_probs(first, f"{logits} of {self.path}", f"save them as {probs}")
+            if reason := checks.look_like_probs(first):
+                problem = f"{name} look like probabilities: {reason}"
+                checks.warn(f"{problem}; if they are, {remedy}", stacklevel=4)
             return
 
     def warn_of_copies(self) -> None:
@@ -412,7 +399,7 @@ class Dataset:
                     f"{first.path} has {first.domain or 'no logits'}, but {shard.path} has "
                     f"{shard.domain or 'no logits'}; all shards of a split need the same"
                 )
-        for column in (*SCORES, "labels", "features"):
+        for column in ARRAY_KEYS:
             agreeing([shard for shard in shards if column in shard.columns], column)
         starts = np.cumsum([0, *(shard.rows for shard in shards)])
         numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
@@ -534,156 +521,3 @@ class Dataset:
                 known = f", only {comma_separated(named)}: name the split to use, as --split does"
             problem = f" has no {asked}{known}"
         return ValueError(self.path + problem)
-
-
-def open_dataset(
-    path: str | os.PathLike[str] | Frame,
-    *,
-    labels: str | None = None,
-    logits: str | Sequence[str] | None = None,
-    probs: str | Sequence[str] | None = None,
-    skip_bad: bool = False,
-    cache: str | os.PathLike[str] | None = None,
-) -> Dataset:
-    """Open a prediction file; only headers are read.
-
-    Parameters
-    ----------
-    path
-        A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
-        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
-        number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
-        files named train, val or test are those splits. A ``.csv`` file is read once, to count its
-        rows. An address such as ``s3://bucket/run/*.parquet`` is read through fsspec (``pip install
-        'calibrant[cloud]'``). A data frame is taken as well.
-    labels, logits, probs : str or list of str, optional
-        Columns of a table of any names: that of the labels, and one of scores for each class, or
-        one alone for P(class 1). Of other files they are arrays, without the split in front.
-    skip_bad : bool
-        Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
-        :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
-    cache : path, optional
-        Folder for the log-partition tables of the shards, some hundred bytes for each example. Fits
-        read them in place of the logits as long as the files are unchanged.
-
-    Examples
-    --------
-    >>> from calibrant.data import sample_path
-    >>> data = open_dataset(sample_path())
-    >>> data.splits, data.split("val").read("logits").shape, data.has_head
-    (['val', 'test'], (5000, 10), True)
-    """
-    named = ColumnNames(labels, _names(logits), _names(probs))
-    if is_frame(path):
-        arrays = frame_arrays(path, {}, named)
-        return Dataset(ARRAYS, [{k: array_column(k, v, ARRAYS) for k, v in arrays.items()}])
-    place = os.fspath(path)
-    opened = partial(_opened, OpenFiles(readers_with(named)), named)
-    shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
-    kept = None if cache is None else os.fspath(cache)
-    return Dataset(place, shards, cache=kept, skipped=skipped, named=named)
-
-
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names or ())
-
-
-def opened_shards(
-    path: str,
-    shards: Sequence[ShardFiles],
-    opened: Callable[[ShardFiles], Columns],
-    *,
-    skip_bad: bool,
-) -> tuple[list[Columns], dict[str, str]]:
-    """Return the arrays of each shard, and with ``skip_bad`` the errors of others by path."""
-    arrays: list[Columns] = []
-    skipped: dict[str, str] = {}
-    for shard in shards:
-        try:
-            arrays.append(opened(shard))
-        except (ValueError, OSError) as problem:
-            if not skip_bad:
-                raise
-            skipped[next(iter(shard.values()))] = str(problem)
-    if not arrays:
-        raise NoGoodShard(path, next(iter(skipped.values())))
-    return arrays, skipped
-
-
-def _opened(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
-    """Return the arrays of a shard by key."""
-    arrays: Columns = {}
-    for key, file in shard.items():
-        columns = files.columns(file)
-        if not columns:
-            raise ValueError(f"{file} holds no arrays; write it again, or remove it")
-        is_npy, stem = file.endswith(".npy"), PurePath(file).stem
-        if is_npy:
-            arrays[key] = columns[stem]
-            continue
-        if not files.reader(file).table_names:
-            columns = under_keys(columns, named.keys(file))
-        arrays |= under_split(columns, key)
-    return arrays
-
-
-def as_dataset(
-    data: Data | Values | None = None,
-    labels: Values | None = None,
-    *,
-    probs: Values | None = None,
-    features: Values | None = None,
-    sample_weight: Values | str | None = None,
-    by: Values | str | None = None,
-    groups: Values | str | None = None,
-    multilabel: bool = False,
-) -> Dataset:
-    """Return a path, a mapping, a data frame or plain arrays as a dataset; a dataset as it is.
-
-    ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values;
-    ``multilabel`` says that columns of scores are tags.
-
-    Examples
-    --------
-    >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
-    ['val']
-    """
-    if labels is not None and is_data(data):
-        raise TypeError(
-            "labels go with logits, and a file, dataset or mapping has its own: leave them out, "
-            "and pass other arguments by name, as in methods=..."
-        )
-    roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
-    used = {role: v for role, v in roles.items() if v is not None}
-    names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}
-    names |= {"multilabel": True} if multilabel else {}
-    arrays = {"labels": labels, "probs": probs, "features": features, **roles}
-    values: dict[str, Any] = {
-        key: v for key, v in arrays.items() if v is not None and not isinstance(v, str)
-    }
-    if isinstance(data, Mapping):
-        values = {**data, **values}
-    elif is_frame(data) and labels is None:
-        values = frame_arrays(data, values)
-    elif not is_data(data):
-        if data is not None and labels is None:
-            raise TypeError(
-                "a path, a dataset, a data frame or a mapping of arrays is wanted, got a "
-                f"{type(data).__name__}: pass {{'logits': logits, 'labels': labels}}"
-            )
-        values |= {} if data is None else {"logits": data}
-    elif values:
-        raise TypeError(
-            f"{comma_separated(values)} must be the names of columns where the data are a file, "
-            "got arrays"
-        )
-    else:
-        dataset = data if isinstance(data, Dataset) else open_dataset(data)
-        return replace(dataset, **names) if names else dataset
-    columns = {key: array_column(key, v, ARRAYS) for key, v in with_class_names(values).items()}
-    return Dataset(ARRAYS, [columns], **names)
-
-
-def is_data(data: object) -> TypeIs[Stored]:
-    """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
-    return isinstance(data, (str, os.PathLike, Mapping, Dataset))

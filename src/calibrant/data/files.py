@@ -1,11 +1,13 @@
-"""Prediction files: the files that make up a dataset, and writing one."""
+"""Prediction files by the suffix of their names: finding, reading and writing them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
@@ -15,19 +17,95 @@ from numpy.typing import ArrayLike
 from calibrant._core.atomic_files import replacing
 from calibrant._core.class_names import as_array
 from calibrant._core.messages import comma_separated
+from calibrant.data.arrow_files import ArrowReader, ParquetReader, write_arrow, write_parquet
 from calibrant.data.columns import native
-from calibrant.data.keys import NAMED_SPLITS, owner, split_names
-from calibrant.data.readers import OTHER_FORMATS, READERS, TABLES, WRITERS
+from calibrant.data.formats import NpyReader, NpzReader, Reader, write_npz
+from calibrant.data.keys import CLASS_NAMES, NAMED_SPLITS, full_key, owner, split_names
 from calibrant.data.storage import LocalFiles, storage_of
-from calibrant.data.tables import table_of
+from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, layout_of, table_of
+from calibrant.data.tensor_files import SafetensorsReader, TorchReader, write_safetensors
+from calibrant.data.text_files import CsvFile, JsonLines, csv_reader, write_csv
+
+
+def _read_arrow(
+    kind: type[ParquetReader], path: str, named: ColumnNames = BY_RULES
+) -> ParquetReader | TableReader:
+    """Open a file of Arrow, with a column per class if the rules of tables find any."""
+    reader = kind(path)
+    headers = reader.headers
+    single = [name for name, header in headers.items() if len(header.shape) == 1]
+    lists = [name for name in headers if name not in single]
+    pairs = [name for name in split_names(single) if full_key(name, "labels") in headers]
+    if split_names(lists) or any(pairs) or {*lists} & {*named.logits, *named.probs}:
+        return reader  # arrays under the keys of other formats
+    layout = layout_of(single, path, named)
+    if not layout.scores:
+        return reader
+    for column in chain.from_iterable(layout.stacked.values()):
+        if headers[column].dtype.kind not in "biuf":
+            raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
+    reader.optional &= {*layout.others}
+    others = [*layout.others, *lists]
+    columns = [name for name in headers if name in lists or name in layout.columns]
+    return TableReader(reader, replace(layout, others=others, columns=columns))
+
+
+def _write_arrow(write: _Write, suffix: str, path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as columns of lists, or as a column per class if the classes have names."""
+    write(path, table_of(arrays, suffix) if CLASS_NAMES in arrays else arrays)
+
+
+_Read: TypeAlias = Callable[[str], Reader]
+_Write: TypeAlias = Callable[[Path, Mapping[str, Any]], None]
+
+OTHER_FORMATS: dict[str, _Read] = {".csv": csv_reader, ".pt": TorchReader, ".pth": TorchReader}
+"""Formats of many other things: in a folder they count if there are no others."""
+READERS: dict[str, _Read] = {
+    ".npz": NpzReader,
+    ".safetensors": SafetensorsReader,
+    ".parquet": partial(_read_arrow, ParquetReader),
+    ".arrow": partial(_read_arrow, ArrowReader),
+    ".feather": partial(_read_arrow, ArrowReader),
+    ".npy": NpyReader,
+    **OTHER_FORMATS,
+}
+INPUT_FORMATS: dict[str, _Read] = {
+    ".npz": NpzReader,
+    ".safetensors": SafetensorsReader,
+    ".parquet": ParquetReader,
+    ".arrow": ArrowReader,
+    ".feather": ArrowReader,
+    ".npy": NpyReader,
+    ".csv": CsvFile,
+    ".jsonl": JsonLines,
+}
+"""Formats of inputs of models, whose columns may be anything."""
+WRITERS: dict[str, _Write] = {
+    ".npz": write_npz,
+    ".safetensors": write_safetensors,
+    ".parquet": partial(_write_arrow, write_parquet, ".parquet"),
+    ".csv": write_csv,
+    ".arrow": partial(_write_arrow, write_arrow, ".arrow"),
+    ".feather": partial(_write_arrow, write_arrow, ".arrow"),
+}
+ARROW_TYPES = (".parquet", ".arrow", ".feather")
+"""Formats that hold whatever Arrow does, such as dates and lists of different lengths."""
+TABLES = (".csv", *ARROW_TYPES)
+"""Formats of tables, with a column per class."""
+
+
+def readers_with(named: ColumnNames) -> dict[str, _Read]:
+    """Return the readers, those of tables with the columns that a user names."""
+    tables: dict[str, Callable[..., Reader]] = {suffix: READERS[suffix] for suffix in TABLES}
+    return READERS | {suffix: partial(read, named=named) for suffix, read in tables.items()}
+
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
 _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")  # names that tell how many shards there are
 
-
 ShardFiles: TypeAlias = dict[str, str]
 """The ``.npy`` files of a shard by key, or one other file by the split of its plain arrays."""
-Found: TypeAlias = dict[str, PurePath]  # the same as paths in their storage
+_Found: TypeAlias = dict[str, PurePath]  # the same as paths in their storage
 
 
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
@@ -92,21 +170,22 @@ def sample_path() -> Path:
 def find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
     """Return the shards of a file, folder or glob with some suffixes, in natural order."""
     storage, place = storage_of(path)
-    return [
-        {key: storage.address(file) for key, file in shard.items()}
-        for shard in _found(storage, path, place, formats)
-    ]
+    if storage.is_file(place):
+        found = _of_file(storage, place, formats)
+    else:
+        found = _of_folder(storage, path, place, formats)
+    return [{key: storage.address(file) for key, file in shard.items()} for shard in found]
 
 
-def _found(storage: LocalFiles, path: str, place: str, formats: Collection[str]) -> list[Found]:
-    location, known = storage.path(place), comma_separated(formats)
-    if storage.is_file(location):
-        return _of_file(storage, location, formats)
-    is_folder = storage.is_folder(location)
-    if not is_folder and not re.search(r"[*?[]", place):
+def _of_folder(
+    storage: LocalFiles, path: str, place: PurePath, formats: Collection[str]
+) -> list[_Found]:
+    """Return the shards of a folder or a glob."""
+    known, is_folder = comma_separated(formats), storage.is_folder(place)
+    if not is_folder and not re.search(r"[*?[]", str(place)):
         expected = "expected a prediction file, folder or glob"
         raise FileNotFoundError(f"{path} does not exist; {expected}")
-    paths = storage.children(location) if is_folder else storage.matches(place)
+    paths = storage.children(place) if is_folder else storage.matches(str(place))
     files = _readable(paths, formats)
     if is_folder:  # a table of results or the weights of a model beside predictions are no shards
         files = [file for file in files if file.suffix not in OTHER_FORMATS] or files
@@ -131,7 +210,7 @@ def _found(storage: LocalFiles, path: str, place: str, formats: Collection[str])
     return _by_stem(files)
 
 
-def _of_file(storage: LocalFiles, path: PurePath, formats: Collection[str]) -> list[Found]:
+def _of_file(storage: LocalFiles, path: PurePath, formats: Collection[str]) -> list[_Found]:
     if path.suffix not in formats:
         raise ValueError(
             f"{path} is not a prediction file: the suffix must be one of "
@@ -182,9 +261,9 @@ def natural_order(path: PurePath) -> tuple[list[str | int], str]:
     return [int(run) if i % 2 else run for i, run in enumerate(runs)], str(path)
 
 
-def _by_stem(files: Sequence[PurePath]) -> list[Found]:
+def _by_stem(files: Sequence[PurePath]) -> list[_Found]:
     """Take stems of ``.npy`` files for keys; a number in front is the number of a shard."""
-    shards: dict[tuple[PurePath, str], Found] = {}
+    shards: dict[tuple[PurePath, str], _Found] = {}
     for file in files:
         numbered = re.match(r"\d+_", file.stem)
         number = numbered[0] if numbered else ""
@@ -192,9 +271,9 @@ def _by_stem(files: Sequence[PurePath]) -> list[Found]:
     return list(shards.values())
 
 
-def _with_partners(storage: LocalFiles, files: Sequence[PurePath]) -> list[Found]:
+def _with_partners(storage: LocalFiles, files: Sequence[PurePath]) -> list[_Found]:
     """Make each file a shard, with the ``.npy`` files of its folder that have the same prefix."""
-    shards: dict[tuple[PurePath, str], Found] = {
+    shards: dict[tuple[PurePath, str], _Found] = {
         (file.parent, file.stem.rpartition("_")[0]): {} for file in files
     }
     for folder in dict.fromkeys(file.parent for file in files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,25 +10,24 @@ import numpy as np
 
 from calibrant._core.class_names import as_array, class_names_of, class_order, numbered
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Batch, Header
+from calibrant.data.formats import Array, Batch, Header, Reader
 from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, split_names
 from calibrant.data.metadata import storable
-from calibrant.data.tables import BY_RULES, RULES, ColumnNames, TableArrays, layout_of
+from calibrant.data.tables import BY_RULES, RULES, ColumnNames, TableReader, layout_of
 
-FRAME = "the data frame"  # in place of a path
+_FRAME = "the data frame"  # in place of a path
 
 
-class FrameTable:
+class _FrameReader(Reader):
     """The columns of a data frame, and further ones beside it."""
 
-    path = FRAME
-
     def __init__(self, frame: Any, beside: Mapping[str, object]) -> None:
+        self.path, self.stream, self.fingerprint = _FRAME, io.BytesIO(), ()
         names = [str(name) for name in frame.columns]
         columns = {str(name): storable(as_array(frame[name])) for name in frame.columns}
         columns |= {name: as_array(values) for name, values in beside.items()}
         if len(set(names)) < len(names):
-            raise ValueError(f"{FRAME} has two columns of one name among {comma_separated(names)}")
+            raise ValueError(f"{_FRAME} has two columns of one name among {comma_separated(names)}")
         self.columns: dict[str, Array] = columns
         self.headers = {name: Header(c.shape, c.dtype) for name, c in columns.items()}
 
@@ -37,23 +37,20 @@ class FrameTable:
         columns = {key: self.columns[key] for key in keys}
         yield Batch(columns, "row", range(len(next(iter(columns.values())))))
 
-    def arrow(self, key: str) -> None:
-        """Return nothing: there are arrays only."""
-
 
 def frame_arrays(
     frame: Any, beside: Mapping[str, object], named: ColumnNames = BY_RULES
 ) -> dict[str, Array]:
     """Return the arrays that a data frame holds, and those ``beside`` it, by their keys."""
-    table = FrameTable(frame, beside)
-    layout = layout_of(list(table.columns), FRAME, named)
+    table = _FrameReader(frame, beside)
+    layout = layout_of(list(table.columns), _FRAME, named)
     if not layout.scores:
         found = comma_separated(list(table.columns)[:50])
         raise ValueError(
-            f"{FRAME} has no column of logits or probabilities, only {found}: {RULES}; or pass "
+            f"{_FRAME} has no column of logits or probabilities, only {found}: {RULES}; or pass "
             "the columns of logits first and then the labels"
         )
-    arrays = TableArrays(table, layout)
+    arrays = TableReader(table, layout)
     rows = max(1, len(frame))
     return {
         key: np.concatenate([np.empty(header.shape, header.dtype)[:0], *arrays.chunks(key, rows)])

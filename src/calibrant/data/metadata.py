@@ -21,13 +21,13 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES
 
-MOST_CATEGORIES = 100
+MAX_CATEGORIES = 100
 """Values of a category that have a code of their own; the rarer ones share one."""
-FEW_VALUES = 10
+_FEW_VALUES = 10
 """Numbers with at most so many values are categories."""
-DAY = 86400.0
-DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d.*)?)?")
-NO_DATE = np.datetime64("NaT", "s")
+_DAY = 86400.0
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d.*)?)?")
+_NAT = np.datetime64("NaT", "s")
 NO_METADATA = (*SCORES, "labels", "features", "fold", "inclusion_probability")
 """Columns of a split that are not about the subgroups of its examples."""
 
@@ -187,7 +187,7 @@ def storable(values: Array) -> Array:
 
 
 def learn_column(
-    name: str, values: Values, *, bins: int = 8, most: int = MOST_CATEGORIES, fewest: float = 1
+    name: str, values: Values, *, bins: int = 8, most: int = MAX_CATEGORIES, fewest: float = 1
 ) -> MetadataColumn | None:
     """Return the codes of a column from some of its values; None if there is nothing to tell apart.
 
@@ -199,7 +199,7 @@ def learn_column(
     if array.dtype.kind == "M" or _are_dates(array):
         return _learn_numbers(name, "date", _seconds(array), bins)
     numbers = _numbers_or_none(array)
-    if numbers is not None and np.unique(numbers[~np.isnan(numbers)]).size > FEW_VALUES:
+    if numbers is not None and np.unique(numbers[~np.isnan(numbers)]).size > _FEW_VALUES:
         return _learn_numbers(name, "number", numbers, bins)
     texts, counts = np.unique(_as_texts(array), return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -240,8 +240,8 @@ def _learn_numbers(
 
 def _rounded(cut: float, room: float, *, whole_days: bool) -> float:
     """Return a cut with few digits, at most half of the ``room`` to its neighbours away."""
-    if whole_days and room >= DAY:
-        return round(cut / DAY) * DAY
+    if whole_days and room >= _DAY:
+        return round(cut / _DAY) * _DAY
     return round(cut, -math.floor(math.log10(room))) + 0.0  # no negative zero
 
 
@@ -282,7 +282,7 @@ def _are_dates(values: Array) -> bool:
     if values.dtype.kind not in "SU":
         return False
     known = [text for text in np.unique(_as_texts(values)).tolist() if not is_missing(text)]
-    return bool(known) and all(DATE.fullmatch(text.strip()) for text in known)
+    return bool(known) and all(_DATE.fullmatch(text.strip()) for text in known)
 
 
 def _seconds(values: Array) -> FloatArray:
@@ -297,9 +297,9 @@ def _seconds(values: Array) -> FloatArray:
 def _as_date(text: str) -> np.datetime64:
     """Return a date without its time zone; none for other texts."""
     try:
-        return np.datetime64(text[:19].replace(" ", "T"), "s") if DATE.fullmatch(text) else NO_DATE
+        return np.datetime64(text[:19].replace(" ", "T"), "s") if _DATE.fullmatch(text) else _NAT
     except ValueError:  # 2026-02-31
-        return NO_DATE
+        return _NAT
 
 
 def _as_texts(values: Array) -> Array:

@@ -48,7 +48,7 @@ class Chunk:
 
     @property
     def counted(self) -> BoolArray:
-        """Where labels count; the other rows may hold anything."""
+        """True where labels count; the other rows may hold anything."""
         labels, weight = as_labels(self.labels), self.get("sample_weight")
         kept = labels != IGNORED
         if weight is not None:

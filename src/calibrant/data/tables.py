@@ -6,26 +6,36 @@ what a probability is told by the names of the columns, never by their values.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import ClassNumbers, LabelError, score_column
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant.data.formats import Array, Batch, Header, Reader, joined, rechunked
-from calibrant.data.keys import CLASS_NAMES, LABEL_NAMES, SCORES, full_key, owner, split_names
+from calibrant.data.arrow_files import joined_columns
+from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
+from calibrant.data.keys import (
+    ARRAY_KEYS,
+    CLASS_NAMES,
+    LABEL_NAMES,
+    SCORES,
+    full_key,
+    owner,
+    split_names,
+)
 
-FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
+_FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""
-SPLIT = "split"
-ARRAYS = (*SCORES, "labels", "features")
-MOST_SPLITS = 100
+_SPLIT = "split"
+_MAX_SPLITS = 100
 RULES = (
     "name the columns of logits logit_CLASS or those of probabilities prob_CLASS (one column prob "
     "means P(class 1)), and the column of labels label; or say which they are: "
@@ -48,9 +58,12 @@ class ColumnNames(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The options that name these columns on the command line."""
-        labels = {} if self.labels is None else {"labels": (self.labels,)}
-        named = {**labels, **self.scores}
-        return [word for key, names in named.items() for word in (f"--{key}", ",".join(names))]
+        words = [] if self.labels is None else ["--labels", self.labels]
+        for domain, names in self.scores.items():
+            line = io.StringIO()
+            csv.writer(line, lineterminator="").writerow(names)  # names with commas in quotes
+            words += [f"--{domain}", line.getvalue()]
+        return words
 
     def keys(self, file: str) -> dict[str, str]:
         """Return the keys of arrays, of a file that is no table, by the names given for them."""
@@ -103,7 +116,7 @@ class Layout:
     @property
     def table_names(self) -> dict[str, str]:
         """Names of the columns, in their order, by those that :func:`table_of` gives them."""
-        written = {self.labels: "labels", self.split: SPLIT}
+        written = {self.labels: "labels", self.split: _SPLIT}
         for array, columns in self.stacked.items():
             names = map(str, range(len(columns))) if array == "features" else self.names or [""]
             written |= {
@@ -144,14 +157,14 @@ def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES)
     labels = [c for c in columns if c.lower() in LABEL_NAMES]
     if named.labels is not None:
         labels = [named.labels]
-    splits = [c for c in columns if c.lower() == SPLIT]
+    splits = [c for c in columns if c.lower() == _SPLIT]
     for alike in (labels, splits):
         if len(alike) > 1:
             raise _ambiguous(where, *alike[:2])
     further = _further(columns, names, where, tags=not labels)
     known = {*used, *labels, *splits, *chain.from_iterable(further.values())}
     if named != BY_RULES:  # other columns of these names would be taken for the named ones
-        columns = [column for column in columns if column in known or column not in ARRAYS]
+        columns = [column for column in columns if column in known or column not in ARRAY_KEYS]
     others = [column for column in columns if column not in known]
     if scores and (confusing := [c for c in others if split_names([c])]):
         raise ValueError(
@@ -200,7 +213,7 @@ def _further(
     """Return the columns of features 0, 1, ..., and those of ``tags``: of labels of every class."""
     found: dict[str, dict[str, str]] = {}
     for column in columns:
-        if match := FURTHER.fullmatch(column):
+        if match := _FURTHER.fullmatch(column):
             by_name = found.setdefault(f"{match['array'].lower()}s", {})
             name = match["name"]
             name = str(int(name)) if name.isdecimal() else name
@@ -245,29 +258,16 @@ def _ambiguous(where: str, first: str, second: str) -> ValueError:
     )
 
 
-class Table(Protocol):
-    """Columns with a value per row, in a file or in memory."""
+class TableReader(Reader):
+    """The arrays that the rules make of a table, by the keys that they would have in a file.
 
-    @property
-    def path(self) -> str:
-        """Where it is, for errors."""
+    The columns of scores are numbers.
+    """
 
-    @property
-    def headers(self) -> Mapping[str, Header]:
-        """Shape and dtype of each column; columns of scores are numbers."""
-
-    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
-        """Yield at most ``rows`` rows of some columns at a time."""
-
-    def arrow(self, key: str) -> Any:
-        """Return a column in the types of Arrow, if it has them."""
-
-
-class TableArrays:
-    """The arrays that the rules make of a table, by the keys that they would have in a file."""
-
-    def __init__(self, table: Table, layout: Layout) -> None:
-        self.path, self._table, self._layout = table.path, table, layout
+    def __init__(self, table: Reader, layout: Layout) -> None:
+        self.path, self.stream, self.fingerprint = table.path, table.stream, table.fingerprint
+        self.table_names = layout.table_names
+        self._table, self._layout = table, layout
         self._meaning: dict[str, tuple[str, str]] = {}  # split and column of each key
         self.headers: dict[str, Header] = {}
         # whole numbers become floats
@@ -301,9 +301,9 @@ class TableArrays:
         counts: Counter[str] = Counter()
         for batch in self._table.batches([layout.split], 1 << 16):
             counts.update(self._splits(batch).tolist())
-            if len(counts) > MOST_SPLITS:
+            if len(counts) > _MAX_SPLITS:
                 raise ValueError(
-                    f"{self.path}: {layout.split} must name at most {MOST_SPLITS} splits, has more "
+                    f"{self.path}: {layout.split} must name at most {_MAX_SPLITS} splits, has more "
                     f"before {batch.place(-1)}; rename the column if it is something else"
                 )
         return dict(counts)
@@ -376,23 +376,6 @@ class TableArrays:
         return values.filter(np.concatenate([self._splits(batch) == split for batch in batches]))
 
 
-class TableReader(Reader):
-    """A file with a column per class, whose columns ``source`` reads."""
-
-    def __init__(self, source: Reader, layout: Layout) -> None:
-        self.path, self.stream, self.fingerprint = source.path, source.stream, source.fingerprint
-        self._arrays = TableArrays(source, layout)
-        self.headers, self.table_names = self._arrays.headers, layout.table_names
-
-    def chunks(self, key: str, rows: int) -> Iterator[Array]:
-        """Yield ``rows`` rows of an array at a time."""
-        return self._arrays.chunks(key, rows)
-
-    def arrow(self, key: str) -> Any:
-        """Return a column of Arrow's types, if the file has them and it is not scores or labels."""
-        return self._arrays.arrow(key)
-
-
 def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
     """Return arrays as the columns of a table, from which the rules make the same arrays again.
 
@@ -414,7 +397,7 @@ def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
         if len(rows) > 1:
             raise _no_table(form, f"columns of {comma_separated(map(str, sorted(rows)))} rows")
         if splits != [""]:
-            table[SPLIT] = np.full(rows.pop(), split)
+            table[_SPLIT] = np.full(rows.pop(), split)
         tables.append(table)
     for table in tables[1:]:
         if set(table) != set(tables[0]):
@@ -427,7 +410,7 @@ def _concatenated(parts: Sequence[Any]) -> Any:
     """Return columns one after another, those of Arrow in its types."""
     if len(parts) == 1:
         return parts[0]
-    in_arrow = joined([None if isinstance(part, np.ndarray) else part for part in parts])
+    in_arrow = joined_columns([None if isinstance(part, np.ndarray) else part for part in parts])
     return np.concatenate(parts) if in_arrow is None else in_arrow
 
 
@@ -436,7 +419,7 @@ def _table_columns(
 ) -> dict[str, Any]:
     if not isinstance(values, np.ndarray):
         return {column: values}
-    if column in ARRAYS and values.ndim == 2:
+    if column in ARRAY_KEYS and values.ndim == 2:
         numbers = range(values.shape[1])
         classes = numbers if names is None or column == "features" else names
         return {f"{column}_{name}": values[:, i] for i, name in enumerate(classes)}

@@ -34,10 +34,10 @@ from calibrant._core.torch_models import (
 from calibrant.data.columns import Column, Columns, read_all
 from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
-from calibrant.data.inputs import open_inputs
 from calibrant.data.keys import LABEL_NAMES
-from calibrant.data.outputs import output_folder
+from calibrant.data.opening import open_inputs
 from calibrant.data.shards import NoGoodShard, Place, Report, located
+from calibrant.data.storage import output_folder
 from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,

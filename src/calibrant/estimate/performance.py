@@ -18,7 +18,8 @@ from calibrant._core.checks import (
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
+from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.estimate.agreement import compare_labels
 from calibrant.estimate.cells import event_cell, fill_cells

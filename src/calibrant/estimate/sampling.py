@@ -36,7 +36,8 @@ from calibrant._core.sampling import uniform
 from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.data.dataset import Data, Split
+from calibrant.data.dataset import Split
+from calibrant.data.opening import Data
 from calibrant.data.shards import Chunk
 from calibrant.estimate.cells import CELLS, event_cell, reduce_rows, sums_by
 from calibrant.estimate.predictions import (

@@ -8,7 +8,8 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import Values
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset
+from calibrant.data.dataset import TEST_SPLITS
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.monitor.predictions import chunk_pairs
 from calibrant.workflows.inputs import input_names

@@ -26,7 +26,8 @@ from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
-from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
+from calibrant.data.dataset import TEST_SPLITS, Dataset
+from calibrant.data.opening import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions

@@ -21,9 +21,10 @@ from calibrant._core.checks import (
 from calibrant._core.class_names import as_array, is_frame
 from calibrant._core.messages import unknown_name
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
+from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
+from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
 from calibrant.slices import selection

@@ -15,8 +15,9 @@ from calibrant._core.messages import unknown_name
 from calibrant._core.showing import as_html, as_latex, as_text, one_line
 from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.dataset import Data, Split, is_data
+from calibrant.data.dataset import Split
 from calibrant.data.metadata import MetadataColumn, learn_column
+from calibrant.data.opening import Data, is_data
 from calibrant.metrics.reliability import Estimate
 from calibrant.slices.examples import Reading, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables

@@ -19,7 +19,8 @@ from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for
-from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
+from calibrant.data.opening import open_dataset
 from calibrant.deploy.export import export_onnx
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods

@@ -1,13 +1,13 @@
-"""Calibrate prediction files."""
+"""Calibrate prediction files: into one file, or shard by shard."""
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -22,14 +22,24 @@ from calibrant._core.class_names import class_order
 from calibrant._core.engines import current_work, reporting
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.data.columns import Column, joint_header, read_all
-from calibrant.data.dataset import Data, Dataset, Split, as_dataset
-from calibrant.data.files import check_writable, write_arrays
-from calibrant.data.formats import Array, NoArrayError, joined
+from calibrant.calibrators.description import calibrator_fingerprint
+from calibrant.data.arrow_files import joined_columns
+from calibrant.data.columns import Column, array_column, joint_header, read_all
+from calibrant.data.dataset import Dataset, Split
+from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
+from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.keys import SCORES, full_key
-from calibrant.data.readers import ARROW_TYPES
-from calibrant.data.shards import Chunk
-from calibrant.workflows.inputs import check_fitted_inputs
+from calibrant.data.opening import Data, as_dataset
+from calibrant.data.shards import Chunk, Report, located
+from calibrant.data.storage import output_folder
+from calibrant.workflows.inputs import check_inputs
+from calibrant.workflows.receipts import (
+    WrittenShards,
+    check_outside,
+    shard_jobs,
+    warn_of_orphans,
+    write_shards,
+)
 
 
 def apply(
@@ -81,11 +91,98 @@ def apply(
     for split in splits:
         check_fits(calibrator, split)
         split.warn_if_probs()
-    make = calibrated_by(calibrator, dataset.class_names)
+    make = _calibrated_by(calibrator, dataset.class_names)
     write_splits(dataset, splits, Path(out), make)
 
 
-def calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
+def apply_shards(
+    calibrator: Calibrator,
+    data: str | os.PathLike[str] | Dataset,
+    out: str | os.PathLike[str],
+) -> WrittenShards:
+    """Calibrate each shard of a dataset into a file of its own, under the same name.
+
+    The files have the contents that :func:`calibrant.apply` gives for one shard. Each takes its
+    name when it is complete. A run that was interrupted is repeated with the same call: finished
+    shards are kept as long as the input, the calibrator and the output are unchanged, and the
+    others are written. A task that an executor runs twice writes the same file again. Shards of
+    ``.npy`` files become ``.npz`` files, and what cannot be written becomes ``.npz`` as well.
+
+    Parameters
+    ----------
+    calibrator : Calibrator
+        Fitted.
+    data : path or Dataset
+        A folder or a glob of shards, or a file.
+    out : path
+        A folder, created where its parent exists, or an address such as ``s3://bucket/calibrated``,
+        to which whole files are copied. It may not hold the input. Folders of the input below the
+        one that all shards share are made there as well.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> from calibrant.data import save_predictions
+    >>> shard = {"logits": np.eye(3), "labels": np.array([0, 1, 1])}
+    >>> fitted = TemperatureScaling().fit(2 * np.eye(3)[[0, 1, 1, 2] * 9], [0, 1, 2, 2] * 9)
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     os.mkdir(f"{home}/raw")
+    ...     for i in range(2):
+    ...         save_predictions(f"{home}/raw/{i}.npz", shard)
+    ...     first = apply_shards(fitted, f"{home}/raw", f"{home}/calibrated")
+    ...     second = apply_shards(fitted, f"{home}/raw", f"{home}/calibrated")
+    >>> first.describe(), second.describe()
+    ('wrote 2 shards', 'wrote 0 shards, kept 2 of an earlier run')
+    """
+    check_calibrator(calibrator)
+    dataset = as_dataset(data, multilabel=calibrator.multilabel)
+    shapes = {}
+    for split in scored_splits(dataset):
+        check_fits(calibrator, split)
+        split.warn_if_probs()
+        shapes[split.name] = split.shape
+    folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(calibrator)
+    shards = _scored_shards(dataset, shapes)
+    jobs = shard_jobs(dataset, shards, folder, learned, rows=_scored_rows)
+    warn_of_orphans(jobs)
+    write = partial(_write_shard, _calibrated_by(calibrator, dataset.class_names))
+    return write_shards(jobs, write)
+
+
+def _scored_rows(one: Dataset) -> int:
+    return sum(split.rows for split in scored_splits(one))
+
+
+def _scored_shards(dataset: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> list[Dataset]:
+    """Return a dataset for each file that has scores, of these shapes by split.
+
+    An empty shard may not know the shape of its scores, and gets that of the others.
+    """
+    shards = []
+    for file in dataset.files:
+        scores = [column.path for key, column in file.items() if key.endswith(SCORES)]
+        path = next(iter(scores), next(iter(file.values())).path)
+        one = replace(dataset, path=path, files=[file])
+        if shapes.keys().isdisjoint(one.splits):
+            continue
+        arrays = dict(file)
+        for split in scored_splits(one):
+            if split.rows == 0 and split.shape != shapes[split.name]:
+                key = full_key(split.name, split.domain)
+                empty = np.zeros((0, *shapes[split.name]), np.float32)
+                arrays[key] = array_column(key, empty, path)
+        shards.append(replace(one, files=[arrays]))
+    return shards
+
+
+def _write_shard(make: Make, shard: Dataset, target: Path, report: Report) -> None:
+    """Write one shard."""
+    write_splits(shard, scored_splits(shard), target, make)
+    report(_scored_rows(shard))
+
+
+def _calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
     """Return the function that makes the calibrated scores of a split of the classes ``names``."""
     order = class_order(calibrator.class_names_, names, "the dataset")
     return partial(_calibrated, calibrator, slice(None) if order is None else order)
@@ -165,29 +262,18 @@ def check_target(dataset: Dataset, target: Path) -> None:
     check_writable(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    check_outside_of(dataset, target)
-
-
-def check_outside_of(dataset: Dataset, target: Path) -> None:
-    """Raise if ``target`` is part of the input, or would be read with it."""
-    inputs = {os.path.realpath(c.path) for arrays in dataset.files for c in arrays.values()}
-    place, source = os.path.realpath(target), os.path.realpath(dataset.path)
-    is_glob = not os.path.exists(dataset.path)
-    inside = fnmatch.fnmatch(place, source) if is_glob else os.path.dirname(place) == source
-    if place in inputs or inside:
-        raise part_of_input(str(target), dataset)
-
-
-def part_of_input(target: str, dataset: Dataset) -> ValueError:
-    """Return the error for a file that may not be written."""
-    return ValueError(f"{target} is part of the input {dataset.path}: write to another place")
+    check_outside(dataset, str(target))
 
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise unless a calibrator takes the classes, scores and features of a split."""
     class_order(calibrator.class_names_, split.dataset.class_names, split.path)
     check_shape(calibrator, split.shape, split.path)
-    check_fitted_inputs(calibrator, split)
+    check_inputs(calibrator, split)
+    if calibrator.input_columns == ("features",):
+        width = split.shards[0].column("features").shape[1:]
+        with located(split.path):
+            calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
 def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> None:
@@ -270,7 +356,7 @@ def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     if any(column.dtype.hasobject for column in columns):
         raise NoArrayError("Python objects")
     stored = [column.arrow() for column in columns] if suffix in ARROW_TYPES else []
-    if (values := joined(stored)) is not None:
+    if (values := joined_columns(stored)) is not None:
         return values
     if len({column.shape[1:] for column in columns}) != 1:
         raise NoArrayError("shards differ")

@@ -1,4 +1,4 @@
-"""Which of several methods to use: decided on the examples of the fit, out of fold."""
+"""The choice among several methods, which is made on the examples of the fit, out of fold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import Split
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
-from calibrant.workflows.effect import Meter
+from calibrant.workflows.effect import calibrated_sums
 from calibrant.workflows.fit import fit_without, fits_from_table, row_folds
 
 FOLDS = 5
@@ -176,8 +176,7 @@ class _Judge:
                 for i, one in enumerate(copies):
                     with limited(self.time_limit):
                         fit_without(one, self.split, self.fold, i, records)
-                meter = Meter(copies, losses)
-                meter.walk(self.sample)
+                calibrated_sums(copies, self.sample, losses)
             except ENGINE_FAILURES:
                 raise
             except Exception:  # as in a comparison: such a method is no choice

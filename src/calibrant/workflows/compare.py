@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,13 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
-from calibrant.data import dataset as datasets
-from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.records import records_of
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import Meter
+from calibrant.workflows.effect import calibrated_sums
 from calibrant.workflows.fit import (
     fit_table,
     fit_whole,
@@ -123,18 +122,11 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    dataset = datasets.as_dataset(
-        data,
-        labels,
-        sample_weight=sample_weight,
-        groups=groups,
-        multilabel=estimand == "multilabel",
-    )
+    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, labels, multilabel=estimand == "multilabel", **beside)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
-    with (
-        silently(),
-        warnings_at_caller(),
-    ):  # closed before methods are fitted, whose warnings are notes
+    # closed before methods are fitted, whose warnings are notes
+    with silently(), warnings_at_caller():
         splits, names, fold = compared_splits(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
@@ -145,11 +137,11 @@ def compare(
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
-        facts = _Facts(splits[0], list(calibrators.values()))
-        if facts.mistake:
-            warn(f"{names[0]}: {facts.mistake}")
+        some, arrays = looked_at(splits[0], *calibrators.values())
+        if mistake := watching.mistake_of(some):
+            warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
-    with watching.told(facts.mistake), steps(len(calibrators)) as step:
+    with watching.told(mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
             step()
@@ -162,9 +154,12 @@ def compare(
             time_limit=time_limit,
             seed=seed,
         )
-    if chosen.method is not None:
-        more = facts.left_undone_by(fitted[chosen.method])
-        chosen = chosen._replace(remarks=[*chosen.remarks, *more])
+    if chosen.method is not None and not mistake:
+        calibrator = fitted[chosen.method]
+        features = calibrator.input_features(arrays)
+        encoded = None if features is None else calibrator.encoded(features)
+        if undone := watching.off_shares(calibrator, some, encoded):
+            chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     folds = 0 if fold is None else int(fold.max()) + 1
@@ -287,23 +282,6 @@ def _chosen(
     return {name: calibrator for name, calibrator in calibrators.items() if suits(calibrator)}
 
 
-class _Facts:
-    """Tells, once for all methods, what the examples of the fits show."""
-
-    def __init__(self, split: Split, calibrators: Sequence[Calibrator]) -> None:
-        self.some = looked_at(split, *calibrators)
-        self.mistake = watching.mistake_of(self.some[0])
-
-    def left_undone_by(self, calibrator: Calibrator) -> list[str]:
-        """Return what a fitted method leaves undone, in a sentence if there is something."""
-        if self.mistake:
-            return []
-        examples, arrays = self.some
-        features = calibrator.input_features(arrays)
-        inputs = None if features is None else calibrator.encoded(features)
-        return [*filter(None, [watching.off_shares(calibrator, examples, inputs)])]
-
-
 @dataclass
 class _Bench:
     """Fits and measures one method after the other."""
@@ -313,83 +291,77 @@ class _Bench:
     stream: Accumulator
     time_limit: float | None
     fold: IntArray | None = None
-
-    @cached_property
-    def table(self) -> tuple[Records, float]:
-        """The records that methods share, and the seconds that they took."""
-        start = time.perf_counter()
-        return records_of(self.fit_on), time.perf_counter() - start
-
-    @property
-    def records(self) -> Records | None:
-        """The records, if a method was fitted on them."""
-        return self.table[0] if "table" in vars(self) else None
+    records: Records | None = None  # that methods share, if one is fitted on them
+    seconds: float = 0.0  # that the records took
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
-        """Read what methods share, so that faults of the data are not blamed on a method."""
-        if any(map(self._from_table, calibrators)):
-            _ = self.table
+        """Read what methods share, so that faults of the data are not blamed on a method.
+
+        Return the number of examples to measure on, and of classes.
+        """
+        from_table = [fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
+        if any(from_table):
+            start = time.perf_counter()
+            self.records = records_of(self.fit_on)
+            self.seconds = time.perf_counter() - start
         else:
             self._counted(self.fit_on, "accuracy")
-        if not all(map(self._from_table, calibrators)):
+        if not all(from_table):
             _ = self.fit_on.logits, self.fit_on.groups
-        wanted = any(c.uses_features for c in calibrators) or "features" in input_names(
-            *calibrators
-        )
-        if wanted and self.fit_on.has_features:
+        wanted = "features" in input_names(*calibrators)
+        if self.fit_on.has_features and (wanted or any(c.uses_features for c in calibrators)):
             _ = self.fit_on.features
         stated = any(isinstance(c, Identity) for c in calibrators)
         return self._counted(self.measure_on, "nll" if stated else "accuracy")
 
-    def _from_table(self, calibrator: Calibrator) -> bool:
-        return fits_from_table(calibrator, self.fit_on)
+    def _counted(self, split: Split, metric: str) -> tuple[int, int]:
+        """Check every row as ``metric`` does, and return the number of examples and of classes."""
+        total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
+        result = split.reduce(total, split.domain, "labels", "sample_weight").compute()
+        return result.n, result.classes
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""
-        by_fold = [] if self.fold is None else [copy.deepcopy(calibrator) for _ in self._folds]
-        meter, evaluation, error = Meter(by_fold or [calibrator], self.stream.like()), None, None
+        from_table = fits_from_table(calibrator, self.fit_on)
+        evaluation, changed, error = None, None, None
+        folds = 0 if self.fold is None else int(self.fold.max()) + 1
+        by_fold = [copy.deepcopy(calibrator) for _ in range(folds)]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             start = time.perf_counter()
             try:
                 try:
-                    self._fit(calibrator)
+                    with limited(self.time_limit):
+                        if from_table and self.records is not None:
+                            fit_table(calibrator, self.fit_on, self.records)
+                        else:
+                            fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
                 self._fit_folds(by_fold)
-                meter.walk(self.measure_on)
-                evaluation = meter.after.compute()
+                calibrators = by_fold or [calibrator]
+                sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
+                evaluation, changed = sums.after.compute(), sums.changed
             except ENGINE_FAILURES:
                 raise
             except Exception as problem:  # a bug in one method must not cost the other rows
                 error = self._message(problem)
-        if self._from_table(calibrator) and not isinstance(calibrator, Identity):
-            seconds += self.table[1]
+        if from_table and not isinstance(calibrator, Identity):
+            seconds += self.seconds
         notes = list(dict.fromkeys(str(warning.message) for warning in caught))
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
-        return Row(name, evaluation, seconds, meter.changed, None, notes, calibrator, by_fold)
-
-    @property
-    def _folds(self) -> range:
-        return range(0 if self.fold is None else int(self.fold.max()) + 1)
+        return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
 
     def _fit_folds(self, calibrators: Sequence[Calibrator]) -> None:
         """Fit one calibrator for each fold, on the others; the fit on everything has warned."""
         with warnings.catch_warnings(), watching.told():
             warnings.simplefilter("ignore")
             for i, calibrator in enumerate(calibrators):
-                records = self.table[0] if self._from_table(calibrator) else None
                 assert self.fold is not None
+                records = self.records if fits_from_table(calibrator, self.fit_on) else None
                 with limited(self.time_limit):
                     fit_without(calibrator, self.fit_on, self.fold, i, records)
-
-    def _fit(self, calibrator: Calibrator) -> None:
-        with limited(self.time_limit):
-            if self._from_table(calibrator):
-                fit_table(calibrator, self.fit_on, self.table[0])
-            else:
-                fit_whole(calibrator, self.fit_on)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:
@@ -397,9 +369,3 @@ class _Bench:
         if isinstance(problem, (TimeoutError, TypeError, ValueError, MemoryError)) and str(problem):
             return str(problem)
         return f"{type(problem).__name__}: {problem}".removesuffix(": ")
-
-    def _counted(self, split: Split, metric: str) -> tuple[int, int]:
-        """Check every row as ``metric`` does, and return the number of examples and of classes."""
-        total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
-        result = split.reduce(total, split.domain, "labels", "sample_weight").compute()
-        return result.n, result.classes

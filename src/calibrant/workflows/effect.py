@@ -12,7 +12,6 @@ import numpy as np
 
 from calibrant._core.checks import (
     IGNORED,
-    BoolArray,
     Values,
     spread,
     warnings_at_caller,
@@ -22,8 +21,9 @@ from calibrant._core.showing import as_drawing, as_html, as_text, one_line
 from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.by_records import TemperatureCalibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
+from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
@@ -177,110 +177,102 @@ def effect(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    return measure([calibrator], examples, stream).effect()
+    return effect_of([calibrator], examples, stream)
 
 
-def measure(
-    calibrators: Sequence[Calibrator],
-    split: Split,
-    stream: Accumulator,
-) -> Meter:
-    """Measure a split before and after; one calibrator for all rows, or one for each fold."""
-    meter = Meter(list(map(method_in_use, calibrators)), stream.like(), stream.like())
-    meter.walk(split)
-    return meter
+def effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumulator) -> Effect:
+    """Measure a split before and after calibration, by streams of the form of an empty one."""
+    in_use = list(map(method_in_use, calibrators))
+    sums = calibrated_sums(in_use, split, stream.like(), before=stream.like())
+    assert sums.before is not None
+    temperatures = (sums.low, sums.high) if sums.low <= sums.high else None
+    return Effect(sums.before.compute(), sums.after.compute(), sums.changed, temperatures)
 
 
 @dataclass
-class Meter:
-    """Sums of predictions before and after calibration; several calibrators serve folds."""
+class CalibratedSums:
+    """Sums of predictions after calibration, and before it if that is asked for."""
 
-    calibrators: Sequence[Calibrator]
     after: Accumulator
     before: Accumulator | None = None
     changed: int = 0
     low: float = math.inf
     high: float = -math.inf
 
-    def walk(self, split: Split) -> None:
-        """Add all rows of a split."""
-        columns = ["logits", "labels", "sample_weight"]
-        for calibrator in self.calibrators:
-            check_inputs(calibrator, split)
-        columns += input_names(*self.calibrators)
-        columns += ["fold"] if len(self.calibrators) > 1 else []
-        # before calibration, probabilities are measured as they are stated
-        columns += ["probs"] if self.before is not None and split.domain == "probs" else []
-        for shard in split.walk(partial(_metered, self.like()), *columns):
-            self.merge(shard)
-
-    def like(self) -> Meter:
-        """Return a meter of the same form that has seen nothing."""
-        before = None if self.before is None else self.before.like()
-        return Meter(self.calibrators, self.after.like(), before)
-
-    def merge(self, other: Meter) -> None:
-        """Add what another meter of the same form has seen."""
+    def merge(self, other: CalibratedSums) -> None:
+        """Add the sums of other rows."""
         self.after.merge(other.after)
         if self.before is not None and other.before is not None:
             self.before.merge(other.before)
         self.changed += other.changed
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
-    def effect(self) -> Effect:
-        """Return the figures of everything added up."""
-        assert self.before is not None
-        temperatures = (self.low, self.high) if self.low <= self.high else None
-        return Effect(self.before.compute(), self.after.compute(), self.changed, temperatures)
 
-    def add(self, chunk: Chunk) -> None:
-        """Add the rows of a chunk."""
-        weight = chunk.get("sample_weight")
-        if self.before is not None:
-            domain = "probs" if "probs" in chunk.columns else "logits"
-            stated = {domain: chunk.columns[domain]}
-            self.before.add(labels=chunk.labels, sample_weight=weight, **stated)
-        kept = chunk.counted
-        if not kept.any():
-            return
-        logits, labels = chunk.logits, chunk.labels
-        tags = self.calibrators[0].multilabel
-        if tags:  # rows stay whole, without what may be anything
-            logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
-        rows = np.asarray(kept.any(-1)) if tags else kept
-        after = self._calibrated(chunk, rows, logits[rows])
-        weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
-        self.after.add(after, labels[rows], sample_weight=weights)
-        changed = _predicted(logits[rows], tags=tags) != _predicted(after, tags=tags)
-        self.changed += int((changed & kept[rows]).sum())
-
-    def _calibrated(self, chunk: Chunk, kept: BoolArray, logits: Array) -> Array:
-        """Calibrate the rows of a chunk that are kept, each by the calibrator of its fold."""
-        after = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
-        fold = chunk.get("fold")
-        folds = None if fold is None else spread(fold, kept.shape, "fold")[kept]
-        for i, calibrator in enumerate(self.calibrators):
-            rows = slice(None) if folds is None else folds == i
-            if not len(logits[rows]):
-                continue
-            if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
-                inputs = calibrator.input_features(chunk.columns, kept)
-                after[rows] = calibrator.transform(logits[rows], feature_rows(inputs, rows))
-            else:
-                after[rows], temperatures = calibrator.transform_with_temperature(logits[rows])
-                self.low = min(self.low, float(temperatures.min()))
-                self.high = max(self.high, float(temperatures.max()))
-        return after
+def calibrated_sums(
+    calibrators: Sequence[Calibrator],
+    split: Split,
+    after: Accumulator,
+    before: Accumulator | None = None,
+) -> CalibratedSums:
+    """Add a split to streams; one calibrator serves all rows, several serve a fold each."""
+    for calibrator in calibrators:
+        check_inputs(calibrator, split)
+    columns = ["logits", "labels", "sample_weight", *input_names(*calibrators)]
+    columns += ["fold"] if len(calibrators) > 1 else []
+    # before calibration, probabilities are measured as they are stated
+    columns += ["probs"] if before is not None and split.domain == "probs" else []
+    empty = CalibratedSums(after.like(), None if before is None else before.like())
+    total = CalibratedSums(after, before)
+    for shard in split.walk(partial(_sums_of_shard, calibrators, empty), *columns):
+        total.merge(shard)
+    return total
 
 
-def _metered(empty: Meter, chunks: Iterator[Chunk]) -> Meter:
-    """Sums of one shard."""
-    sums = empty.like()
+def _sums_of_shard(
+    calibrators: Sequence[Calibrator], empty: CalibratedSums, chunks: Iterator[Chunk]
+) -> CalibratedSums:
+    before = None if empty.before is None else empty.before.like()
+    sums = CalibratedSums(empty.after.like(), before)
     for chunk in chunks:
-        sums.add(chunk)
+        _add(sums, calibrators, chunk)
         del chunk  # before the next one is read
-    sums.calibrators = ()  # known to the caller: they need not travel back
     return sums
+
+
+def _add(sums: CalibratedSums, calibrators: Sequence[Calibrator], chunk: Chunk) -> None:
+    """Add the rows of a chunk, each calibrated by the calibrator of its fold."""
+    weight = chunk.get("sample_weight")
+    if sums.before is not None:
+        domain = "probs" if "probs" in chunk.columns else "logits"
+        stated = {domain: chunk.columns[domain]}
+        sums.before.add(labels=chunk.labels, sample_weight=weight, **stated)
+    kept = chunk.counted
+    if not kept.any():
+        return
+    logits, labels = chunk.logits, chunk.labels
+    tags = calibrators[0].multilabel
+    if tags:  # rows stay whole, without what may be anything
+        logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
+    rows = np.asarray(kept.any(-1)) if tags else kept
+    before, labels = logits[rows], labels[rows]
+    after = np.empty(before.shape, np.float32 if before.dtype.itemsize <= 4 else np.float64)
+    fold = chunk.get("fold")
+    folds = None if fold is None else spread(fold, rows.shape, "fold")[rows]
+    for i, calibrator in enumerate(calibrators):
+        own = slice(None) if folds is None else folds == i
+        if not len(before[own]):
+            continue
+        if sums.before is None or not isinstance(calibrator, TemperatureCalibrator):
+            inputs = calibrator.input_features(chunk.columns, rows)
+            after[own] = calibrator.transform(before[own], feature_rows(inputs, own))
+        else:
+            after[own], temperatures = calibrator.transform_with_temperature(before[own])
+            sums.low = min(sums.low, float(temperatures.min()))
+            sums.high = max(sums.high, float(temperatures.max()))
+    weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
+    sums.after.add(after, labels, sample_weight=weights)
+    changed = _predicted(before, tags=tags) != _predicted(after, tags=tags)
+    sums.changed += int((changed & kept[rows]).sum())
 
 
 def _predicted(logits: Array, *, tags: bool) -> Array:

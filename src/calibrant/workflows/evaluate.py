@@ -18,7 +18,8 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
 from calibrant._core.copies import warn_of_copies
 from calibrant._core.sampling import Sample
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
+from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
@@ -127,7 +128,8 @@ def evaluate(
     chosen.warn_if_probs()
     chosen.warn_of_copies()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
-    if pairs and chosen.label_count > total.most_pairs:
+    labels_of_row = chosen.shards[0].column("labels").width
+    if pairs and chosen.rows * labels_of_row > total.most_pairs:
         total.pool()  # so that workers do as well
     chosen.reduce(total, *columns, rows=rows)
     if not searched:

@@ -34,12 +34,13 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
-from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
+from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.workflows.effect import Effect, measure, method_in_use
+from calibrant.workflows.effect import Effect, effect_of, method_in_use
 from calibrant.workflows.inputs import check_inputs, fit_inputs, input_names
 from calibrant.workflows.large import (
     ShardPasses,
@@ -112,15 +113,9 @@ def fit(
     1.83
     """
     calibrator = make_calibrator(method, options, estimand)
-    dataset = as_dataset(
-        data,
-        labels,
-        probs=probs,
-        features=features,
-        sample_weight=sample_weight,
-        groups=groups,
-        multilabel=calibrator.multilabel,
-    )
+    beside: Any = {"probs": probs, "features": features}
+    beside |= {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
     _fitted(dataset, calibrator, split)
     return calibrator.to(data.device) if isinstance(data, Tensor) else calibrator
 
@@ -194,12 +189,11 @@ def fit_and_measure(
     """
     calibrator = make_calibrator(method, options, estimand)
     estimand = calibrator.estimand_for(estimand)
-    roles: Any = {"sample_weight": sample_weight, "groups": groups}
-    dataset = as_dataset(data, **roles, multilabel=calibrator.multilabel)
+    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, multilabel=calibrator.multilabel, **beside)
     examples = _fitted(dataset, calibrator, split)
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
-    meter = measure([calibrator], examples, stream)
-    return Fit(calibrator, meter.effect(), examples.name)
+    return Fit(calibrator, effect_of([calibrator], examples, stream), examples.name)
 
 
 def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Split:
@@ -361,15 +355,9 @@ def cross_fit(
     """
     calibrator = make_calibrator(method, options, estimand)
     estimand = calibrator.estimand_for(estimand)
-    dataset = as_dataset(
-        data,
-        labels,
-        probs=probs,
-        features=features,
-        sample_weight=sample_weight,
-        groups=groups,
-        multilabel=calibrator.multilabel,
-    )
+    beside: Any = {"probs": probs, "features": features}
+    beside |= {"sample_weight": sample_weight, "groups": groups}
+    dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     examples.warn_of_copies()
@@ -396,9 +384,8 @@ def cross_fit(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    folded = examples.with_column("fold", fold)
-    meter = measure(calibrators, folded, stream)
-    return CrossFit(calibrator, meter.effect(), name, fold, calibrators)
+    out_of_fold = effect_of(calibrators, examples.with_column("fold", fold), stream)
+    return CrossFit(calibrator, out_of_fold, name, fold, calibrators)
 
 
 def fit_without(

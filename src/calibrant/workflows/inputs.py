@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from calibrant._core.checks import Features
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.data.dataset import Split
 from calibrant.data.keys import full_key
-from calibrant.data.shards import located
 
 
 def check_inputs(calibrator: Calibrator, split: Split) -> None:
@@ -33,15 +30,6 @@ def check_inputs(calibrator: Calibrator, split: Split) -> None:
         f"{name} reads the metadata columns {comma_separated(calibrator.input_columns)}: "
         f"{split.path} has no {keys} in every shard, only {has}; add what is missing"
     )
-
-
-def check_fitted_inputs(calibrator: Calibrator, split: Split) -> None:
-    """Raise unless a split has the columns that a fitted calibrator reads, of the right width."""
-    check_inputs(calibrator, split)
-    if calibrator.input_columns == ("features",):
-        width = split.shards[0].column("features").shape[1:]
-        with located(split.path):
-            calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
 def input_names(*calibrators: Calibrator | None) -> list[str]:

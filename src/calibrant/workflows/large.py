@@ -17,8 +17,9 @@ from calibrant._core.sampling import Sample
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
 from calibrant.data import records
-from calibrant.data.dataset import ROLES, Split, as_dataset
+from calibrant.data.dataset import ROLES, Split
 from calibrant.data.formats import Array
+from calibrant.data.opening import as_dataset
 from calibrant.data.shards import Chunk
 
 LARGE = 1 << 30
@@ -32,7 +33,7 @@ def is_large(split: Split) -> bool:
 
 def is_many(split: Split) -> bool:
     """Return True if the logits, or the records and labels, of a split are too many for memory."""
-    return is_large(split) or _rows(split) > records.MOST
+    return is_large(split) or _rows(split) > records.MAX_EXAMPLES
 
 
 def _rows(split: Split) -> float:
@@ -115,7 +116,7 @@ def sampled_arrays(
     There are about ``most`` logits.
     """
     rows = max(1.0, _rows(split))
-    share = min(1.0, most / (rows * max(1, math.prod(split.shape))), records.MOST / rows)
+    share = min(1.0, most / (rows * max(1, math.prod(split.shape))), records.MAX_EXAMPLES / rows)
     whole = split.sample or Sample(1.0, seed)
     sampled = replace(split, sample=whole._replace(share=whole.share * share))
     names = list(dict.fromkeys(["logits", "labels", *columns]))

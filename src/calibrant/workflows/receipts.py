@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -16,11 +17,9 @@ from calibrant._core.checks import warn
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Dataset
-from calibrant.data.outputs import OutputFolder
-from calibrant.data.readers import WRITERS
+from calibrant.data.files import WRITERS
 from calibrant.data.shards import BadShard, Report, run_all
-from calibrant.data.storage import Fingerprint, is_remote, storage_of
-from calibrant.workflows.apply import check_outside_of, part_of_input
+from calibrant.data.storage import Fingerprint, OutputFolder, is_remote, storage_of
 
 RECEIPTS = ".calibrant"
 """Folder inside the output with a file for each finished shard: what it was made from."""
@@ -114,7 +113,8 @@ def shard_jobs(
         stem, suffix = os.path.splitext(os.path.relpath(place, home))
         name = Path(stem + (suffix if suffix in formats else ".npz")).as_posix()
         jobs.append(ShardJob(shard, out, name, _made_from(shard, maker), rows(shard)))
-    _check_outside(dataset, [job.target for job in jobs])
+    for job in jobs:
+        check_outside(dataset, job.target)
     out.create()
     return jobs
 
@@ -203,7 +203,7 @@ def warn_of_orphans(jobs: Sequence[ShardJob]) -> None:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
             storage, place = storage_of(json.loads(out.read(receipt))["input"])
-            if not storage.exists(storage.path(place)):
+            if not storage.exists(place):
                 orphans.append(out.address(name))
     if orphans:
         names = comma_separated(orphans[:5]) + (" ..." if len(orphans) > 5 else "")
@@ -212,16 +212,24 @@ def warn_of_orphans(jobs: Sequence[ShardJob]) -> None:
 
 def _place(path: str) -> str:
     """Return the place of a file in its storage, from the root on."""
-    return os.path.join(os.sep, storage_of(path)[1]) if is_remote(path) else os.path.abspath(path)
+    return (
+        os.path.join(os.sep, str(storage_of(path)[1])) if is_remote(path) else os.path.abspath(path)
+    )
 
 
-def _check_outside(dataset: Dataset, targets: Iterable[str]) -> None:
-    """Raise if a file to be written is part of the input."""
-    for target in targets:
-        if not is_remote(target):
-            check_outside_of(dataset, Path(target))
-        elif target in {c.path for arrays in dataset.files for c in arrays.values()}:
-            raise part_of_input(target, dataset)
+def check_outside(dataset: Dataset, target: str) -> None:
+    """Raise if a file to be written is part of the input, or would be read with it."""
+    inputs = {column.path for arrays in dataset.files for column in arrays.values()}
+    if is_remote(target):
+        inside = target in inputs
+    else:
+        place, source = os.path.realpath(target), os.path.realpath(dataset.path)
+        beside = os.path.dirname(place) == source
+        is_glob = not os.path.exists(dataset.path)
+        inside = fnmatch.fnmatch(place, source) if is_glob else beside
+        inside |= place in map(os.path.realpath, inputs)
+    if inside:
+        raise ValueError(f"{target} is part of the input {dataset.path}: write to another place")
 
 
 def _made_from(shard: Dataset, maker: str) -> str:

@@ -11,7 +11,8 @@ from calibrant._core.class_names import kept_names
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.maccal import MaCCal
-from calibrant.data.dataset import Data, Dataset, as_dataset
+from calibrant.data.dataset import Dataset
+from calibrant.data.opening import Data, as_dataset
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import Fit
 

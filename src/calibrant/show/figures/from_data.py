@@ -22,7 +22,8 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.calibrators.base import Calibrator, check_calibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
+from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics import curves
 from calibrant.metrics.classwise import ClassBins

@@ -20,7 +20,8 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
 from calibrant._core.engines import current_work, reporting, silently
 from calibrant.calibrators.registry import find_calibrator
-from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
+from calibrant.data.dataset import IN_MEMORY, Dataset
+from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.show.report.measure import find_subgroups, measure, try_methods, usual_methods
 from calibrant.show.report.model import Subject
 from calibrant.show.report.report import Provenance, Report
@@ -138,7 +139,7 @@ def _named(data: Any, labels: Values | None) -> dict[str, Any]:
         paths = [each.path if isinstance(each, Dataset) else os.fspath(each) for each in data]
         return dict(zip(_distinct(paths), data, strict=True))
     path = data.path if isinstance(data, Dataset) else data
-    if not isinstance(path, (str, os.PathLike)) or path == ARRAYS:
+    if not isinstance(path, (str, os.PathLike)) or path == IN_MEMORY:
         return {"predictions": data}
     typed = Path(path)  # as it was typed, and without folders that others do not have
     return {typed.stem if typed.is_absolute() else str(typed.with_suffix("")): data}
@@ -250,7 +251,7 @@ def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, A
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
     """Return the command line that makes this report again; empty for arrays, which have none."""
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
-    if ARRAYS in paths:
+    if IN_MEMORY in paths:
         return ""
     words = ["calibrant", "report", *paths, *next(iter(sets.values()))[0].named.words]
     for name in ("split", "fit_split", "by", "sample_weight", "methods", *DEFAULTS):

@@ -19,7 +19,7 @@ from scipy.special import ndtri, stdtrit
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
-from calibrant.data.dataset import ARRAYS, Dataset, Split
+from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.data.shards import Chunk
 from calibrant.decide.thresholds import threshold
 from calibrant.metrics.accumulator import Accumulator
@@ -48,8 +48,8 @@ from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.effect import Meter
-from calibrant.workflows.shards import describe_skipped
+from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
 """Confidence above which answers are looked at on their own."""
@@ -126,6 +126,8 @@ def measure(
     pairs = total.kept_pairs()
     answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
     (everything,) = parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
+    used = len(split.dataset.files)
+    described = describe_skipped(split.dataset.skipped, used)
     return Subject(
         name=name,
         path=split.path,
@@ -144,7 +146,7 @@ def measure(
         ignored=walk.ignored,
         by=split.dataset.by,
         warnings=list(dict.fromkeys(str(warning.message) for warning in caught)),
-        skipped=[line.strip() for line in describe_skipped(split.dataset)],
+        skipped=[line.strip() for line in described],
     )
 
 
@@ -271,7 +273,7 @@ def _tag_sums(total: Accumulator, edges: FloatArray) -> Bins:
 
 def _files(split: Split) -> list[SourceFile]:
     paths = dict.fromkeys(c.path for s in split.shards for c in s.columns.values())
-    there = [path for path in paths if path != ARRAYS and os.path.isfile(path)]
+    there = [path for path in paths if path != IN_MEMORY and os.path.isfile(path)]
     sizes = {path: os.path.getsize(path) for path in there}
     hashed = sum(sizes.values()) <= MOST_HASHED
     return [SourceFile(p, size, _sha256(p) if hashed else None) for p, size in sizes.items()]
@@ -366,12 +368,10 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     assert row is not None
     assert row.calibrator is not None
     estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
-    meter = Meter(row.by_fold or [row.calibrator], _Losses(estimand), _Losses(estimand))
-    meter.walk(measured)
-    assert isinstance(meter.before, _Losses)
-    assert isinstance(meter.after, _Losses)
-    top, correct, after = map(np.concatenate, zip(*meter.after.parts, strict=True))
-    before = np.concatenate([part[2] for part in meter.before.parts])
+    losses, stated = _Losses(estimand), _Losses(estimand)
+    calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
+    top, correct, after = map(np.concatenate, zip(*losses.parts, strict=True))
+    before = np.concatenate([part[2] for part in stated.parts])
     kept, weight = measured.labels != IGNORED, None
     if measured.weights is not None:
         weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]

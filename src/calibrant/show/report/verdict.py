@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant.data.dataset import ARRAYS
+from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
@@ -161,7 +161,7 @@ def snippets(subject: Subject) -> list[Snippet]:
 
 
 def _path(subject: Subject) -> str:
-    return "predictions.npz" if subject.path == ARRAYS else subject.path
+    return "predictions.npz" if subject.path == IN_MEMORY else subject.path
 
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:

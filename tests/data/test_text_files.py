@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from calibrant import evaluate
 from calibrant.data import open_dataset, save_predictions
-from calibrant.data.csv_files import LONGEST_LINE, CsvTable
+from calibrant.data.text_files import MAX_LINE_LENGTH, CsvTable
 
 
 def written(folder, text, name="a.csv"):
@@ -101,7 +101,7 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path):
         stream.truncate(1 << 32)  # sparse: four gigabytes of NUL
     with pytest.raises(ValueError, match=r"line 2: longer than 16,777,216 characters"):
         open_dataset(path)
-    assert LONGEST_LINE == 1 << 24
+    assert MAX_LINE_LENGTH == 1 << 24
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

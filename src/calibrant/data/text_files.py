@@ -1,22 +1,24 @@
-"""Prediction files with comma-separated values, by the library of Python."""
+"""Files of text: comma-separated values, and objects of JSON in lines."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
+from calibrant.data.formats import Array, Batch, Header, NoArrayError, Reader, rechunked
 from calibrant.data.tables import (
     BY_RULES,
     RULES,
@@ -27,11 +29,15 @@ from calibrant.data.tables import (
     table_of,
 )
 
-DELIMITERS = (",", ";", "\t")
-LONGEST_LINE = 1 << 24
+_DELIMITERS = (",", ";", "\t")
+MAX_LINE_LENGTH = 1 << 24
 """Characters: rows of half a million classes are shorter, and files without line breaks are not."""
-FIELDS = 1 << 17
+_MAX_FIELDS = 1 << 17
 """Fields of text that are held in memory at one time."""
+
+
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
+"""Characters by which the error handler surrogateescape replaces bytes that are no UTF-8."""
 
 
 class CsvFile(Reader):
@@ -40,8 +46,8 @@ class CsvFile(Reader):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         with self._opened() as text:
-            first = text.readline(LONGEST_LINE)
-            self._delimiter = next((d for d in DELIMITERS if d in first), DELIMITERS[0])
+            first = text.readline(MAX_LINE_LENGTH)
+            self._delimiter = next((d for d in _DELIMITERS if d in first), _DELIMITERS[0])
         _, header = next(self._lines(), (1, []))
         names = [name.strip() for name in header]
         self._at = {name: i for i, name in enumerate(names) if name}  # pandas' index has no name
@@ -92,14 +98,14 @@ class CsvFile(Reader):
     def _checked(self, text: IO[str]) -> Iterator[str]:
         """Yield lines of text, and raise for what is none."""
         number = 0
-        while line := text.readline(LONGEST_LINE):
+        while line := text.readline(MAX_LINE_LENGTH):
             number += 1
-            if len(line) == LONGEST_LINE:
-                raise self._error(number, f"longer than {LONGEST_LINE:,} characters")
+            if len(line) == MAX_LINE_LENGTH:
+                raise self._error(number, f"longer than {MAX_LINE_LENGTH:,} characters")
             if "\0" in line:
                 remedy = "if a spreadsheet wrote it, save it as CSV in UTF-8"
                 raise self._error(number, f"a NUL character, which no text has; {remedy}")
-            if not line.isascii() and not _is_unicode(line):
+            if not line.isascii() and _NO_UTF8.search(line):
                 raise self._error(number, "no UTF-8; save the file in that encoding")
             yield line
 
@@ -112,7 +118,7 @@ class CsvFile(Reader):
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
         """Yield at most ``rows`` rows of several columns at a time."""
-        size = max(1, min(rows, FIELDS // self._width))
+        size = max(1, min(rows, _MAX_FIELDS // self._width))
         numeric = [key for key in keys if key in self._numeric]
         texts = [key for key in keys if key not in self._numeric]
         numbers_at, texts_at = ([self._at[key] for key in names] for names in (numeric, texts))
@@ -183,15 +189,6 @@ def _no_number(field: str) -> str:
     return f"must be a number, got {text[:40]!r}" if "_" in text else ""
 
 
-def _is_unicode(line: str) -> bool:
-    """Return False if the line had bytes that are no UTF-8."""
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def csv_reader(path: str, named: ColumnNames = BY_RULES) -> TableReader:
     """Open a ``.csv`` file; a pass over it counts its rows."""
     table = CsvTable(path, named)
@@ -205,7 +202,71 @@ def write_csv(path: Path, arrays: Mapping[str, Array]) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(table)
-        size = max(1, FIELDS // max(1, len(columns)))
+        size = max(1, _MAX_FIELDS // max(1, len(columns)))
         for start in range(0, len(columns[0]), size):
             texts = (column[start : start + size].astype(str) for column in columns)
             writer.writerows(zip(*texts, strict=True))
+
+
+_JSON_TYPES: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
+
+
+class JsonLines(Reader):
+    """A ``.jsonl`` file; its columns are the keys of the objects.
+
+    A column is of numbers, of truth values or of text if every line has one. What else it holds,
+    such as lists and missing values, is no array.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        kinds: dict[str, set[type]] = {}
+        counts: Counter[str] = Counter()
+        rows = 0
+        for _, line in self._objects():
+            rows += 1
+            for key, value in line.items():
+                large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+                kinds.setdefault(key, set()).add(object if large else type(value))
+                counts[key] += 1
+        self.headers = {}
+        for key, found in kinds.items():
+            kind, *others = {float} if found == {int, float} else found
+            exact = not others and kind in _JSON_TYPES and counts[key] == rows
+            dtype = np.dtype(_JSON_TYPES[kind] if exact else str)
+            self.headers[key] = Header((rows,), dtype, exact)
+
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the object of every line that is not blank, with the number of the line."""
+        with self.reopened() as stream:
+            for number in count(1):
+                line = stream.readline(MAX_LINE_LENGTH)
+                if not line:
+                    return
+                if line.strip():
+                    yield number, self._object(number, line)
+
+    def _object(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            content = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise self._error(number, "no UTF-8; save the file in that encoding") from error
+        except (ValueError, RecursionError) as error:
+            raise self._error(number, f"no JSON ({error})") from error
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise self._error(number, f'an object such as {{"text": ...}} is wanted, got a {kind}')
+        return content
+
+    def _error(self, line: int, problem: str) -> ValueError:
+        return ValueError(f"{self.path}, line {line}: {problem}")
+
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of a column at a time."""
+        header, values = self.headers[key], (line.get(key) for _, line in self._objects())
+        if not header.exact:
+            raise NoArrayError(
+                f"{self.path}: {key} must be text, or numbers, in every line; fill or drop others"
+            )
+        while chunk := list(islice(values, rows)):
+            yield np.array(chunk, header.dtype)

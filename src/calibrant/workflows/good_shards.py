@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
-from calibrant.data.columns import Columns, columns_by_split
-from calibrant.data.dataset import Dataset, open_dataset
-from calibrant.data.keys import SCORES
+from calibrant.data.columns import Columns
+from calibrant.data.dataset import Dataset
+from calibrant.data.keys import SCORES, columns_by_split
+from calibrant.data.opening import open_dataset
 from calibrant.data.shards import NoGoodShard
 from calibrant.metrics.accumulator import Accumulator
 
-LISTED = 20
+_MAX_LISTED = 20
 
 
 def open_good_shards(
@@ -66,20 +67,15 @@ def open_good_shards(
     return _without(dataset, skipped)
 
 
-def describe_skipped(dataset: Dataset) -> Iterator[str]:
-    """Yield lines about the shards that were left out."""
-    return lines_on_skipped(dataset.skipped, len(dataset.files))
-
-
-def lines_on_skipped(skipped: Mapping[str, str], used: int) -> Iterator[str]:
+def describe_skipped(skipped: Mapping[str, str], used: int) -> Iterator[str]:
     """Yield lines about shards that were left out, by their messages, beside those in use."""
     if not (count := len(skipped)):
         return
     yield f"skipped {count:,} bad shard{'s' * (count != 1)} of {count + used:,}:"
-    for message in list(skipped.values())[:LISTED]:
+    for message in list(skipped.values())[:_MAX_LISTED]:
         yield f"  {message}"
-    if count > LISTED:
-        yield f"  and {count - LISTED:,} more"
+    if count > _MAX_LISTED:
+        yield f"  and {count - _MAX_LISTED:,} more"
 
 
 def _uniform(dataset: Dataset) -> Dataset:

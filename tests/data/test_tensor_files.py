@@ -1,4 +1,4 @@
-"""Files of torch.save: tensors are read, everything else is refused and never run."""
+"""Files of tensors: they are read, and damage and everything else is refused and never run."""
 
 import os
 import pickle
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant.data import open_dataset
+from calibrant.data import open_dataset, save_predictions
 
 LOGITS = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(50) % 3
@@ -81,3 +81,27 @@ def test_damaged_and_foreign_files(tmp_path):
         with pytest.raises(ValueError, match=r"a\.pt is no file of torch\.save"):
             open_dataset(tmp_path / "a.pt")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:4],
+        lambda content: content[:-8],
+        lambda content: content + bytes(8),
+        lambda content: b"\xff" * 8 + content,
+        lambda content: content.replace(b"[20,3]", b"[20,2]"),
+        lambda content: content.replace(b"[20,3]", b"[-20,]"),
+        lambda content: content.replace(b'"shape"', b'"shapo"', 1),
+        lambda content: content.replace(b'"data_offsets":[', b'"data_offsets":[9', 1),
+    ],
+)
+def test_damaged_safetensors(tmp_path, damage):
+    path = tmp_path / "a.safetensors"
+    save_predictions(path, {"logits": np.eye(20)[:, :3], "labels": np.zeros(20, int)})
+    content = path.read_bytes()
+    assert open_dataset(path).split().rows == 20
+    path.write_bytes(damage(content))
+    assert path.read_bytes() != content
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged or incomplete"):
+        open_dataset(path)

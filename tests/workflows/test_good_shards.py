@@ -22,7 +22,7 @@ from calibrant.show.report import report
 from calibrant.workflows.compare import compare
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
-from calibrant.workflows.shards import describe_skipped, open_good_shards
+from calibrant.workflows.good_shards import describe_skipped, open_good_shards
 from tests.support.predictions import cut, needs_pyarrow, predictions
 
 ARRAYS = predictions(rows=90, classes=3)
@@ -175,7 +175,7 @@ def test_bad_shards_are_listed_and_left_out(tmp_path, executor):
         found = calibrant.evaluate(data, level=None)
     expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
     assert_equal(found, expected)
-    lines = list(describe_skipped(data))
+    lines = list(describe_skipped(data.skipped, len(data.files)))
     assert lines[0] == "skipped 6 bad shards of 12:"
     assert "has logits of shape (10, 4), most shards have logits of shape (rows, 3)" in "".join(
         lines
@@ -201,7 +201,7 @@ def test_all_shards_are_good(tmp_path):
     np.savez(tmp_path / "a.npz", **ARRAYS)
     data = open_good_shards(tmp_path)
     assert not data.skipped
-    assert list(describe_skipped(data)) == []
+    assert list(describe_skipped(data.skipped, len(data.files))) == []
 
 
 @needs_pyarrow

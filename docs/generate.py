@@ -27,10 +27,11 @@ SUBMODULES = ("llm", "show.report", "show.figures", "integrations")
 """Packages and modules without names on top."""
 MORE = {
     "calibrators": (
-        *("margin_curves.margin_change", "margin_curves.margin_temperature"),
+        *("learned_curves.margin_bounds", "learned_curves.margin_change"),
+        "learned_curves.margin_temperature",
         *("maccal.Epoch", "maccal.KeepRate", "maccal.MaskedClassifier"),
         *("maccal.masked_step", "maccal.replace_head"),
-        *("learned_map.learned_map", "learned_map.LearnedMap", "smart.margin_bounds"),
+        *("learned_curves.learned_map", "learned_curves.LearnedMap"),
     ),
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),

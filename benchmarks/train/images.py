@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.maccal.features import stratified_share
+from calibrant.calibrators.maccal.frozen import stratified_share
 
 Pixels = NDArray[np.uint8]
 SUFFIXES = {".png", ".jpg", ".jpeg"}

@@ -16,16 +16,15 @@ from calibrant.calibrators.binary import (
     QuadraticScaling,
     RobustSigmoid,
     VennAbers,
-    labelled_one,
+    _labelled_one,
 )
-from calibrant.calibrators.binning import BBQ, ScalingBinning
 from calibrant.calibrators.confidence_maps import (
     MAX_MEAN_ODDS,
     BetaCalibration,
     SigmoidScaling,
     SplineCalibration,
 )
-from calibrant.calibrators.histogram import HistogramBinning
+from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration
 from calibrant.calibrators.watch import told
 from tests.support.binned_maps import quiet
@@ -56,16 +55,6 @@ def test_an_offset_of_the_log_odds_is_undone(rng, kind):
     assert found.mean() == pytest.approx(labels.mean(), abs=0.01)
     assert np.abs(found - truth).mean() < 0.03
     assert (found > 0.5).mean() < (odds > 0).mean() - 0.2
-
-
-@pytest.mark.parametrize("kind", [*OPTIONAL, *ONLY_TWO])
-@pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_log_odds_and_two_logits_are_the_same_problem(rng, kind):
-    odds, labels, _ = biased(rng, 300)
-    one, two = kind().fit(odds, labels), kind().fit(two_columns(odds), labels)
-    found = two.predict_proba(two_columns(odds))
-    np.testing.assert_allclose(found[:, 1], one.predict_proba(odds), atol=1e-5)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", OPTIONAL)
@@ -278,7 +267,7 @@ def test_one_more_hit_is_a_max_of_min_of_means(rng):
     for _ in range(60):
         m = int(rng.integers(1, 9))
         hits, more = rng.integers(0, 4, m).astype(float), rng.integers(1, 4, m)
-        mass, found = hits + more, labelled_one(hits, hits + more)
+        mass, found = hits + more, _labelled_one(hits, hits + more)
         for i in range(m):
             value = max(
                 min(
@@ -308,17 +297,6 @@ def test_bounds_have_the_form_of_the_rows(rng):
         VennAbers().predict_bounds([0.0])
 
 
-def test_the_scale_of_weights_does_not_matter(rng):
-    odds, labels, _ = biased(rng, 300)
-    weight = rng.exponential(size=300)
-    for kind in ONLY_TWO:
-        large, small = (
-            kind().fit(odds, labels, sample_weight=w).predict_proba(odds)
-            for w in (1000 * weight, weight / 1000)
-        )
-        np.testing.assert_allclose(large, small, atol=1e-6)
-
-
 def test_it_never_claims_certainty(rng):
     odds = rng.normal(size=100)
     fitted = quiet(VennAbers, odds, (odds > 0).astype(int))
@@ -343,19 +321,6 @@ def test_a_comparison_has_them_for_two_classes_only(rng):
     labels = (three + rng.gumbel(size=three.shape)).argmax(-1)
     methods = cal.compare({"logits": three, "labels": labels}, methods="all", level=None).rows
     assert "venn_abers" not in {row.method for row in methods}
-
-
-# tests of deploy export every method for several classes
-@pytest.mark.parametrize("kind", [*OPTIONAL, *ONLY_TWO])
-@pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_a_fit_on_log_odds_is_exported_for_any_number_of_rows(rng, kind):
-    odds, labels, _ = biased(rng, 300)
-    rows = torch.from_numpy(odds).float()
-    fitted = kind().fit(rows, labels)
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
 
 
 def test_only_ratios_of_weights_matter_to_a_part_of_another_method(rng):

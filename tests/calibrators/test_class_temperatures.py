@@ -48,7 +48,7 @@ def greedy(logits, labels, weight, passes):
     now = measured(temperatures)
     for _, k in itertools.product(range(passes), sorted(set(labels.tolist()))):
         best, chosen = now, temperatures[k]
-        for factor in classwise.FACTORS:
+        for factor in classwise._FACTORS:
             tried = temperatures.copy()
             tried[k] = common * factor
             error, accuracy = measured(tried)
@@ -86,7 +86,7 @@ def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
     logits = np.round(drawn(rng, 300, 5, scale=2)[0])
     labels = rng.integers(0, 5, 300)
     held = affine.gather(examples(logits, labels), affine.centred)
-    rows = classwise.Scaled(held)
+    rows = classwise._Scaled(held)
     for k, temperature in zip(rng.permutation(20) % 5, rng.choice([0.3, 1, 2, 5], 20), strict=True):
         others = rows.without(k)
         expected = rows.quality_with(k, temperature, others)

@@ -11,18 +11,16 @@ from scipy.interpolate import CubicSpline
 from scipy.special import expit, log_expit, logit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
-from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.confidence_maps import (
-    MAX_CURVE_POINTS,
+    _MAX_CURVE_POINTS,
     MAX_MEAN_ODDS,
     MAX_SLOPE,
     BetaCalibration,
     SigmoidScaling,
     SplineCalibration,
+    _smooth_slope,
     fit_beta,
     fit_platt,
-    smooth_slope,
 )
 from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
@@ -100,28 +98,6 @@ def test_only_on_wish_another_class_may_come_out_on_top(kind, rng):
     assert changed.mean() > 0.1
     assert (held.predict_proba(logits).argmax(-1) == logits.argmax(-1)).all()
     assert kind(**free.config()).keep_argmax is False
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-def test_the_line_is_that_of_logistic_regression(data, weigh):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    logits, labels, weight = data
-    weight = weight if weigh else np.ones(len(labels))
-    fitted = SigmoidScaling().fit(logits, labels, sample_weight=weight)
-    other = linear_model.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
-    other.fit(odds_of(logits)[:, None], logits.argmax(-1) == labels, weight)
-    assert float(fitted.slope_) == pytest.approx(other.coef_[0, 0], rel=2e-3)
-    assert float(fitted.offset_) == pytest.approx(other.intercept_[0], abs=2e-3)
-    assert fitted.solution_ is not None
-    assert fitted.solution_.converged
-
-
-def test_a_known_line_is_found(rng):
-    odds = rng.gamma(2, 1.5, 40_000)
-    logits, labels = of_two(odds, rng.random(40_000) < expit(0.4 * odds + 0.3))
-    fitted = SigmoidScaling().fit(logits, labels)
-    assert float(fitted.slope_) == pytest.approx(0.4, abs=0.03)
-    assert float(fitted.offset_) == pytest.approx(0.3, abs=0.06)
 
 
 def beta_data(rng, a, b, m, n=3000, spread=1.5):
@@ -240,13 +216,13 @@ def test_the_spline_is_the_best_one_for_the_broken_line(rng, parts):
     heights, *_ = np.linalg.lstsq(values, np.interp(t, ends, curve), rcond=None)
     spline = CubicSpline(at, heights, bc_type="natural")
     expected = np.diff(spline(ends)) / mass
-    np.testing.assert_allclose(smooth_slope(mass, gain, 5), expected, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(_smooth_slope(mass, gain, 5), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_parts_of_no_length_have_the_slope_of_their_neighbours(rng):
     mass = np.where(np.arange(2000) % 20 == 7, 1e-60, 1.0)
     gain = (np.sin(np.arange(2000) / 300) + rng.normal(size=2000)) * mass / mass.sum()
-    found = smooth_slope(mass / mass.sum(), gain, 6)
+    found = _smooth_slope(mass / mass.sum(), gain, 6)
     at = np.flatnonzero(mass < 1)
     np.testing.assert_allclose(found[at], (found[at - 1] + found[at + 1]) / 2, atol=1e-4)
     assert np.ptp(found) > 0.5
@@ -289,25 +265,12 @@ def test_one_confidence_becomes_the_accuracy(rng):
     assert found[1] == pytest.approx(right.mean() + expit(2.5) - expit(2.0), abs=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*rows are copies")
-def test_weight_two_is_a_row_twice(rng):
-    logits, labels = drawn(rng, 600, 4, 2.0)
-    again = np.repeat(np.arange(600), np.where(np.arange(600) % 3 == 0, 2, 1))
-    weight = np.where(np.arange(600) % 3 == 0, 2.0, 1.0)
-    for kind in ALL:
-        weighted = kind().fit(logits, labels, sample_weight=weight)
-        twice = kind().fit(logits[again], labels[again])
-        for name, values in twice.state_dict().items():
-            if name != "least_":
-                np.testing.assert_allclose(values, weighted.state_dict()[name], atol=2e-4)
-
-
 def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     odds = rng.gamma(2, 1.5, 20_000)
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
-    assert len(short.odds_) == len(short.shift_) <= MAX_CURVE_POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.MAX_CURVE_POINTS", 30_000)
+    assert len(short.odds_) == len(short.shift_) <= _MAX_CURVE_POINTS
+    monkeypatch.setattr("calibrant.calibrators.confidence_maps._MAX_CURVE_POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))
@@ -373,33 +336,6 @@ def test_one_confidence_and_few_samples_are_fitted(kind):
         fitted = kind(keep_argmax=False).fit(logits, labels)
         found = fitted.predict_proba(logits)[:, 1]
         np.testing.assert_allclose(found, np.mean(right), atol=1e-3)
-
-
-def test_sizes():
-    assert [kind().size(9) for kind in ALL] == [2, 3, 6]
-    assert SplineCalibration(knots=9).size(9) == 9
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_claims_are_those_of_the_map(kind, data):
-    logits, labels, weight = data
-    fitted = kind().fit(logits, labels, sample_weight=weight)
-    claims = fitted.predict_records(tabulate(examples(logits, labels)))
-    probs = fitted.predict_proba(logits)
-    np.testing.assert_allclose(claims.confidence, probs.max(-1), atol=2e-4)
-    own = probs[np.arange(len(labels)), labels]
-    np.testing.assert_allclose(claims.nll, -np.log(own), atol=3e-3)
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_fit_is_exported_for_any_number_of_rows(kind, data):
-    logits, labels, _ = data
-    fitted = kind().fit(logits, labels)
-    rows = torch.from_numpy(logits).float()
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
 
 
 def test_float32_keeps_apart_what_it_cannot_tell_from_one():
@@ -471,9 +407,3 @@ def test_an_optimum_beyond_a_bound_is_said(rng):
     found = fit_platt(odds, rng.random(20_000) < expit(50 * (odds - 15)), np.ones(20_000))
     assert not found.converged
     np.testing.assert_allclose(found.x, [MAX_SLOPE, -15 * MAX_SLOPE], rtol=0.01)
-
-
-def test_one_confidence_has_an_optimum():
-    found = fit_platt(np.full(50, 4.0), np.arange(50) % 5 > 0, np.ones(50))
-    assert found.converged
-    np.testing.assert_allclose(expit(4 * found.x[0] + found.x[1]), 0.8, atol=1e-5)

@@ -1,24 +1,32 @@
-"""Histogram binning against the definitions as slow loops."""
+"""Histograms, BBQ and scaling-binning against slow loops, other libraries and known truths."""
 
+import itertools
 import math
 import os
 import subprocess
 import sys
+from typing import Any
 
 import calibration
 import numpy as np
 import pytest
 import torch
 from scipy.special import expit, logsumexp, softmax
+from sklearn.linear_model import LogisticRegression
 
+from calibrant._core.solve import time_limit
 from calibrant.calibrators import histogram
 from calibrant.calibrators.histogram import (
-    EDGE_SLACK,
+    _EDGE_SLACK,
+    BBQ,
     HistogramBinning,
     HistogramOneVsRest,
-    class_odds,
+    ScalingBinning,
+    _class_odds,
+    _ranked,
 )
 from calibrant.calibrators.top_label import MAX_ODDS
+from calibrant.calibrators.watch import told
 from tests.support.binned_maps import (
     confidence,
     quiet,
@@ -79,7 +87,7 @@ def test_a_confidence_on_an_edge_is_in_the_bin_below_at_the_fit_and_later(classe
     levels = expit(fitted.levels_.double().numpy())
     share = 0.1 if classes == 2 else 0.9  # of class 1, or of the top class
     np.testing.assert_allclose(levels[30 // classes - 1], share, atol=1e-6)
-    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=EDGE_SLACK)
+    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=_EDGE_SLACK)
     np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-6)
 
 
@@ -163,8 +171,8 @@ def test_another_library_has_the_same_histograms_of_classes(rng):
 def test_log_odds_of_classes_have_their_digits_near_0_and_1(rng):
     logits = torch.from_numpy(rng.normal(size=(300, 5)) * np.geomspace(0.1, 100, 300)[:, None])
     logits -= logits.amax(-1, keepdim=True)
-    np.testing.assert_allclose(class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
-    single = class_odds(logits.float())
+    np.testing.assert_allclose(_class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
+    single = _class_odds(logits.float())
     np.testing.assert_allclose(
         single, row_odds(logits.float().double().numpy()), rtol=3e-6, atol=3e-6
     )
@@ -222,7 +230,7 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
     labels[::9] = -100
     alone = quiet(HistogramOneVsRest, logits, labels)
     threads(threads_used)
-    monkeypatch.setattr(histogram, "ODDS_AT_A_TIME", 4 * 130)
+    monkeypatch.setattr(histogram, "_ODDS_AT_A_TIME", 4 * 130)
     again = quiet(HistogramOneVsRest, logits, labels)
     for name, values in alone.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name], values)
@@ -263,6 +271,167 @@ def test_one_vs_rest_undoes_a_distortion_of_each_class(rng):
     after = np.abs(fitted.predict_proba(logits[15_000:]) - truth[15_000:]).mean()
     before = np.abs(softmax(logits[15_000:], -1) - truth[15_000:]).mean()
     assert after < 0.5 * before
+
+
+TOP_LABEL = [HistogramBinning, BBQ, ScalingBinning]
+
+
+EVERY = [*TOP_LABEL, HistogramOneVsRest]
+
+
+def slow_bbq(odds, right, weight, at):
+    """Every binning in plain probabilities; the average of what they say at some log-odds."""
+    n = sum(weight)
+    most = min(math.ceil(10 * n ** (1 / 3) - 1e-9), math.ceil(n / 5), len(set(odds)))
+    scores, says, seen = [], [], []
+    for bins in range(max(1, math.floor(n ** (1 / 3) / 10 + 1e-9)), max(1, most) + 1):
+        edges = slow_edges(odds, weight, bins)
+        if edges in seen:
+            continue
+        seen.append(edges)
+        borders = [0.0, *(1 / (1 + math.exp(-e)) for e in edges), 1.0]
+        score, means = 1.0, []
+        for b in range(len(edges) + 1):
+            inside = [i for i, s in enumerate(odds) if slow_bin(s, edges) == b]
+            count = sum(weight[i] for i in inside)
+            hits = sum(weight[i] for i in inside if right[i])
+            prior = 2 / (len(edges) + 1)
+            alpha = prior * (borders[b] + borders[b + 1]) / 2
+            beta = prior - alpha
+            # in one power of e: each of the three ratios alone may leave the range of floats
+            whole = math.lgamma(prior) - math.lgamma(count + prior)
+            good = math.lgamma(hits + alpha) - math.lgamma(alpha)
+            bad = math.lgamma(count - hits + beta) - math.lgamma(beta)
+            score *= math.exp(whole + good + bad)
+            means.append((hits + alpha) / (count + prior))
+        scores.append(score)
+        says.append([means[slow_bin(s, edges)] for s in at])
+    return np.average(says, axis=0, weights=scores)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 12, 45, 90])
+def test_bbq_is_the_average_over_all_binnings(rng, n, ties, weigh):
+    odds, right, weight = samples(rng, n, ties)
+    weight = weight if weigh else np.ones(n)
+    at = np.concatenate([odds, rng.uniform(0, 8, 20)])
+    # 5 decimals are what a fit tells apart: no value may lie closer to an edge
+    at = at[[all(abs(s - (a + b) / 2) > 1e-3 for a in odds for b in odds if a != b) for s in at]]
+    expected = slow_bbq(odds.tolist(), right, (weight / weight.mean()).tolist(), at)
+    found = confidence(BBQ, odds, right, weight, at, keep_argmax=False)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "least", "most"), [(1, 1, 1), (64, 1, 13), (1000, 1, 100), (27_000, 3, 300)]
+)
+def test_bbq_tries_numbers_of_bins_around_the_cube_root(rng, n, least, most):
+    odds = np.linspace(0, 20, n)
+    found = histogram._binnings(_ranked(odds, odds > 3, np.ones(n)))
+    assert [len(cuts) + 1 for cuts in found] == list(range(least, most + 1))
+
+
+def test_the_error_of_bbq_falls_with_the_number_of_samples(rng):
+    grid, errors = np.linspace(0.05, 6, 200), []
+    for n in (300, 3000, 30_000, 300_000):
+        odds = rng.exponential(2, n)
+        right = rng.random(n) < expit(0.5 * odds + 0.2 * np.sin(2 * odds))
+        found = confidence(BBQ, odds, right, at=grid, keep_argmax=False)
+        errors.append(np.abs(found - expit(0.5 * grid + 0.2 * np.sin(2 * grid))).mean())
+    assert errors[-1] < 0.012, errors
+    assert all(after < 0.75 * before for before, after in itertools.pairwise(errors))
+
+
+def test_bbq_stops_at_the_time_limit(rng):
+    odds, right, _ = samples(rng, 2000)
+    with time_limit(0.0), pytest.raises(TimeoutError):
+        BBQ().fit(two_classes(odds), right.astype(int))
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("bins", [1, 10])
+def test_bins_give_the_mean_of_the_line(rng, bins, weigh):
+    odds, right, weight = samples(rng, 300)
+    weight = weight if weigh else np.ones(300)
+    line = LogisticRegression(C=1e10, tol=1e-10).fit(odds[:, None], right, weight)
+    said = line.predict_proba(odds[:, None])[:, 1]
+    edges = slow_edges(said.tolist(), weight.tolist(), bins)  # bins of the outputs, as in the paper
+    means: Any = slow_means(said, said, weight, edges)
+    expected = [means[slow_bin(s, edges)] for s in said]
+    found = confidence(ScalingBinning, odds, right, weight, bins=bins, keep_argmax=False)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_another_library_has_the_same_bins_of_the_line(rng):
+    logits, labels = drawn(rng, 750, 5, 2.0)
+    probs = softmax(logits, -1)
+    other = calibration.PlattBinnerTopCalibrator(750, 15)
+    other.train_calibration(probs, labels)
+    fitted = ScalingBinning(keep_argmax=False).fit(logits, labels)
+    found = fitted.predict_proba(logits)[np.arange(750), logits.argmax(-1)]
+    np.testing.assert_allclose(found, other.calibrate(probs), atol=1e-4)
+
+
+@pytest.mark.parametrize("answers", ["right", "wrong"])
+def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, answers):
+    logits = 3 * rng.normal(size=(1000, 4))
+    labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
+    message = "ScalingBinning found no optimum for these 1,000 examples and stopped at its bounds"
+    with told(), pytest.warns(UserWarning, match=message):
+        fitted = ScalingBinning().fit(logits, labels)
+    assert (fitted.levels_.abs() <= MAX_ODDS).all()
+    sure = fitted.predict_proba(logits).max(-1).mean()
+    assert sure > 0.999 if answers == "right" else sure < 0.4
+
+
+def test_bins_of_the_line_have_less_noise_than_a_histogram(rng):
+    errors: dict[Any, list[float]] = {HistogramBinning: [], ScalingBinning: []}
+    for _ in range(10):
+        odds = rng.exponential(2, 500)
+        right = rng.random(500) < expit(0.6 * odds)
+        for kind, found in errors.items():
+            said = confidence(kind, odds, right, keep_argmax=False)
+            found.append(float(np.abs(said - expit(0.6 * odds)).mean()))
+    assert np.mean(errors[ScalingBinning]) < 0.6 * np.mean(errors[HistogramBinning])
+
+
+def hard_cases(rng):
+    logits = 3 * rng.normal(size=(300, 6))
+    only = np.full((300, 6), -np.inf)
+    only[:, 0] = 0.0
+    anything = rng.integers(0, 6, 300)
+    yield "all right", logits, logits.argmax(-1)
+    yield "all wrong", logits, logits.argmin(-1)
+    yield "one confidence", np.tile([2.0, 1.0, 0.0, 0.0, 0.0, 0.0], (300, 1)), anything
+    yield "level", np.zeros((300, 6)), anything
+    yield "duplicates", np.repeat(logits[:3], 100, axis=0), anything
+    yield "one sample", logits[:1], np.array([2])
+    yield "one possible class", only, np.zeros(300, int)
+    yield "huge", 1e4 * logits, logits.argmax(-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"mass": False}])
+@pytest.mark.parametrize("kind", EVERY)
+def test_hard_data_end_within_bounds(rng, kind, options):
+    if options and kind not in (HistogramBinning, HistogramOneVsRest):
+        pytest.skip("its bins have equal mass")
+    for name, logits, labels in hard_cases(rng):
+        fitted = quiet(kind, logits, labels, **options)
+        state = fitted.state_dict().values()
+        assert all(torch.isfinite(values).all() for values in state), name
+        probs = fitted.predict_proba(logits)
+        assert np.isfinite(probs).all(), name
+        np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
+@pytest.mark.parametrize("kind", TOP_LABEL)
+def test_one_confidence_is_one_bin_with_the_accuracy(kind):
+    logits, labels = np.tile([3.0, 0.0, 0.0], (1000, 1)), (np.arange(1000) % 10 == 0).astype(int)
+    fitted = kind().fit(logits, labels)
+    assert fitted.edges_.shape == (0,)
+    np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-3)
 
 
 COST = """

@@ -13,13 +13,11 @@ from scipy.special import expit, logit, softmax
 from calibrant._core import chunks as _walk
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.isotonic import (
-    Between,
     IsotonicCalibration,
     IsotonicOneVsRest,
-    pooled,
-    rounded_class_odds,
+    _rounded_class_odds,
+    _violators,
     steps,
-    violators,
 )
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.watch import told
@@ -160,7 +158,7 @@ def test_pooling_is_the_largest_of_the_least_means(rows):
     """The value at i is max over j <= i of min over k >= i of the mean from j to k."""
     hits, extra = rows
     total = hits + extra
-    first = violators(hits, total)
+    first = _violators(hits, total)
     assert first[0] == 0
     value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
     found = np.repeat(value, np.diff(np.append(first, len(hits))))
@@ -171,31 +169,6 @@ def test_pooling_is_the_largest_of_the_least_means(rows):
         ]
         assert found[i] == pytest.approx(max(lows))
     assert (np.diff(value) > 0).all()
-
-
-def test_what_lies_between_two_hits_is_pooled_with_the_first(rng):
-    """Groups and all pairs have one solution; ties of a hit and a miss included."""
-    for _ in range(50):
-        odds = np.sort(rng.integers(0, 12, 40)).astype(np.float32)
-        hit, weight = rng.random(40) < 0.3, rng.random(40) + 0.1
-        hit[rng.integers(40)] = True
-        marks, hits = isotonic.counted(odds[hit], weight[hit])
-        misses = isotonic.nothing(marks)
-        isotonic.tally(marks, odds[~hit], weight[~hit], misses)
-        curve = pooled(marks, hits, misses)
-        x, which = np.unique(odds, return_inverse=True)
-        hits, total = (np.bincount(which, w).astype(float) for w in (weight * hit, weight))
-        first = violators(hits, total)
-        value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
-        expected = np.repeat(value, np.diff(np.append(first, len(x))))
-        np.testing.assert_allclose(np.interp(x, curve.odds, curve.prob), expected, rtol=1e-12)
-
-
-def test_nothing_below_the_first_hit_means_no_step_at_zero():
-    marks, misses = np.array([1.0, 2.0]), Between(np.zeros(3), np.full(3, -np.inf))
-    curve = pooled(marks, np.array([1.0, 3.0]), misses)
-    np.testing.assert_array_equal(curve.odds, [1, 2])  # both pooled: 1 of 1 and 3 of 3
-    np.testing.assert_array_equal(curve.prob, [1, 1])
 
 
 # The line between the steps
@@ -246,11 +219,11 @@ def test_odds_of_every_class(rng):
     logits = 6 * rng.normal(size=(200, 5))
     logits -= logits.max(-1, keepdims=True)
     tensor = torch.from_numpy(logits)
-    found = rounded_class_odds(tensor, tensor.log_softmax(-1))
+    found = _rounded_class_odds(tensor, tensor.log_softmax(-1))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found, logit(softmax(logits, -1)), rtol=1e-5, atol=1e-5)
     far = torch.tensor([[0.0, -60.0, -torch.inf], [0.0, -torch.inf, -torch.inf]])
-    found = rounded_class_odds(far, far.log_softmax(-1))
+    found = _rounded_class_odds(far, far.log_softmax(-1))
     np.testing.assert_allclose(found[0], [60, -60, -np.inf])
     assert found[1, 0] > 1e20
     assert torch.isfinite(found[1, 0])
@@ -296,21 +269,6 @@ def test_one_vs_rest_undoes_what_differs_between_classes(rng):
     changed = out.argmax(-1) != logits[30_000:].argmax(-1)
     assert changed.mean() > 0.02
     assert not IsotonicOneVsRest.keeps_argmax
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [False, True])
-def test_the_order_of_the_classes_is_kept(rng, dtype, temperature):
-    logits, labels = drawn(rng, 3000, 7, 2.0)
-    fitted = quiet(IsotonicCalibration, logits, labels, temperature=temperature)
-    rows = torch.from_numpy(2 * rng.normal(size=(10_000, 7))).to(dtype)
-    rows[::3, 2] = torch.nextafter(rows.amax(-1), torch.tensor(-torch.inf, dtype=dtype))[::3]
-    out = fitted(rows)
-    assert (out.argmax(-1) == rows.argmax(-1)).all()
-    order = rows.argsort(stable=True, dim=-1)
-    assert (out.gather(-1, order).diff(dim=-1) >= -1e-6).all()
-    assert fitted.keeps_argmax
-    assert fitted.monotone
 
 
 def test_where_the_curve_is_level_the_old_order_remains(rng):
@@ -370,17 +328,6 @@ def test_with_a_temperature_it_is_the_fit_to_tempered_logits(rng, kind, weigh):
     assert kind is IsotonicCalibration or np.abs(plain - fitted.predict_proba(logits)).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_weight_two_is_a_row_twice(rng, kind):
-    logits, labels = drawn(rng, 300, 4, 2.0)
-    weight = np.where(np.arange(300) % 3 == 0, 2.0, 1.0)
-    again = np.repeat(np.arange(300), weight.astype(int))
-    weighted = quiet(kind, logits, labels, sample_weight=weight)
-    twice = quiet(kind, logits[again], labels[again])
-    for name, values in weighted.state_dict().items():
-        np.testing.assert_allclose(twice.state_dict()[name], values, rtol=1e-6)
-
-
 # The walk
 
 
@@ -396,8 +343,8 @@ def test_blocks_threads_and_groups_of_classes_change_nothing(
         whole.setitem(_walk.CHUNK_SIZE, "cpu", 1 << 18)
         expected = quiet(kind, logits, labels, sample_weight=weight)
         probs = expected.predict_proba(logits)
-    monkeypatch.setattr(isotonic, "MAX_HELD", 1)  # one class at a time
-    monkeypatch.setitem(isotonic.NUMBERS_AT_A_TIME, "cpu", 7)
+    monkeypatch.setattr(isotonic, "_MAX_HELD", 1)  # one class at a time
+    monkeypatch.setitem(isotonic._NUMBERS_AT_A_TIME, "cpu", 7)
     for count in (1, 3):
         threads(count)
         found = quiet(kind, torch.from_numpy(logits), labels, sample_weight=weight)
@@ -470,34 +417,6 @@ def test_one_sided_answers_are_told(rng, kind, answers):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)
     assert confidence.mean() > 0.9 if answers == "right" else confidence.mean() < 0.6
-
-
-def test_a_refit_forgets_the_temperature(rng):
-    logits, labels = drawn(rng, 300, 3, 2.0)
-    fitted = quiet(IsotonicCalibration, logits, labels, temperature=True)
-    fitted.temperature = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fitted.fit(logits, labels)
-    assert fitted.solution_ is None
-    assert float(fitted.temperature_) == 1
-
-
-def test_sizes():
-    assert [kind().size(7) for kind in BOTH] == [11, 71]
-    assert [kind(temperature=True).size(7) for kind in BOTH] == [11, 71]
-    assert IsotonicOneVsRest(temperature=False).config() == {"temperature": False}
-
-
-@pytest.mark.parametrize(("kind", "one_logit"), [(BOTH[0], True), (BOTH[1], False)])
-def test_a_fit_is_exported_for_any_number_of_rows(rng, kind, one_logit):
-    logits, labels = drawn(rng, 400, 2 if one_logit else 5, 2.0)
-    rows = torch.from_numpy(logits[:, 1] - logits[:, 0] if one_logit else logits).float()
-    fitted = quiet(kind, rows, labels, temperature=True)
-    exported = torch.export.export(
-        fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    torch.testing.assert_close(exported.module()(rows), fitted(rows))
 
 
 COST = """

@@ -6,21 +6,17 @@ from functools import partial
 
 import numpy as np
 import pytest
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.objectives import (
-    BINS,
-    CENTRES,
     PROPER,
     Objective,
+    _gridded_gaps,
     binned_gaps,
-    brier,
     ece,
-    gridded_gaps,
     memberships,
-    mse,
     nll,
     pointwise,
     soft_ece,
@@ -139,11 +135,6 @@ def records(data):
     return tabulate(examples(logits, labels, weight))
 
 
-def test_every_objective_has_a_definition():
-    assert set(DEFINITIONS) == set(ALL)
-    assert {"nll", "brier", "mse", "ls"} == set(PROPER)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("u", [-2.5, -0.7, 0.0, 0.9, 2.2])
 def test_one_sharpness_gives_the_value_of_the_definition(data, records, name, u):
@@ -185,34 +176,6 @@ def test_a_curve_that_is_known_stands_for_the_table(records, measure):
     np.testing.assert_array_equal(found.gradient, expected.gradient)
 
 
-def test_smoothing_one_leaves_the_label_out(data, records):
-    logits, _, weight = data
-    other = np.array([(np.flatnonzero(np.isfinite(row)))[0] for row in logits])
-    moved = tabulate(examples(logits, other, weight))
-    found = [nll(r, 0.3, smoothing=1.0).value for r in (records, moved)]
-    assert found[0] == pytest.approx(found[1], abs=1e-12)
-    assert nll(records, 0.3).value != pytest.approx(nll(moved, 0.3).value, abs=0.1)
-
-
-def test_a_uniform_answer_has_the_losses_of_chance():
-    flat = tabulate(examples(np.zeros((4, 5)), [0, 1, 2, 3]))
-    for u in (-2.0, 0.0, 2.0):
-        assert nll(flat, u).value == pytest.approx(math.log(5), abs=1e-6)
-        assert brier(flat, u).value == pytest.approx(0.8, abs=1e-6)
-        assert mse(flat, u).value == pytest.approx(0.16, abs=1e-6)
-        assert ece(flat, u).value == pytest.approx(0.05, abs=1e-6)
-
-
-def test_a_certain_answer_costs_nothing_where_right_and_all_where_wrong():
-    sure = tabulate(examples(np.array([[500.0, 0, 0]] * 2), [0, 1]))
-    for measure, wrong in ((nll, 500), (brier, 2), (mse, 2 / 3)):
-        right = measure(sure.take(np.array([0])), 0.0)
-        assert right.value == pytest.approx(0, abs=1e-9)
-        np.testing.assert_allclose(right.gradient, 0, atol=1e-9)
-        assert measure(sure.take(np.array([1])), 0.0).value == pytest.approx(wrong)
-    assert ece(sure, 0.0).value == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_gradient_is_that_of_central_differences(rng, records, name):
     u, step = rng.uniform(-2.5, 2.5, 60), 1e-6
@@ -221,14 +184,6 @@ def test_the_gradient_is_that_of_central_differences(rng, records, name):
         shift = step * np.eye(60)[i]
         above, below = (SMOOTH[name](records, u + s).value for s in (shift, -shift))
         assert found[i] == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=2e-8)
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-@pytest.mark.parametrize("u", [-2.2, 0.1, 2.3])
-def test_one_sharpness_for_all_has_the_gradients_of_each(records, name, u):
-    one, every = SMOOTH[name](records, u), SMOOTH[name](records, np.full(60, u))
-    assert one.value == pytest.approx(every.value, rel=1e-5, abs=1e-6)
-    np.testing.assert_allclose(one.gradient, every.gradient, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -244,7 +199,7 @@ def test_the_binned_error_has_no_gradient(records):
     assert np.isnan(ece(records, 0.2).gradient).all()
 
 
-@pytest.mark.parametrize("gaps", [binned_gaps, gridded_gaps])
+@pytest.mark.parametrize("gaps", [binned_gaps, _gridded_gaps])
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.3, 5.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.1])
 def test_the_gradient_of_binned_gaps_is_that_of_differences(rng, gaps, sigma, delta):
@@ -266,58 +221,19 @@ def test_the_grid_changes_next_to_nothing(rng, delta):
     arguments = confidence, outcome, rng.dirichlet(np.ones(3000))
     for sigma in (0.03, 0.05, 0.3):
         exact, gridded = (
-            measure(*arguments, sigma=sigma, delta=delta) for measure in (binned_gaps, gridded_gaps)
+            measure(*arguments, sigma=sigma, delta=delta)
+            for measure in (binned_gaps, _gridded_gaps)
         )
         assert gridded[0] == pytest.approx(exact[0], rel=1e-6)
         error = np.abs(gridded[1] - exact[1]).max()
         assert error < 0.01 * np.abs(exact[1]).max()
 
 
-def test_bins_without_a_gap_or_without_a_sample_pull_nowhere():
-    confidence, outcome = np.full(4, 0.5), np.array([True, False, True, False])
-    value, gradient = binned_gaps(confidence, outcome, np.full(4, 0.25), sigma=0.01, delta=0.0)
-    assert value == 0
-    np.testing.assert_array_equal(gradient, 0)
-
-
-def test_parts_of_a_sample_sum_to_one(rng):
-    confidence = np.concatenate([rng.random(100), CENTRES, np.arange(BINS + 1) / BINS])
-    for sigma in (0.003, 0.05, 0.5, 100.0):
-        part = memberships(confidence, sigma)
-        assert part.shape == (BINS, len(confidence))
-        np.testing.assert_allclose(part.sum(0), 1, rtol=1e-12)
-        nearest = np.abs(confidence - CENTRES[:, None])
-        own = np.take_along_axis(part, nearest.argmin(0)[None], 0)
-        assert (own >= part.max(0) - 1e-12).all()
-    np.testing.assert_allclose(memberships(CENTRES, 0.003), np.eye(BINS), atol=1e-12)
-    np.testing.assert_allclose(memberships(confidence, 100.0), 1 / BINS, rtol=1e-3)
-
-
-@pytest.mark.parametrize("sigma", [0.015, 0.0199, 0.0201, 0.05, 1.0])
+@pytest.mark.parametrize("sigma", [0.003, 0.015, 0.0199, 0.0201, 0.05, 1.0])
 def test_parts_are_those_of_the_definition(rng, sigma):
     confidence = np.concatenate([rng.random(50), [0, 0.5, 1]])
     expected = np.transpose([kernel(c, sigma) for c in confidence])
     np.testing.assert_allclose(memberships(confidence, sigma), expected, rtol=1e-9, atol=1e-300)
-
-
-def test_the_narrowest_kernel_leaves_the_nearest_bin():
-    confidence = np.array([0.034, 0.5, 0.93])
-    np.testing.assert_allclose(memberships(confidence, 1e-5).sum(0), 1)
-
-
-def test_narrow_kernels_give_the_binned_error(rng):
-    cell = rng.integers(0, BINS, 500)
-    confidence = (cell + rng.uniform(0.1, 0.9, 500)) / BINS
-    outcome, share = rng.random(500) < 0.8 * confidence, np.full(500, 1 / 500)
-    gaps = np.bincount(cell, confidence - outcome, BINS)
-    value, _ = binned_gaps(confidence, outcome, share, sigma=0.002, delta=0.0)
-    assert value == pytest.approx(np.abs(gaps).sum() / 500, abs=1e-4)
-
-
-def test_a_kernel_without_bound_gives_the_gap_of_the_means(rng):
-    confidence, outcome = drawn_pairs(rng, 200, 0.1)
-    value, _ = binned_gaps(confidence, outcome, np.full(200, 1 / 200), sigma=1e3, delta=0.0)
-    assert value == pytest.approx(abs(confidence.mean() - outcome.mean()), abs=1e-6)
 
 
 def test_delta_makes_small_gaps_count_by_their_square(rng, records):
@@ -355,14 +271,6 @@ def test_pointwise_makes_all_sure_or_none(right, best):
         )
 
 
-def test_pointwise_is_linear_in_the_samples(data, records):
-    parts = [records.take(np.arange(a, a + 20)) for a in (0, 20, 40)]
-    mean = np.average(
-        [pointwise(r, 0.2).value for r in parts], weights=[r.weight.sum() for r in parts]
-    )
-    assert pointwise(records, 0.2).value == pytest.approx(mean, rel=1e-6)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_weights_count_as_repeated_rows(rng, data, name):
     logits, labels, _ = data
@@ -374,21 +282,3 @@ def test_weights_count_as_repeated_rows(rng, data, name):
     assert one.value == pytest.approx(many.value, rel=1e-6)
     per_row = np.bincount(np.repeat(np.arange(60), times), many.gradient, 60)
     np.testing.assert_allclose(one.gradient, per_row, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_scale_of_the_weights_does_not_matter(records, name):
-    scaled = replace(records, weight=1e6 * records.weight)
-    one, other = ALL[name](records, 0.4), ALL[name](scaled, 0.4)
-    assert one.value == pytest.approx(other.value, rel=1e-12)
-    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-12)
-
-
-def test_a_minimum_of_the_loss_has_no_slope(rng):
-    logits, labels = drawn(rng, 500, 5, 2.0)
-    records = tabulate(examples(logits, labels))
-    grid = np.linspace(-2, 1, 301)
-    slopes = [nll(records, u).gradient.sum() for u in grid]
-    losses = [-log_softmax(np.exp(u) * logits, -1)[np.arange(500), labels].mean() for u in grid]
-    assert abs(grid[int(np.argmin(np.abs(slopes)))] - grid[int(np.argmin(losses))]) < 0.02
-    assert (np.diff(np.sign(slopes)) != 0).sum() == 1

@@ -14,13 +14,15 @@ from torch import nn
 from calibrant.calibrators.piecewise import BEYOND, at_place, interpolate, place
 
 FINITE = st.floats(-100, 100, width=32)
-WIDTHS = [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 100]
+WIDTHS = [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 100]
 
 
 def edges_and_values(rng, width, dtype="float32"):
     """Sorted edges with repeats, and values between, at and beyond them."""
     edges = np.sort(rng.integers(-20, 20, width) / 4).astype(dtype)
-    values = np.concatenate([edges, rng.normal(scale=5, size=200), [-1e30, 1e30]]).astype(dtype)
+    values = np.concatenate(
+        [edges, rng.normal(scale=5, size=200), [-1e30, 1e30, -np.inf, np.inf]]
+    ).astype(dtype)
     return edges, values
 
 
@@ -46,15 +48,6 @@ def test_place_of_any_values(edges, values):
     np.testing.assert_array_equal(found, np.searchsorted(edges, values))
     at_edges = place(torch.from_numpy(edges), torch.from_numpy(edges))
     np.testing.assert_array_equal(at_edges, np.searchsorted(edges, edges))
-
-
-def test_place_without_edges():
-    assert place(torch.randn(3), torch.zeros(0)).tolist() == [0, 0, 0]
-
-
-def test_place_of_infinite_values():
-    values = torch.tensor([-torch.inf, torch.inf])
-    assert place(values, torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
@@ -99,7 +92,7 @@ def test_entries(rng, lead):
 # The broken line.
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", WIDTHS[1:])
 def test_interpolation(rng, width):
     x, y = np.sort(rng.normal(size=width)), rng.normal(size=width)
     values = np.concatenate([x, rng.normal(scale=2, size=300), [-1e30, 1e30, -np.inf, np.inf]])
@@ -126,9 +119,6 @@ def test_interpolation_with_jumps():
     x, y = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 5.0, 6.0])
     values = torch.tensor([0.5, 1.0, 1.0 + 1e-6, 1.5])
     assert torch.allclose(interpolate(values, x, y), torch.tensor([0.5, 1.0, 5.0, 5.5]), atol=1e-5)
-
-
-def test_interpolation_with_jumps_at_the_ends():
     x, y = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     values = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.25, 9.0])
     assert interpolate(values, x, y).tolist() == [1, 1, 2.5, 3, 4, 4]

@@ -1,6 +1,8 @@
 """Calibrators of tags: known lines, the definition of the posterior mode, and every promise."""
 
 import re
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,11 +15,10 @@ from calibrant._core.chunks import examples
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS, make_calibrator
-from calibrant.calibrators.tags import PRIOR_SPREAD, PooledTags, TagIdentity, TagScaling
+from calibrant.calibrators.tags import _PRIOR_SPREAD, PooledTags, TagIdentity, TagScaling
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import export_program, fold_into_linear
 from calibrant.monitor import Monitor
-from tests.support.markup import check_inert
 from tests.support.simulate import drawn_tags
 
 SLOPE, INTERCEPT = np.array([0.4, 0.6, 0.9, 1.3]), np.array([-1.0, 0.5, 0.0, -2.0])
@@ -100,13 +101,13 @@ def test_lines_are_modes_of_their_posterior(rng):
         root = np.array([[np.exp(values[2]), 0], [values[3], np.exp(values[4])]])
         spread = root @ root.T
         value = values[0] ** 2 / 2 + values[1] ** 2 / 18
-        value += np.linalg.slogdet(spread)[1] + PRIOR_SPREAD**2 * np.trace(np.linalg.inv(spread))
+        value += np.linalg.slogdet(spread)[1] + _PRIOR_SPREAD**2 * np.trace(np.linalg.inv(spread))
         for one, there in zip(information, seen, strict=True):
             total, d = spread + np.linalg.inv(one), there - values[:2]
             value += (np.linalg.slogdet(total)[1] + d @ np.linalg.solve(total, d)) / 2
         return value
 
-    start = np.array([*pool, np.log(PRIOR_SPREAD), 0.0, np.log(PRIOR_SPREAD)])
+    start = np.array([*pool, np.log(_PRIOR_SPREAD), 0.0, np.log(_PRIOR_SPREAD)])
     best = minimize(marginal, start, method="Nelder-Mead", options={"maxiter": 5000, "xatol": 1e-6})
     root = np.array([[np.exp(best.x[2]), 0], [best.x[3], np.exp(best.x[4])]])
     np.testing.assert_allclose(best.x[:2], pool, atol=0.01)
@@ -150,6 +151,36 @@ def test_the_spread_among_tags_is_estimated(rng):
     apart = TagScaling().fit(*tagged(rng, 2000, slope, rng.normal(-1, 0.8, 30)))
     np.testing.assert_allclose(apart.spread_, [0.4, 0.8], rtol=0.35)
     assert float(apart.pool_[0]) == pytest.approx(np.exp(-0.5), rel=0.2)
+
+
+class InParts:
+    """All examples of a fit, some rows at a time."""
+
+    classes = 4
+
+    def __init__(self, logits, labels, weight):
+        rows = np.array_split(np.arange(len(labels)), 3)
+        self.parts = [examples(logits[r], labels[r], weight[r], "multilabel") for r in rows]
+
+    def sums(self, task):
+        return [np.sum(column, axis=0) for column in zip(*map(task, self.parts), strict=True)]
+
+
+@pytest.mark.parametrize("kind", TAG_CALIBRATORS.values())
+def test_passes_over_all_examples_refine_a_fit_on_some(data, kind):
+    logits, labels = data[0], data[1].copy()
+    labels[300:, 1] = labels[:, 2] = -100  # one tag has labels among the first only, one none
+    rare = r"TagScaling: 1 of 4 tags have no label 0 or no label 1 \(2\): they lean on"
+    told = partial(pytest.warns, UserWarning, match=rare) if kind is TagScaling else nullcontext
+    weight = 7 * np.random.default_rng(0).exponential(size=1500)
+    with told():
+        whole = kind().fit(logits, labels, sample_weight=weight)
+        fitted = kind().fit(logits[:500], labels[:500])
+    with told():
+        fitted.refine(InParts(logits, labels, weight))
+    np.testing.assert_allclose(fitted.slope_, whole.slope_, rtol=1e-4)
+    np.testing.assert_allclose(fitted.intercept_, whole.intercept_, atol=1e-4)
+    assert fitted.solution_.converged
 
 
 # --------------------------------------------------------------------------------- the promises
@@ -255,13 +286,6 @@ def test_descriptions(data):
     assert set(fitted.learned()) == {"slope", "intercept", "pool", "spread"}
     assert TagScaling().describe() == "TagScaling, not fitted"
     assert [TAG_CALIBRATORS[name]().size(5) for name in TAG_CALIBRATORS] == [0, 2, 10]
-
-
-def test_each_shows_itself_in_a_line_and_in_a_notebook(fitted):
-    for one in (fitted, type(fitted)()):
-        assert repr(one).startswith(f"{type(one).__name__}(")
-        assert str(one) == repr(one)
-        assert type(one).__name__ in check_inert(one._repr_html_()).text
 
 
 def test_exported_and_folded(fitted, data, tmp_path):

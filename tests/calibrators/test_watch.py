@@ -167,7 +167,7 @@ def test_labels_of_one_class_are_told_once(method):
 
 
 def test_large_data_are_sampled_evenly(monkeypatch):
-    monkeypatch.setattr(watch, "MAX_EXAMPLES", 100)
+    monkeypatch.setattr(watch, "_MAX_EXAMPLES", 100)
     monkeypatch.setattr(watch, "ENOUGH", 50)
     logits, labels = drawn(np.random.default_rng(0), 1000, 4, 0.3)
     order = np.argsort(labels, kind="stable")

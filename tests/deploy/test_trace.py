@@ -60,7 +60,7 @@ def test_calibrators_of_tags_can_be_traced(name, rng):
 def test_a_trace_has_no_blocks_of_its_own_batch(monkeypatch):
     """Distances are computed block by block: a trace of one block must not keep to that."""
     calibrator = fitted("procal")
-    monkeypatch.setattr(proximity, "DISTANCES_AT_A_TIME", 800 * 8)
+    monkeypatch.setattr(proximity, "_DISTANCES_AT_A_TIME", 800 * 8)
     check_trace(calibrator, rows=(50,))
 
 

@@ -332,7 +332,7 @@ def test_a_fit_in_many_chunks_there(several, device, monkeypatch):
     """As with a hundred thousand rows of a thousand classes."""
     for kind in ("cpu", "cuda", device.type):
         monkeypatch.setitem(chunks.CHUNK_SIZE, kind, 300)
-        monkeypatch.setitem(isotonic.NUMBERS_AT_A_TIME, kind, 100)
+        monkeypatch.setitem(isotonic._NUMBERS_AT_A_TIME, kind, 100)
     logits, labels = (x.to(device) for x in data_of(several))
     calibrator = new(several)
     calibrator.fit(logits, labels, **beside(calibrator, logits))

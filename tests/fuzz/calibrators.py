@@ -12,8 +12,9 @@ from calibrant.artifacts.objects import artifact_of, packed, restored, unpacked
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
-from calibrant.calibrators.network import NetworkTemperature
+from calibrant.calibrators.network import ParametrizedTemperatureScaling
 from calibrant.calibrators.registry import TAG_CALIBRATORS
+from calibrant.calibrators.smart import SMART
 from tests.fuzz.examples import Examples, random_examples
 from tests.support.calibrators import EVERY_METHOD
 
@@ -58,7 +59,7 @@ def quick(kind: type[Calibrator]) -> Any:
     """A calibrator that is quick to fit: few steps of networks, few candidates of ``auto``."""
     calibrator = Auto(candidates=("none", "ts", "beta")) if kind is Auto else kind()
     for part in calibrator.modules():
-        if isinstance(part, NetworkTemperature):
+        if isinstance(part, SMART | ParametrizedTemperatureScaling):
             part.steps = 20
     return calibrator
 

@@ -8,8 +8,9 @@ import torch
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import TemperatureCalibrator
-from calibrant.calibrators.network import NetworkTemperature
+from calibrant.calibrators.network import ParametrizedTemperatureScaling
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
+from calibrant.calibrators.smart import SMART
 
 EVERY_METHOD = {**CALIBRATORS, **PARTS}
 """Methods, and the parts of ``auto``, by name."""
@@ -44,7 +45,7 @@ def make(name) -> Any:
     """A calibrator that is quick to fit: few steps of networks, few candidates of ``auto``."""
     calibrator = EVERY_METHOD[name](**QUICK.get(name, {}))
     for part in calibrator.modules():
-        if isinstance(part, NetworkTemperature):
+        if isinstance(part, SMART | ParametrizedTemperatureScaling):
             part.steps = 50
     return calibrator
 

@@ -2,14 +2,17 @@
 
 import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from scipy.special import log_softmax
 
+from calibrant.calibrators import network
 
-def at_rate(rate, calibrator):
-    calibrator.rate = rate
-    return calibrator
+
+def at_rate(rate):
+    """Let networks learn at another rate inside a ``with`` block."""
+    return mock.patch.object(network, "_RATE", rate)
 
 
 def fitted(calibrator, logits, labels, **options) -> Any:

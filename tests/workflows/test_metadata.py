@@ -22,7 +22,7 @@ from calibrant.show.figures.from_data import figure
 from calibrant.workflows import apply as applying, compare as comparing, effect as effects
 from calibrant.workflows.decide import apply_rule, decide
 from calibrant.workflows.fit import cross_fit, fit
-from tests.calibrators.test_multicalibration import planted
+from tests.calibrators.features.test_multicalibration import planted
 
 NAMES = ["age", "site"]
 OPTIONS: dict[str, Any] = {"columns": NAMES, "base": "ts", "rounds": 8}

@@ -32,6 +32,7 @@ from calibrant._core.chunks import (
     has_float64,
     in_blocks,
     mask_gap,
+    on_device,
     with_masks,
     worth_blocks,
 )
@@ -48,7 +49,7 @@ from calibrant._core.options import check_constructor
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
-from calibrant.calibrators import data_checks, description, inputs, learned_map
+from calibrant.calibrators import data_checks, description
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
@@ -319,7 +320,9 @@ class Calibrator(nn.Module):
                 remedy = 'if they are, calibrant.fit({"probs": ..., "labels": ...}) takes them'
                 checks.warn_of_probs(examples.logits, remedy)
             shape = checks.as_labels(labels).shape
-            inputs = None if features is None else self.encoded(features)
+            inputs = None
+            if features is not None:
+                inputs = self._features_of_fit(features, labels, sample_weight)
             self.check_features(inputs, shape, fitting=True)
             if self.needs_head and head is None:
                 name = type(self).__name__
@@ -343,6 +346,12 @@ class Calibrator(nn.Module):
         self._warn_of_few(count, examples.columns, distinct)
         if not grouped:
             warn_of_copies(examples.logits, examples.labels)
+
+    def _features_of_fit(
+        self, features: Features, labels: Values, sample_weight: Values | None
+    ) -> Logits:
+        """Return features as numbers; a method may learn first how they become these."""
+        return self.encoded(features)
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
         """Learn from checked examples; calibrators that hold others fit them with this.
@@ -503,7 +512,7 @@ class Calibrator(nn.Module):
     def _predicted(
         self, call: Callable[..., Tensor], logits: Values, features: Features | None
     ) -> Tensor | NDArray[Any]:
-        """What ``call`` makes of checked logits: a tensor for a tensor, and an array otherwise."""
+        """Call with checked logits; return a tensor for a tensor, and an array otherwise."""
         values, places = in_order(logits, self.class_names_)
         if not self.multilabel:
             checks.warn_of_probs(as_scores(values), PASS_LOGARITHM, checks.MANY_ODDS)
@@ -517,11 +526,27 @@ class Calibrator(nn.Module):
 
     # ------------------------------------------------------------------------------------ checks
 
-    check_logits = inputs.check_logits
-    check_features = inputs.check_features
-    _checked = inputs.checked_logits
-    _checked_features = inputs.checked_features
-    _tensor = inputs.tensor_of
+    check_logits = data_checks.check_logits
+    check_features = data_checks.check_features
+    _checked = data_checks.checked_logits
+
+    def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
+        """Features as a finite tensor, for methods that need them."""
+        if features is None or not self.needs_features:
+            return None
+        values = self._tensor(self.encoded(features), device)
+        if values.ndim:
+            self._check_feature_values(values.reshape(-1, values.shape[-1]))
+        return values
+
+    def _tensor(self, values: Values, device: torch.device | None = None) -> Tensor:
+        """A tensor as it is, and an array on a device, by default where the calibrator is."""
+        if isinstance(values, Tensor):
+            return values.detach()
+        array = np.asarray(values)
+        plain = array.dtype in (np.float32, np.float64) and array.flags.carray  # need no copy
+        tensor = torch.from_numpy(array) if plain else as_tensor(array)
+        return on_device(tensor, device or self.device)
 
     def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
         """Raise unless features ``(n, width)`` are finite; ``numbers`` are those of the rows."""
@@ -594,7 +619,7 @@ class Calibrator(nn.Module):
     __repr__ = description.in_words
     _repr_html_ = as_html
     to_frame = description.to_frame
-    plot = learned_map.plot
+    plot = description.plot
 
 
 def check_calibrator(calibrator: object) -> None:

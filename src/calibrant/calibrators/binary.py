@@ -16,10 +16,10 @@ from calibrant.calibrators.confidence_maps import MAX_SLOPE, fit_logistic
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.top_label import TopLabelMap
 
-Point: TypeAlias = tuple[float, float]
+_Point: TypeAlias = tuple[float, float]
 
-MAX_SQUARED_ODDS = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
-VENN_ABERS_SIZE = 10
+_MAX_SQUARED_ODDS = 10.0  # log-odds at which the square is cut: a chance of 1 in 22,000
+_VENN_ABERS_SIZE = 10
 """Parameters that Venn-Abers counts for; in truth its steps grow with the examples."""
 
 
@@ -56,7 +56,7 @@ class QuadraticScaling(TopLabelMap):
     two_classes_only = True
     tempered = False
     parameter_count = 3
-    limit = MAX_SQUARED_ODDS
+    limit = _MAX_SQUARED_ODDS
 
     def __init__(self) -> None:
         super().__init__(keep_argmax=False)
@@ -66,7 +66,7 @@ class QuadraticScaling(TopLabelMap):
         inputs = np.stack([odds * odds, odds], -1)
         prior: Any = {
             "start": (0.0, 1.0),
-            "ridge": (MAX_SQUARED_ODDS**2, 1.0),
+            "ridge": (_MAX_SQUARED_ODDS**2, 1.0),
             "lowest": -MAX_SLOPE,
         }
         result = fit_logistic(inputs, outcome, weight, **prior)
@@ -165,7 +165,7 @@ class VennAbers(TopLabelMap):
     summary = "isotonic fits with a new example in either class (Venn-Abers)"
     two_classes_only = True
     tempered = False
-    parameter_count = VENN_ABERS_SIZE
+    parameter_count = _VENN_ABERS_SIZE
     limit = LARGEST_GAP
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
     positive = (*TopLabelMap.positive, "levels_")
@@ -187,8 +187,8 @@ class VennAbers(TopLabelMap):
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         weight, single = weight / weight.mean(), odds.astype(np.float32)
         curves = [
-            venn_abers_steps(-single, ~outcome, weight),
-            venn_abers_steps(single, outcome, weight),
+            _venn_abers_steps(-single, ~outcome, weight),
+            _venn_abers_steps(single, outcome, weight),
         ]
         width = max(len(edges) for edges, _ in curves)
         edges, levels = zip(*curves, strict=True)
@@ -208,7 +208,7 @@ class VennAbers(TopLabelMap):
         return hit - miss
 
 
-def venn_abers_steps(
+def _venn_abers_steps(
     odds: NDArray[np.float32], outcome: BoolArray, weight: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """The value :math:`p_1` of a new example as a function of its log-odds.
@@ -218,12 +218,12 @@ def venn_abers_steps(
     """
     value, group = np.unique(odds, return_inverse=True)
     mass, hits = (np.bincount(group, w).astype(np.float64) for w in (weight, weight * outcome))
-    level = np.append(labelled_one(hits, mass), 1.0)
+    level = np.append(_labelled_one(hits, mass), 1.0)
     last = np.append(np.diff(level) > 0, True)  # of equal levels
     return value[last[:-1]].astype(np.float64), level[last]
 
 
-def labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
+def _labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
     r"""Isotonic regression at each of ``(m,)`` groups, had it one more example, with outcome 1.
 
     The regression is the slope of the lower convex hull of the points :math:`P_i`, cumulated
@@ -233,7 +233,7 @@ def labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
     point moved last, and each point enters and leaves the hull once (after Vovk et al. 2015).
     """
     points = list(zip(np.cumsum(mass).tolist(), np.cumsum(hits).tolist(), strict=True))
-    hull: list[Point] = []  # from right to left
+    hull: list[_Point] = []  # from right to left
     for point in [*reversed(points), (-1.0, -1.0)]:
         _push(hull, point)
     result = np.empty(len(points))
@@ -249,14 +249,14 @@ def labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
     return result
 
 
-def _push(hull: list[Point], point: Point) -> None:
+def _push(hull: list[_Point], point: _Point) -> None:
     """Add a point to the left of a lower hull, and drop those that are above it now."""
     while len(hull) > 1 and _turn(point, hull[-1], hull[-2]) <= 0:
         hull.pop()
     hull.append(point)
 
 
-def _turn(a: Point, b: Point, c: Point) -> float:
+def _turn(a: _Point, b: _Point, c: _Point) -> float:
     """Positive where c is above the line from a to b."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 

@@ -19,10 +19,10 @@ from calibrant.calibrators.affine_fit import FitData, centred, gather
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 
-FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
+_FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
-EDGES = uniform_edges(15)
-MIN_IMPROVEMENT = 1e-12  # how much the error must fall, so that rounding decides nothing
+_EDGES = uniform_edges(15)
+_MIN_IMPROVEMENT = 1e-12  # how much the error must fall, so that rounding decides nothing
 
 
 class ClassTemperatures(Calibrator):
@@ -84,7 +84,7 @@ class ClassTemperatures(Calibrator):
         return centred(logits) / self.temperatures_.to(logits.dtype)
 
 
-class Quality(NamedTuple):
+class _Quality(NamedTuple):
     """Figures by which temperatures are compared."""
 
     ece: float
@@ -93,8 +93,8 @@ class Quality(NamedTuple):
 
 def search(data: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
-    rows = Scaled(data)
-    grid = np.unique(np.clip(FACTORS / data.sharpness, *BOUNDS))
+    rows = _Scaled(data)
+    grid = np.unique(np.clip(_FACTORS / data.sharpness, *BOUNDS))
     present = np.unique(rows.labels)
     before, now, done = None, rows.quality(), 0
     while now != before and done < passes:
@@ -102,23 +102,23 @@ def search(data: FitData, passes: int) -> Solution:
         rows.refresh(np.arange(len(rows.labels)))  # rounding errors of updates do not add up
         for k in present.tolist():
             check_time()
-            now = improved(rows, k, grid, now)
+            now = _improved(rows, k, grid, now)
     return Solution(rows.temperatures, now.ece, done, now == before)
 
 
-def improved(rows: Scaled, k: int, grid: FloatArray, now: Quality) -> Quality:
+def _improved(rows: _Scaled, k: int, grid: FloatArray, now: _Quality) -> _Quality:
     """Give class ``k`` the temperature of the grid with the lowest ECE, if that is better."""
     others = rows.without(k)
     result = [rows.quality_with(k, t, others) for t in grid.tolist()]
-    errors = [q.ece if q.accuracy >= now.accuracy - MIN_IMPROVEMENT else math.inf for q in result]
+    errors = [q.ece if q.accuracy >= now.accuracy - _MIN_IMPROVEMENT else math.inf for q in result]
     best = int(np.argmin(errors))
-    if errors[best] >= now.ece - MIN_IMPROVEMENT:
+    if errors[best] >= now.ece - _MIN_IMPROVEMENT:
         return now
     rows.change(k, float(grid[best]), others)
     return result[best]
 
 
-class Others(NamedTuple):
+class _Others(NamedTuple):
     """All classes but one, each ``(n,)``."""
 
     log_sum: FloatArray  # log of the sum of the exponentials of all other classes
@@ -126,7 +126,7 @@ class Others(NamedTuple):
     leader: IntArray  # and its class, the first of equals
 
 
-class Scaled:
+class _Scaled:
     """Logits divided by the temperatures of their classes.
 
     The sum of exponentials and the two leading classes of each row are enough to try a
@@ -158,7 +158,7 @@ class Scaled:
         """Scaled logits of a class, ``(n,)``."""
         return self.logits[:, k].astype(np.float64) / temperature
 
-    def without(self, k: int) -> Others:
+    def without(self, k: int) -> _Others:
         """Sums and leaders of all classes but one."""
         prob = np.exp(self.column(k, float(self.temperatures[k])) - self.log_sum)
         log_sum = self.log_sum + np.log1p(-np.minimum(prob, 0.5))
@@ -169,13 +169,13 @@ class Scaled:
         log_sum[rows] = logsumexp(scaled, axis=-1)
         leads = self.leader[:, 0] == k
         best = np.where(leads, self.best[:, 1], self.best[:, 0])
-        return Others(log_sum, best, np.where(leads, self.leader[:, 1], self.leader[:, 0]))
+        return _Others(log_sum, best, np.where(leads, self.leader[:, 1], self.leader[:, 0]))
 
-    def quality(self) -> Quality:
+    def quality(self) -> _Quality:
         """ECE and accuracy as it stands."""
         return self._judge(np.exp(self.best[:, 0] - self.log_sum), self.leader[:, 0] == self.labels)
 
-    def quality_with(self, k: int, temperature: float, others: Others) -> Quality:
+    def quality_with(self, k: int, temperature: float, others: _Others) -> _Quality:
         """ECE and accuracy if a class had another temperature."""
         scaled = self.column(k, temperature)
         top = np.maximum(scaled, others.best)
@@ -183,11 +183,11 @@ class Scaled:
         leader = np.where(_ahead(scaled, k, others.best, others.leader), k, others.leader)
         return self._judge(confidence, leader == self.labels)
 
-    def _judge(self, confidence: FloatArray, right: BoolArray) -> Quality:
-        gaps = np.bincount(bin_index(confidence, EDGES), self.share * (confidence - right))
-        return Quality(float(np.abs(gaps).sum()), float(self.share @ right))
+    def _judge(self, confidence: FloatArray, right: BoolArray) -> _Quality:
+        gaps = np.bincount(bin_index(confidence, _EDGES), self.share * (confidence - right))
+        return _Quality(float(np.abs(gaps).sum()), float(self.share @ right))
 
-    def change(self, k: int, temperature: float, others: Others) -> None:
+    def change(self, k: int, temperature: float, others: _Others) -> None:
         """Give a class another temperature."""
         led = np.flatnonzero((self.leader == k).any(-1))
         scaled = self.column(k, temperature)

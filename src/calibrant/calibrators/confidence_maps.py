@@ -21,7 +21,7 @@ from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
 
 MAX_SLOPE = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
-MAX_CURVE_POINTS = 512
+_MAX_CURVE_POINTS = 512
 """Of a stored curve at most: lines between them are off by a hundredth of its noise."""
 MAX_MEAN_ODDS = 20.0  # largest log-odds, either way, of the mean example: 1 in 500 million is wrong
 
@@ -184,9 +184,9 @@ class SplineCalibration(TopLabelMap):
         x, group = np.unique(odds.round(4), return_inverse=True)
         mass = np.bincount(group, share).astype(np.float64)
         gain = np.bincount(group, share * (outcome - expit(odds))).astype(np.float64)
-        shift = smooth_slope(mass, gain, self.knots)
+        shift = _smooth_slope(mass, gain, self.knots)
         middle = np.cumsum(mass) - mass / 2
-        wanted = np.linspace(middle[0], middle[-1], MAX_CURVE_POINTS)
+        wanted = np.linspace(middle[0], middle[-1], _MAX_CURVE_POINTS)
         chosen = np.unique(np.searchsorted(middle, wanted).clip(max=len(x) - 1))
         self._store(odds_=x[chosen], shift_=shift[chosen], least_=0.5 / len(odds))
         self.solution_ = None
@@ -273,7 +273,7 @@ def fit_logistic(
     return result._replace(x=x, converged=result.converged and inside)
 
 
-def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
+def _smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
     """Mean slope of the spline over each of the parts ``(m,)`` that make up ``[0, 1]``.
 
     ``mass`` has their lengths and ``gain`` the rise of the curve, a broken line from 0, over each.

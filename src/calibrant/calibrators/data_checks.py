@@ -1,4 +1,7 @@
-"""Checks of the data of a fit, and warnings where it is likely to go wrong."""
+"""Checks of the inputs of fits and of calls, and warnings where a fit is likely to go wrong.
+
+:class:`~calibrant.calibrators.base.Calibrator` has the first three functions as methods.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,77 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FEW, IGNORED, FloatArray, Logits, Values, warn
-from calibrant._core.chunks import Examples
+from calibrant._core.chunks import Examples, mask_gap, range_of, with_masks
+from calibrant._core.torch_models import check_place
 
 ENOUGH = 5  # examples per parameter below which a fit warns
+
+
+def check_logits(calibrator: Any, logits: Tensor) -> None:
+    """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"a calibrator is called with tensors, got a {type(logits).__name__}: "
+            "predict_proba(logits) and transform(logits) take arrays too"
+        )
+    name, classes = type(calibrator).__name__, calibrator._classes
+    if classes == 0:
+        raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
+    if classes > 1 and (logits.ndim == 0 or logits.shape[-1] != classes):
+        raise ValueError(
+            f"fitted for {classes} classes, got {logits.shape[-1] if logits.ndim else 1}:"
+            f" logits must be (..., {classes}), as in fit, got {tuple(logits.shape)}"
+        )
+    check_place(calibrator, calibrator.device, logits)
+
+
+def check_features(
+    calibrator: Any, features: Logits | None, rows: tuple[int, ...], *, fitting: bool = False
+) -> None:
+    """Raise unless there are features, where needed, for logits with rows of a shape."""
+    name, width = type(calibrator).__name__, 0 if fitting else calibrator._width
+    if features is None:
+        if calibrator.needs_features and not (fitting and calibrator.uses_features):
+            raise ValueError(f"{name} needs features: pass features=, inputs of the last layer")
+        return
+    shape = tuple(features.shape)
+    fits = shape and shape[:-1] == tuple(rows) and shape[-1] == (width or max(shape[-1], 1))
+    if (calibrator.needs_features or calibrator.uses_features) and not fits:
+        wanted = f"(..., {width}), as in fit," if width else "(..., width)"
+        raise ValueError(
+            f"features must be {wanted} with one row for each row of logits, got {shape} for "
+            f"rows of shape {tuple(rows)}"
+        )
+
+
+def checked_logits(calibrator: Any, logits: Values) -> Tensor:
+    """Logits as a tensor in which every row has a softmax."""
+    given = checks.as_scores(logits)
+    scores: Tensor = calibrator._tensor(given)
+    calibrator.check_logits(scores)
+    one, gap = calibrator._classes == 1, mask_gap(given)
+    if not one and range_of(scores) < gap:  # which is finite
+        return scores
+    rows = scores.reshape(-1, calibrator._classes)
+    low, top = rows.aminmax(dim=-1)
+    if one:  # log-odds z stand for (0, z)
+        low, top = low.clamp(max=0), top.clamp(min=0)
+    bad = ~torch.isfinite(top)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        raise checks.bad_row(rows[at], 0, at)
+    masked = top - low >= gap
+    if calibrator._floor or not masked.any():
+        return scores
+    if not calibrator.accepts_masked:
+        raise masked_row(int(masked.nonzero()[0]))
+    return scores if one else with_masks(rows, gap).reshape(scores.shape)
 
 
 def first_rows(logits: Logits) -> FloatArray:

@@ -1,4 +1,4 @@
-"""What calibrators say of themselves: in a line, as HTML, as a frame, and as a fingerprint.
+"""Descriptions of calibrators: in a line, as a frame, as a plot, and as a fingerprint.
 
 The functions are methods of :class:`~calibrant.calibrators.base.Calibrator`; some methods have
 their own.
@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from calibrant._core.checks import Features, Values
+from calibrant._core.showing import as_axes
 from calibrant._core.tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
-SHOWN_VALUES = ("temperature_", "temperatures_", "slope_", "offset_", "line_", "weights_")
+    from matplotlib.axes import Axes
+
+_SHOWN_VALUES = ("temperature_", "temperatures_", "slope_", "offset_", "line_", "weights_")
 """Learned values that say something by themselves."""
-MAX_NUMBERS = 5
+_MAX_NUMBERS = 5
 """Numbers of a learned value that are shown at most."""
-PROPERTIES = {
+_PROPERTIES = {
     "keeps_argmax": "keeps the predicted class",
     "monotone": "keeps the order of all classes",
     "accepts_masked": "accepts masked classes",
@@ -36,7 +40,7 @@ def learned(calibrator: Any) -> dict[str, Any]:
     return {
         name.rstrip("_"): value.tolist()
         for name, value in calibrator.named_buffers()
-        if value.numel() <= MAX_NUMBERS and not name.endswith(("classes_", "floor_"))
+        if value.numel() <= _MAX_NUMBERS and not name.endswith(("classes_", "floor_"))
     }
 
 
@@ -68,11 +72,11 @@ def key_values(calibrator: Any) -> dict[str, str]:
     """Learned values that fit into a line, as text by their names."""
     own = dict(calibrator.named_buffers(recurse=False))
     result = {}
-    for name in SHOWN_VALUES:
+    for name in _SHOWN_VALUES:
         value = own.get(name)
         if value is None or (name == "temperature_" and not _uses_temperature(calibrator)):
             continue
-        if value.numel() <= MAX_NUMBERS:
+        if value.numel() <= _MAX_NUMBERS:
             text = _rounded(value.tolist())
         else:
             text = f"{float(value.min()):.4g}..{float(value.max()):.4g}"
@@ -82,20 +86,20 @@ def key_values(calibrator: Any) -> dict[str, str]:
 
 def extra_repr(calibrator: Any) -> str:
     """The arguments that differ from their defaults, learned values, and classes."""
-    parameters = inspect.signature(type(calibrator)).parameters.values()
-    values = [(p.name, getattr(calibrator, p.name, p.default), p.default) for p in parameters]
-    plain = [x for x in values if not _holds_modules(x[1])]
-    changed = [f"{name}={value!r}" for name, value, default in plain if value != default]
+    changed = []
+    for parameter in inspect.signature(type(calibrator)).parameters.values():
+        value = getattr(calibrator, parameter.name, parameter.default)
+        members = value if isinstance(value, (list, tuple, nn.ModuleList)) else [value]
+        holds_modules = any(isinstance(member, nn.Module) for member in members)
+        if not holds_modules and value != parameter.default:
+            changed.append(f"{parameter.name}={value!r}")
     if not calibrator.classes:
         return ", ".join([*changed, "not fitted"])
     columns = f"{'tags' if calibrator.multilabel else 'classes'}={calibrator.classes}"
     if calibrator.one_logit:
         columns = "one logit"
-    return ", ".join([*changed, *_key_words(calibrator), columns])
-
-
-def _key_words(calibrator: Any) -> list[str]:
-    return [f"{name}={value}" for name, value in calibrator.key_values().items()]
+    values = [f"{name}={value}" for name, value in calibrator.key_values().items()]
+    return ", ".join([*changed, *values, columns])
 
 
 def held(calibrator: Any) -> dict[str, Any]:
@@ -111,20 +115,18 @@ def held(calibrator: Any) -> dict[str, Any]:
 
 def in_words(calibrator: Any) -> str:
     """The ``repr``: the class, the calibrators that it holds, arguments and learned values."""
-    parts = [f"{name}={_short(part)}" for name, part in calibrator.held().items()]
+    parts = []
+    for name, part in calibrator.held().items():
+        inside = [type(each).__name__ for each in part.held().values()]
+        values = [f"{key}={value}" for key, value in part.key_values().items()]
+        brackets = f"({', '.join([*inside, *values])})" if inside or values else ""
+        parts.append(f"{name}={type(part).__name__}{brackets}")
     return f"{type(calibrator).__name__}({', '.join([*parts, calibrator.extra_repr()])})"
 
 
-def _short(calibrator: Any) -> str:
-    """The name of the class, with those of the calibrators it holds and a few values."""
-    inside = [type(part).__name__ for part in calibrator.held().values()]
-    words = ", ".join([*inside, *_key_words(calibrator)])
-    return f"{type(calibrator).__name__}({words})" if words else type(calibrator).__name__
-
-
 def properties(calibrator: Any) -> str:
-    """What the calibrator guarantees and needs, in words."""
-    texts = {**PROPERTIES, **({"accepts_masked": ""} if calibrator.multilabel else {})}
+    """Return in words what the calibrator guarantees and needs."""
+    texts = {**_PROPERTIES, **({"accepts_masked": ""} if calibrator.multilabel else {})}
     return "; ".join(text for name, text in texts.items() if text and getattr(calibrator, name))
 
 
@@ -142,6 +144,31 @@ def to_frame(calibrator: Any) -> pd.DataFrame:
     )
 
 
+def plot(
+    calibrator: Any,
+    logits: Values | None = None,
+    *,
+    features: Features | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+) -> Axes:
+    """Draw what was learned: temperature by margin if it varies, else confidence by confidence.
+
+    Parameters
+    ----------
+    logits : (..., classes) or (n,), optional
+        Examples to draw it for: the line is their median, and nine tenths of them are shaded.
+        Without, examples are imagined whose other classes are equally probable.
+    features : (..., width), optional
+        Of the examples, for methods that need them.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    label : str
+        Name of the line; that of the method by default.
+    """
+    return as_axes(calibrator, logits, features=features, ax=ax, label=label)
+
+
 def calibrator_fingerprint(calibrator: Any) -> str:
     """Return the class of a fitted calibrator and a digest of what it has learned."""
     config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
@@ -152,11 +179,6 @@ def calibrator_fingerprint(calibrator: Any) -> str:
         else:  # the choice of Auto
             digest.update(f"{name}{json.dumps(value)}".encode())
     return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"
-
-
-def _holds_modules(value: object) -> bool:
-    values = value if isinstance(value, (list, tuple, nn.ModuleList)) else [value]
-    return any(isinstance(one, nn.Module) for one in values)
 
 
 def _rounded(value: Any) -> str:

@@ -29,22 +29,22 @@ from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.top_label import kept_by_task, log_sum_without, maps_class_one
 
-Odds: TypeAlias = NDArray[np.float32]
-Run: TypeAlias = tuple[int, int]
+_Odds: TypeAlias = NDArray[np.float32]
+_Run: TypeAlias = tuple[int, int]
 
-CURVE_SIZE = 10
+_CURVE_SIZE = 10
 """Parameters that a curve counts for; in truth its steps become more with the examples."""
-LOG_OLD_SHARE = math.log(1e-9)  # of the share of the old probability that is added to the new one
-MIN_LEVEL = 1e-37  # smallest level but 0, so that gradients stay finite
-CERTAIN_ODDS = 1e30  # log-odds of a probability of 1
-NUMBERS_AT_A_TIME = {
+_LOG_OLD_SHARE = math.log(1e-9)  # of the share of the old probability that is added to the new one
+_MIN_LEVEL = 1e-37  # smallest level but 0, so that gradients stay finite
+_CERTAIN_ODDS = 1e30  # log-odds of a probability of 1
+_NUMBERS_AT_A_TIME = {
     "cpu": 1 << 15,
     "cuda": 1 << 23,
 }  # numbers at a time: copies stay in a core's cache
-MAX_HELD = 1 << 22  # numbers that are held at a time, unless an eighth of the logits are more
+_MAX_HELD = 1 << 22  # numbers that are held at a time, unless an eighth of the logits are more
 
 
-class StepCalibrator(Calibrator):
+class _StepCalibrator(Calibrator):
     """A temperature, if wanted, then curves of steps for the probabilities of the classes."""
 
     learned_shapes = "odds_ points; prob_ points"
@@ -57,7 +57,7 @@ class StepCalibrator(Calibrator):
         self.temperature = temperature
         self._store(temperature_=1.0, odds_=torch.zeros(1), prob_=torch.zeros(1))
 
-    def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
+    def _fit_curves(self, examples: Examples, odds: _Odds) -> _StepCurve:
         """One curve, or one for each class; ``odds`` ``(n,)`` are those of the labels."""
         raise NotImplementedError
 
@@ -79,16 +79,16 @@ class StepCalibrator(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
         log_probs = tempered.log_softmax(-1)
-        odds = rounded_class_odds(tempered, log_probs)
+        odds = _rounded_class_odds(tempered, log_probs)
         level = steps(odds, self.odds_, self.prob_).to(logits.dtype)
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
-        level = torch.where(level > 0, level.clamp(min=MIN_LEVEL).log(), -torch.inf)
-        result = torch.logaddexp(level, log_probs + LOG_OLD_SHARE)
+        level = torch.where(level > 0, level.clamp(min=_MIN_LEVEL).log(), -torch.inf)
+        result = torch.logaddexp(level, log_probs + _LOG_OLD_SHARE)
         result = torch.where(torch.isneginf(logits), -torch.inf, result)
         return result - result.amax(-1, keepdim=True)
 
 
-class IsotonicCalibration(StepCalibrator):
+class IsotonicCalibration(_StepCalibrator):
     r"""One isotonic regression for the probabilities of all classes (Zhang et al. 2020, IRM).
 
     .. math:: p'_k \propto f(p_k) + 10^{-9} p_k
@@ -139,18 +139,18 @@ class IsotonicCalibration(StepCalibrator):
 
     def size(self, classes: int) -> int:
         """Equivalent parameters of a curve, and the temperature."""
-        return CURVE_SIZE + self.temperature
+        return _CURVE_SIZE + self.temperature
 
-    def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
+    def _fit_curves(self, examples: Examples, odds: _Odds) -> _StepCurve:
         if maps_class_one(self, examples.classes):
             return _class_curves(self, examples, len(odds))
         hit_odds, hits = counted(odds, examples.labelled_weight())
         walk = partial(_others, examples, float(self.temperature_), hit_odds)
         mass, largest = zip(*on_threads(walk, thread_ranges(examples)), strict=True)
-        return pooled(hit_odds, hits, Between(np.sum(mass, axis=0), np.max(largest, axis=0)))
+        return pooled(hit_odds, hits, _Between(np.sum(mass, axis=0), np.max(largest, axis=0)))
 
 
-class IsotonicOneVsRest(StepCalibrator):
+class IsotonicOneVsRest(_StepCalibrator):
     r"""An isotonic regression for each class (Zadrozny and Elkan 2002).
 
     .. math:: p'_k \propto f_k(p_k) + 10^{-9} p_k
@@ -188,13 +188,13 @@ class IsotonicOneVsRest(StepCalibrator):
 
     def size(self, classes: int) -> int:
         """Equivalent parameters of a curve for each class, and the temperature."""
-        return CURVE_SIZE * classes + self.temperature
+        return _CURVE_SIZE * classes + self.temperature
 
-    def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
+    def _fit_curves(self, examples: Examples, odds: _Odds) -> _StepCurve:
         return _class_curves(self, examples, len(odds))
 
 
-def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
+def _rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
     less, top = log_probs.clamp(max=-math.log(2)), top_class(logits)
@@ -219,32 +219,32 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 
 
-class StepCurve(NamedTuple):
+class _StepCurve(NamedTuple):
     """Ends of steps, ``(m,)``, or ``(classes, m)`` where short rows repeat their last end."""
 
-    odds: Odds
+    odds: _Odds
     prob: FloatArray
 
 
-class Between(NamedTuple):
+class _Between(NamedTuple):
     """The pairs with outcome 0 before the first hit, and from each hit on."""
 
     mass: FloatArray  # (hits + 1,) sum of their weights
-    largest: Odds  # (hits + 1,) the last of them, -inf where there are none
+    largest: _Odds  # (hits + 1,) the last of them, -inf where there are none
 
 
-def nothing(hit_odds: Odds) -> Between:
+def nothing(hit_odds: _Odds) -> _Between:
     """Sums to begin with."""
-    return Between(np.zeros(len(hit_odds) + 1), np.full(len(hit_odds) + 1, -np.inf, np.float32))
+    return _Between(np.zeros(len(hit_odds) + 1), np.full(len(hit_odds) + 1, -np.inf, np.float32))
 
 
-def counted(odds: Odds, weight: FloatArray | None) -> tuple[Odds, FloatArray]:
+def counted(odds: _Odds, weight: FloatArray | None) -> tuple[_Odds, FloatArray]:
     """Different log-odds in order, and the weight of the examples at each."""
     hit_odds, which = np.unique(odds, return_inverse=True)
     return hit_odds, np.bincount(which, weight, minlength=len(hit_odds)).astype(np.float64)
 
 
-def tally(hit_odds: Odds, odds: Odds, weight: FloatArray | None, into: Between) -> None:
+def tally(hit_odds: _Odds, odds: _Odds, weight: FloatArray | None, into: _Between) -> None:
     """Add the log-odds of pairs with outcome 0 to the sums between those of hits."""
     if weight is None:
         odds = np.sort(odds)
@@ -260,21 +260,21 @@ def tally(hit_odds: Odds, odds: Odds, weight: FloatArray | None, into: Between) 
     into.largest[at] = np.maximum(into.largest[at], odds[end - 1])
 
 
-def pooled(hit_odds: Odds, hits: FloatArray, misses: Between) -> StepCurve:
+def pooled(hit_odds: _Odds, hits: FloatArray, misses: _Between) -> _StepCurve:
     """The ends of the steps of an isotonic regression; ``hits`` are the weights at ``hit_odds``."""
     total, left, right = hits + misses.mass[1:], hit_odds, np.maximum(hit_odds, misses.largest[1:])
     if misses.largest[0] > -np.inf:  # none of these was right
         hits, total = np.append(0, hits), np.append(misses.mass[0], total)
         left, right = (np.append(misses.largest[0], ends) for ends in (left, right))
-    first = violators(hits, total)
+    first = _violators(hits, total)
     last = np.append(first[1:], len(hits)) - 1
     value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
     x, y = np.stack([left[first], right[last]], axis=1).ravel(), np.repeat(value, 2)
     kept = np.append(True, np.diff(x) > 0)
-    return StepCurve(x[kept], y[kept])
+    return _StepCurve(x[kept], y[kept])
 
 
-def violators(hits: FloatArray, total: FloatArray) -> IntArray:
+def _violators(hits: FloatArray, total: FloatArray) -> IntArray:
     """First group of each step, after groups that do not rise were pooled with those before.
 
     ``scipy.optimize.isotonic_regression`` compares rounded means, and now and then keeps groups of
@@ -292,7 +292,7 @@ def violators(hits: FloatArray, total: FloatArray) -> IntArray:
     return np.array(first)
 
 
-def _odds_chunks(examples: Examples, divisor: float, run: Run) -> Iterator[tuple[Chunk, Tensor]]:
+def _odds_chunks(examples: Examples, divisor: float, run: _Run) -> Iterator[tuple[Chunk, Tensor]]:
     """Yield blocks with the log-odds of all classes; bad rows are refused."""
     for chunk in chunks.labelled_chunks(examples, *run):
         top = chunk.logits.amax(-1, keepdim=True)
@@ -302,16 +302,15 @@ def _odds_chunks(examples: Examples, divisor: float, run: Run) -> Iterator[tuple
                 examples, int(chunk.number[~torch.isfinite(own).cpu().numpy()][0])
             )
         odds = torch.empty_like(chunk.logits, dtype=torch.float32)
-        rows = max(
-            1, NUMBERS_AT_A_TIME.get(odds.device.type, NUMBERS_AT_A_TIME["cpu"]) // examples.classes
-        )
+        numbers = _NUMBERS_AT_A_TIME.get(odds.device.type, _NUMBERS_AT_A_TIME["cpu"])
+        rows = max(1, numbers // examples.classes)
         for a in range(0, len(odds), rows):
             wide = (chunk.logits[a : a + rows].double() - top[a : a + rows]) / divisor
-            odds[a : a + rows] = rounded_class_odds(wide, wide.log_softmax(-1))
+            odds[a : a + rows] = _rounded_class_odds(wide, wide.log_softmax(-1))
         yield chunk, odds
 
 
-def _label_odds(examples: Examples, temperature: float, run: Run) -> tuple[NDArray[Any], ...]:
+def _label_odds(examples: Examples, temperature: float, run: _Run) -> tuple[NDArray[Any], ...]:
     """Log-odds of the labels, and whether they are the top class."""
     parts = [
         (
@@ -323,7 +322,7 @@ def _label_odds(examples: Examples, temperature: float, run: Run) -> tuple[NDArr
     return tuple(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
 
 
-def _others(examples: Examples, temperature: float, hit_odds: Odds, run: Run) -> Between:
+def _others(examples: Examples, temperature: float, hit_odds: _Odds, run: _Run) -> _Between:
     """The pairs between those of hits, of all classes but the labels of a run of rows."""
     result = nothing(hit_odds)
     for chunk, odds in _odds_chunks(examples, temperature, run):
@@ -335,25 +334,27 @@ def _others(examples: Examples, temperature: float, hit_odds: Odds, run: Run) ->
     return result
 
 
-def _class_curves(calibrator: StepCalibrator, examples: Examples, count: int) -> StepCurve:
+def _class_curves(calibrator: _StepCalibrator, examples: Examples, count: int) -> _StepCurve:
     """The steps of every class, of ``count`` labelled examples."""
     warn_together(calibrator, missing_classes(examples, "their probabilities stay as they are"))
-    held = max(1, examples.classes // 8, MAX_HELD // count)
+    held = max(1, examples.classes // 8, _MAX_HELD // count)
     temperature, weight = float(calibrator.temperature_), examples.labelled_weight()
 
-    def all_odds(run: Run) -> Iterator[Tensor]:
+    def all_odds(run: _Run) -> Iterator[Tensor]:
         return (odds for _, odds in _odds_chunks(examples, temperature, run))
 
     curves = by_class(examples, held, all_odds, partial(_class_curve, weight))
     width = max(len(curve.odds) for curve in curves)
     padded = [[np.pad(x, (0, width - len(x)), mode="edge") for x in c] for c in curves]
-    return StepCurve(*map(np.stack, zip(*padded, strict=True)))
+    return _StepCurve(*map(np.stack, zip(*padded, strict=True)))
 
 
-def _class_curve(weight: FloatArray | None, odds: Odds, own: BoolArray) -> StepCurve:
+def _class_curve(weight: FloatArray | None, odds: _Odds, own: BoolArray) -> _StepCurve:
     """The steps of one class; the line that changes nothing where it has no example."""
     if not own.any():
-        return StepCurve(np.array([-CERTAIN_ODDS, CERTAIN_ODDS], np.float32), np.array([0.0, 1.0]))
+        return _StepCurve(
+            np.array([-_CERTAIN_ODDS, _CERTAIN_ODDS], np.float32), np.array([0.0, 1.0])
+        )
     hit_odds, hits = counted(odds[own], None if weight is None else weight[own])
     misses = nothing(hit_odds)
     tally(hit_odds, odds[~own], None if weight is None else weight[~own], misses)

@@ -1,4 +1,13 @@
-"""Temperatures that differ between examples: a small network of an indicator gives each its own."""
+r"""Small networks that give each example a temperature, and the method PTS, which trains one.
+
+The network of SMART and of PTS is
+
+.. math:: T = \mathrm{softplus}(f(\hat x)) + 0.1
+
+with ReLU layers :math:`f` and inputs :math:`\hat x` that are standardised with the mean and
+deviation of the fit. They are held within the range that was seen there: beyond it the network
+would only extrapolate.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,109 +27,89 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import TOP, Records, softplus
 from calibrant._core.options import Count, Seed
-from calibrant._core.solve import Objective, adam
+from calibrant._core.solve import Objective, Solution, adam
 from calibrant.calibrators import objectives
 from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
-Layers = list[tuple[FloatArray, FloatArray]]
-MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
-MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
+_Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
+_MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
+_MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
+_RATE = 5e-3  # of Adam
 
 
-class NetworkTemperature(TemperatureCalibrator):
-    r""":math:`T = \mathrm{softplus}(f(\hat x)) + 0.1`, with a ReLU network of an indicator.
+def untrained(width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
+    """Buffers of a network with so many inputs, by name, to be stored before any fit."""
+    values = {name: torch.zeros(width) for name in ("mean_", "low_", "high_")}
+    values["deviation_"] = torch.ones(width)
+    for i, (fan_in, fan_out) in enumerate(pairwise((width, *hidden, 1))):
+        values |= {f"weight{i}_": torch.zeros(fan_in, fan_out), f"bias{i}_": torch.zeros(fan_out)}
+    return values
 
-    Indicators are standardised with the mean and deviation of the fit, and held within the
-    range that was seen there: beyond it the network would only extrapolate.
+
+def parameter_count(width: int, hidden: Sequence[int]) -> int:
+    """Number of weights and biases."""
+    return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise((width, *hidden, 1)))
+
+
+def trained(
+    records: Records,
+    inputs: FloatArray,
+    objective: objectives.Objective,
+    *,
+    hidden: Sequence[int],
+    start: str = "ts",
+    steps: int,
+    patience: int,
+    seed: int,
+) -> tuple[dict[str, FloatArray], Solution]:
+    """Train a network of inputs ``(n, width)`` by Adam on all examples.
+
+    It starts at one temperature for all: the best one, or 1 for ``start="identity"``. It ends
+    after ``steps``, or after as many without progress as its ``patience``. Returns the values of
+    the buffers of :func:`untrained`, and the result of the search.
     """
+    # A margin is infinite where one class is possible: no temperature matters there.
+    finite = np.where(np.isfinite(inputs), inputs, np.nan)
+    usable = np.isfinite(inputs).any(0)
+    low, high = (
+        np.where(usable, end(np.where(np.isnan(finite), other, finite), axis=0), 0.0)
+        for end, other in ((np.min, np.inf), (np.max, -np.inf))
+    )
+    held = np.clip(inputs, low, high)
+    share = records.weight / records.weight.sum()
+    mean = share @ held
+    deviation = np.where(high > low, np.sqrt(share @ (held - mean) ** 2) + 1e-8, 1.0)
+    values = {"mean_": mean, "deviation_": deviation, "low_": low, "high_": high}
 
-    start: str = "ts"
-    patience: int = 250  # steps without progress after which the search ends
-    rate: float = 5e-3  # of Adam
-    mean_: Tensor
-    deviation_: Tensor
-    low_: Tensor
-    high_: Tensor
+    best = best_sharpness(records, warns=True).x[0]
+    widths = (inputs.shape[1], *hidden, 1)
+    measure = partial(objective, records.tracked())
+    solution = adam(
+        _network_objective(np.asarray((held - mean) / deviation), widths, measure),
+        _initial(widths, float(np.exp(-best)) if start == "ts" else 1.0, seed),
+        steps=steps,
+        rate=_RATE,
+        patience=patience,
+    )
+    for i, (weight, bias) in enumerate(_layers(solution.x, widths)):
+        values |= {f"weight{i}_": weight, f"bias{i}_": bias}
+    return values, solution
 
-    def __init__(
-        self, objective: str, hidden: Sequence[int], steps: int, seed: int, width: int = 1
-    ) -> None:
-        super().__init__()
-        self.objective = objective
-        self.hidden = hidden
-        self.steps = steps
-        self.seed = seed
-        self._store(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
-        self._store(deviation_=torch.ones(width))
-        for i, (fan_in, fan_out) in enumerate(pairwise(self._widths(width))):
-            weight, bias = torch.zeros(fan_in, fan_out), torch.zeros(fan_out)
-            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
-    def _count(self, width: int) -> int:
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(self._widths(width)))
-
-    def _widths(self, width: int) -> tuple[int, ...]:
-        return (width, *self.hidden, 1)
-
-    def _objective(self) -> objectives.Objective:
-        return objectives.PROPER[self.objective]
-
-    def _fit_records(self, records: Records) -> None:
-        self._fit_inputs(records, self._inputs(records))
-
-    def _fit_inputs(self, records: Records, inputs: FloatArray) -> None:
-        """Fit the network of inputs ``(n, width)`` to the records."""
-        standard = self._standardise(inputs, records.weight)
-        tempered = best_sharpness(records, warns=True)
-        sharpness = tempered.x[0] if self.start == "ts" else 0.0
-        widths = self._widths(inputs.shape[1])
-        self.solution_ = adam(
-            _network_objective(standard, widths, partial(self._objective(), records.tracked())),
-            _initial(widths, float(np.exp(-sharpness)), self.seed),
-            steps=self.steps,
-            rate=self.rate,
-            patience=self.patience,
-        )
-        for i, (weight, bias) in enumerate(_layers(self.solution_.x, widths)):
-            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
-
-    def _standardise(self, inputs: FloatArray, weight: FloatArray) -> FloatArray:
-        # A margin is infinite where one class is possible: no temperature matters there.
-        finite = np.where(np.isfinite(inputs), inputs, np.nan)
-        usable = np.isfinite(inputs).any(0)
-        low, high = (
-            np.where(usable, end(np.where(np.isnan(finite), other, finite), axis=0), 0.0)
-            for end, other in ((np.min, np.inf), (np.max, -np.inf))
-        )
-        held = np.clip(inputs, low, high)
-        share = weight / weight.sum()
-        mean = share @ held
-        deviation = np.where(high > low, np.sqrt(share @ (held - mean) ** 2) + 1e-8, 1.0)
-        self._store(mean_=mean, deviation_=deviation, low_=low, high_=high)
-        return np.asarray((held - mean) / deviation)
-
-    def _inputs(self, records: Records) -> FloatArray:
-        """Inputs of the network ``(n, width)`` from the table."""
-        raise NotImplementedError
-
-    def _sharpness(self, records: Records) -> FloatArray:
-        inputs = self._tensor(self._inputs(records))
-        return np.asarray(1 / self._network(inputs)[:, 0].cpu().numpy())
-
-    def _network(self, inputs: Tensor) -> Tensor:
-        """Temperatures ``(..., 1)`` of inputs ``(..., width)``."""
-        names, last = ["low_", "high_", "mean_", "deviation_"], len(self.hidden)
-        names += [name for i in range(last + 1) for name in (f"weight{i}_", f"bias{i}_")]
-        values: list[Tensor] = [getattr(self, name) for name in names]
-        if inputs.dtype != torch.float32:  # that of what is learned: conversions take their time
-            values = [v.to(inputs.dtype) for v in values]
-        low, high, mean, deviation, *layers = values
-        x = (inputs.clamp(low, high) - mean) / deviation
-        for i in range(last + 1):
-            x = x @ layers[2 * i] + layers[2 * i + 1]
-            x = x.relu() if i < last else x
-        return F.softplus(x) + MIN_TEMPERATURE
+def temperatures(calibrator: Any, inputs: Tensor) -> Tensor:
+    """Temperatures ``(..., 1)`` of inputs ``(..., width)`` by the network of a calibrator."""
+    names, last = ["low_", "high_", "mean_", "deviation_"], len(calibrator.hidden)
+    names += [name for i in range(last + 1) for name in (f"weight{i}_", f"bias{i}_")]
+    values: list[Tensor] = [getattr(calibrator, name) for name in names]
+    if inputs.dtype != torch.float32:  # that of what is learned: conversions take their time
+        values = [v.to(inputs.dtype) for v in values]
+    low, high, mean, deviation, *layers = values
+    x = (inputs.clamp(low, high) - mean) / deviation
+    for i in range(last + 1):
+        x = x @ layers[2 * i] + layers[2 * i + 1]
+        x = x.relu() if i < last else x
+    return F.softplus(x) + _MIN_TEMPERATURE
 
 
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
@@ -131,11 +120,11 @@ def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray
     for fan_in, fan_out in pairwise(widths[:-1]):
         bound = 1 / math.sqrt(fan_in)
         layers += [rng.uniform(-bound, bound, size) for size in (fan_in * fan_out, fan_out)]
-    above_floor = max(temperature - MIN_TEMPERATURE, 1e-3)
+    above_floor = max(temperature - _MIN_TEMPERATURE, 1e-3)
     return np.concatenate([*layers, np.zeros(widths[-2]), [math.log(math.expm1(above_floor))]])
 
 
-def _layers(parameters: FloatArray, widths: Sequence[int]) -> Layers:
+def _layers(parameters: FloatArray, widths: Sequence[int]) -> _Layers:
     """Weight ``(in, out)`` and bias ``(out,)`` of each layer, as views of the parameters."""
     layers, at = [], 0
     for fan_in, fan_out in pairwise(widths):
@@ -160,7 +149,7 @@ def _network_objective(
         layers = _layers(parameters, widths)
         values = [_activations(layers, each) for each in columns]
         above_floor, rise = softplus(np.concatenate([output[0] for *_, output in values]))
-        temperature = above_floor + MIN_TEMPERATURE
+        temperature = above_floor + _MIN_TEMPERATURE
         log_sharpness = -np.log(temperature)
         value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
         back = -(slope if split is None else split @ slope) * rise / temperature
@@ -177,10 +166,10 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are,
     and so do few: these need no weights.
     """
-    if inputs.shape[1] > 1 or len(inputs) <= MAX_POINTS:
+    if inputs.shape[1] > 1 or len(inputs) <= _MAX_POINTS:
         return inputs, None
     values = inputs[:, 0]
-    steps = np.linspace(0, 1, MAX_POINTS // 2)
+    steps = np.linspace(0, 1, _MAX_POINTS // 2)
     low, high = values.min(), values.max()
     points = np.unique([np.quantile(values, steps), low + (high - low) * steps])
     left = np.clip(np.searchsorted(points, values, "right") - 1, 0, max(len(points) - 2, 0))
@@ -193,7 +182,7 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     return points[:, None], csr_array((weights.ravel(), columns.ravel(), ends), shape)
 
 
-def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
+def _activations(layers: _Layers, inputs: FloatArray) -> list[FloatArray]:
     """Inputs of each layer ``(in, points)``, then the output ``(1, points)``."""
     values = [inputs]
     for weight, bias in layers:
@@ -204,7 +193,7 @@ def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
     return values
 
 
-def _back(layers: Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
+def _back(layers: _Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
     """Gradient by the parameters, from the activations and that by the output ``(1, points)``."""
     gradients = [back.sum(1), (values[-2] @ back.T).ravel()]
     for (weight, _), above, below in zip(
@@ -221,7 +210,7 @@ def _product(left: FloatArray, right: FloatArray) -> FloatArray:
     return left * right if left.shape[1] == 1 else left @ right
 
 
-class ParametrizedTemperatureScaling(NetworkTemperature):
+class ParametrizedTemperatureScaling(TemperatureCalibrator):
     """The ten leading log-probabilities of an example give its temperature (Tomani et al. 2022).
 
     The paper's network (two layers of 5, 91 parameters) and loss (squared error), on sorted
@@ -244,7 +233,6 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     name = "pts"
     aliases = ("parametrized_temperature_scaling",)
     summary = "the ten top log-probabilities give each its temperature"
-    patience = 100
 
     def __init__(
         self,
@@ -254,22 +242,40 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
         steps: Count = 100,
         seed: Seed = 0,
     ) -> None:
-        super().__init__(objective, hidden, steps, seed, width=TOP)
+        super().__init__()
+        self.objective = objective
+        self.hidden = hidden
+        self.steps = steps
+        self.seed = seed
+        self._store(**untrained(TOP, hidden))
 
     def size(self, classes: int) -> int:
         """Weights and biases: 91 by default."""
-        return self._count(TOP)
+        return parameter_count(TOP, self.hidden)
 
-    def _inputs(self, records: Records) -> FloatArray:
+    def _fit_records(self, records: Records) -> None:
+        values, self.solution_ = trained(
+            records,
+            self._leading_of(records),
+            objectives.PROPER[self.objective],
+            hidden=self.hidden,
+            steps=self.steps,
+            patience=100,
+            seed=self.seed,
+        )
+        self._store(**values)
+
+    def _sharpness(self, records: Records) -> FloatArray:
+        inputs = self._tensor(self._leading_of(records))
+        return np.asarray(1 / temperatures(self, inputs)[:, 0].cpu().numpy())
+
+    def _leading_of(self, records: Records) -> FloatArray:
         value, _ = records.log_partition(1.0)
         return np.asarray(np.maximum(-records.gaps.astype(np.float64) - value[:, None], -100.0))
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        return self._network(_leading(logits))
-
-
-def _leading(logits: Tensor) -> Tensor:
-    """Log-probabilities of the leading classes, in order, down to -100."""
-    count = min(TOP, logits.shape[-1])
-    result = logits.log_softmax(-1).topk(count, dim=-1).values
-    return F.pad(result, (0, TOP - count), value=-100.0).clamp(min=-100.0)
+        # log-probabilities of the leading classes, in order, down to -100
+        count = min(TOP, logits.shape[-1])
+        leading = logits.log_softmax(-1).topk(count, dim=-1).values
+        padded = F.pad(leading, (0, TOP - count), value=-100.0)
+        return temperatures(self, padded.clamp(min=-100.0))

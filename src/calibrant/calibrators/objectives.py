@@ -30,10 +30,10 @@ class Measured(NamedTuple):
 Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
 
 BINS = 15
-CENTRES = (np.arange(BINS) + 0.5) / BINS
-GRID_FROM = 1000  # examples from which on a grid is faster
-GRID = 4096  # steps of the confidence between which the parts in the bins are interpolated
-NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
+_CENTRES = (np.arange(BINS) + 0.5) / BINS
+_GRID_FROM = 1000  # examples from which on a grid is faster
+_GRID = 4096  # steps of the confidence between which the parts in the bins are interpolated
+_NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
 
 def nll(
@@ -83,7 +83,7 @@ def soft_ece(
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one.
     """
-    gaps = gridded_gaps if len(records) >= GRID_FROM else binned_gaps
+    gaps = _gridded_gaps if len(records) >= _GRID_FROM else binned_gaps
     penalty = partial(gaps, sigma=sigma, delta=delta)
     return _by_confidence(penalty, records, u, curve)
 
@@ -151,7 +151,7 @@ def binned_gaps(
     mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
     value, rest, pull = _penalty(mass, total, delta)
     # d part / d confidence = part * (centre - mean centre of the example) / sigma^2
-    factors = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull])
+    factors = np.stack([_CENTRES, rest, _CENTRES * rest, pull, _CENTRES * pull])
     gradient = np.empty(len(confidence))
     for run, part in together:
         own, at_rest, far_rest, at_pull, far_pull = factors @ part
@@ -160,7 +160,7 @@ def binned_gaps(
     return value, gradient
 
 
-def gridded_gaps(
+def _gridded_gaps(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     """The same several times faster, where straight lines join the parts on a grid.
@@ -168,16 +168,16 @@ def gridded_gaps(
     The gradient is that of the lines, and jumps at the grid: nothing for line searches.
     """
     parts = _parts_on_grid(sigma)
-    position = confidence * GRID
-    cell = np.minimum(position.astype(np.int64), GRID - 1)
+    position = confidence * _GRID
+    cell = np.minimum(position.astype(np.int64), _GRID - 1)
     along, gap = position - cell, confidence - outcome
     mass, total = (parts @ _on_grid(cell, along, x) for x in (share, share * gap))
     value, rest, pull = _penalty(mass, total, delta)
     by_mass, by_total = np.stack([rest, pull]) @ parts  # of an example at each point of the grid
     # the slope of one line times the gap, and of both the values, in two looks at the grid
-    rise = GRID * np.diff(by_total)
-    fixed = GRID * np.diff(by_mass) + by_total[:-1]
-    along /= GRID
+    rise = _GRID * np.diff(by_total)
+    fixed = _GRID * np.diff(by_mass) + by_total[:-1]
+    along /= _GRID
     along += gap
     along *= rise.take(cell)
     along += fixed.take(cell)
@@ -196,34 +196,34 @@ def _penalty(
 
 
 def _on_grid(cell: IntArray, along: FloatArray, values: FloatArray) -> FloatArray:
-    """Sums of values ``(n,)``, each shared between both ends of its cell, ``(GRID + 1,)``."""
+    """Sums of values ``(n,)``, each shared between both ends of its cell, ``(grid + 1,)``."""
     upper = values * along
-    result = np.zeros(GRID + 1)
-    result[:-1] = np.bincount(cell, values - upper, GRID)
-    result[1:] += np.bincount(cell, upper, GRID)
+    result = np.zeros(_GRID + 1)
+    result[:-1] = np.bincount(cell, values - upper, _GRID)
+    result[1:] += np.bincount(cell, upper, _GRID)
     return result
 
 
 @lru_cache(maxsize=1)
 def _parts_on_grid(sigma: float) -> FloatArray:
-    return memberships(np.arange(GRID + 1) / GRID, sigma)
+    return memberships(np.arange(_GRID + 1) / _GRID, sigma)
 
 
 def _pointwise(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     part = memberships(confidence, sigma)
-    wrong, right = (np.sqrt((a - CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
+    wrong, right = (np.sqrt((a - _CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
     cost = np.where(outcome, right[:, None], wrong[:, None])
-    own = CENTRES @ part
+    own = _CENTRES @ part
     value = (part * cost).sum(0)
-    moved = (part * cost * (CENTRES[:, None] - own)).sum(0) / sigma**2
+    moved = (part * cost * (_CENTRES[:, None] - own)).sum(0) / sigma**2
     return float(share @ value), share * moved
 
 
 def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
-    parts = (_kernels if sigma > NARROW else _narrow_kernels)(confidence, sigma)
+    parts = (_kernels if sigma > _NARROW else _narrow_kernels)(confidence, sigma)
     parts /= np.ones(BINS) @ parts
     return parts
 
@@ -233,7 +233,7 @@ def _kernels(confidence: FloatArray, sigma: float) -> FloatArray:
     # With equal steps between the centres, one exponential and products give them all:
     # (c - 1/2)^2 - (c - 1/2 - j / BINS)^2 = 2 (c - 1/2) j / BINS - (j / BINS)^2
     middle, width = BINS // 2, sigma * BINS
-    step = np.exp((confidence - CENTRES[middle]) * BINS / width**2)
+    step = np.exp((confidence - _CENTRES[middle]) * BINS / width**2)
     kernels = np.empty((BINS, len(confidence)))
     kernels[middle] = 1
     for j in range(middle):
@@ -253,7 +253,7 @@ def _kernels_of_the_middle(sigma: float) -> FloatArray:
 def _narrow_kernels(confidence: FloatArray, sigma: float) -> FloatArray:
     """The same over that at the nearest centre, which stays however narrow the kernel is."""
     nearest = (np.clip(np.floor(confidence * BINS), 0, BINS - 1) + 0.5) / BINS
-    centres = CENTRES[:, None]
+    centres = _CENTRES[:, None]
     # (c - nearest)^2 - (c - centre)^2 in factors
     return np.exp((2 * confidence - nearest - centres) * (centres - nearest) / (2 * sigma**2))
 

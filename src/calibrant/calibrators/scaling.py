@@ -23,8 +23,8 @@ from calibrant.calibrators.by_records import (
 )
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
-NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
-START_ROWS = 1000  # rows whose optimum they start at
+_NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
+_START_ROWS = 1000  # rows, about, at whose optimum they start
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
@@ -256,20 +256,29 @@ def _explained(sharpness: float, records: Records) -> str:
 
 def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
     """The best log-sharpness: from the logits if they are large and have no table, else from it."""
-    large = examples.classes * examples.labels.size >= NEWTON_FROM
+    large = examples.classes * examples.labels.size >= _NEWTON_FROM
     direct = large and objective == "nll" and context.records is None
-    solution = newton_sharpness(examples) if direct else None
+    solution = _newton_sharpness(examples) if direct else None
     return solution or best_sharpness(context.table(examples), objective, warns=True)
 
 
-def newton_sharpness(examples: Examples) -> Solution | None:
+def _newton_sharpness(examples: Examples) -> Solution | None:
     """The log-sharpness with the least NLL, by steps over the logits; None if they fail.
 
     Starting at the optimum of some rows, two passes suffice: less work than the table. The steps
     are Halley's, Newton's with a third derivative, each of which leaves the cube of an error.
     """
+    rows = np.flatnonzero(examples.labels != IGNORED)
+    check_some(len(rows))
+    chosen = np.full(examples.labels.size, IGNORED)
+    some = rows[:: max(1, len(rows) // _START_ROWS)]
+    chosen[some] = examples.labels[some]
+    drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))
+    weight = None if examples.weight is None else examples.weight[some]
     try:
-        start = best_sharpness(tabulate(_sample(examples)))
+        logits = torch.cat([chunk.logits for chunk in drawn])
+        sample = Examples(logits, examples.labels[some], weight, "top_label")
+        start = best_sharpness(tabulate(sample))
     except ValueError:  # a row without a softmax: the table of all names it
         return None
     if not start.converged:
@@ -287,19 +296,6 @@ def newton_sharpness(examples: Examples) -> Solution | None:
         if abs(move) < 1e-3:
             return Solution(np.array([math.log(b)]), math.nan, step, True)
     return None
-
-
-def _sample(examples: Examples) -> Examples:
-    """About a thousand of the labelled rows."""
-    rows = np.flatnonzero(examples.labels != IGNORED)
-    check_some(len(rows))
-    some = rows[:: max(1, len(rows) // START_ROWS)]
-    chosen = np.full(examples.labels.size, IGNORED)
-    chosen[some] = examples.labels[some]
-    drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))
-    weight = None if examples.weight is None else examples.weight[some]
-    logits = torch.cat([chunk.logits for chunk in drawn])
-    return Examples(logits, examples.labels[some], weight, "top_label")
 
 
 def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:

@@ -10,57 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import FloatArray, Values, as_values, warn
+from calibrant._core.checks import FloatArray, warn
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.torch_models import two_largest
-from calibrant.calibrators import objectives
+from calibrant.calibrators import network, objectives
 from calibrant.calibrators.base import Context
-from calibrant.calibrators.network import NetworkTemperature
-
-
-class Indicator(NamedTuple):
-    """A description of an example, from records, or from logits less their ``top``."""
-
-    of_records: Callable[[Records], FloatArray]
-    of_logits: Callable[[Tensor, Tensor], Tensor]
-
-
-def _margin(logits: Tensor, top: Tensor) -> Tensor:
-    first, second = two_largest(logits)
-    return first - second
-
-
-def _mean_gap(logits: Tensor, top: Tensor) -> Tensor:
-    possible = ~torch.isneginf(logits)
-    total = torch.where(possible, logits, 0).sum(-1, keepdim=True)
-    return -total / possible.sum(-1, keepdim=True)
-
-
-def _entropy(logits: Tensor, top: Tensor) -> Tensor:
-    log_probs = logits.log_softmax(-1)
-    terms = torch.where(torch.isneginf(logits), 0, log_probs.exp() * log_probs)
-    return -terms.sum(-1, keepdim=True)
-
-
-INDICATORS: dict[str, Indicator] = {
-    "margin": Indicator(lambda r: r.margin[:, None], _margin),
-    "entropy": Indicator(lambda r: np.subtract(*r.log_partition(1.0))[:, None], _entropy),
-    "confidence": Indicator(
-        lambda r: np.exp(-r.log_partition(1.0).value)[:, None],
-        lambda logits, top: (-logits.logsumexp(-1, keepdim=True)).exp(),
-    ),
-    "max_logit": Indicator(lambda r: r.top[:, None], lambda logits, top: top),
-    "max_minus_mean": Indicator(lambda r: r.mean_gap[:, None], _mean_gap),
-}
-"""Descriptions of an example, as in SMART's table 4; the option ``all`` takes the logits."""
+from calibrant.calibrators.by_records import TemperatureCalibrator
 
 SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]
 SmartIndicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all"]
+_PATIENCE = 250  # steps without progress after which the search ends
 
 
-class SMART(NetworkTemperature):
+class SMART(TemperatureCalibrator):
     r"""The margin of an example gives its temperature (Guo et al. 2026).
 
     With the margin :math:`m = z_{(1)} - z_{(2)}` of the two largest logits, standardised,
@@ -116,10 +80,15 @@ class SMART(NetworkTemperature):
         steps: Count = 250,
         seed: Seed = 0,
     ) -> None:
-        super().__init__(objective, hidden, steps, seed)
+        super().__init__()
+        self.objective = objective
         self.indicator = indicator
+        self.hidden = hidden
         self.likelihood = likelihood
         self.start = start
+        self.steps = steps
+        self.seed = seed
+        self._store(**network.untrained(1, hidden))
         self.fits_records = indicator != "all"  # only the logits themselves are not in the records
         if indicator == "all":
             each = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
@@ -127,13 +96,59 @@ class SMART(NetworkTemperature):
 
     def size(self, classes: int) -> int:
         """Weights and biases: 49 by default."""
-        return self._count(classes if self.indicator == "all" else 1)
+        return network.parameter_count(classes if self.indicator == "all" else 1, self.hidden)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        if self.fits_records:
-            super()._fit(examples, context)
+        records = context.table(examples)
+        if self.indicator == "all":
+            self._train(records, _all_logits(examples))
         else:
-            self._fit_inputs(context.table(examples), _all_logits(examples))
+            self._fit_records(records)
+
+    def _fit_records(self, records: Records) -> None:
+        self._train(records, self._indicator(records))
+
+    def _train(self, records: Records, inputs: FloatArray) -> None:
+        values, self.solution_ = network.trained(
+            records,
+            inputs,
+            self._loss(),
+            hidden=self.hidden,
+            start=self.start,
+            steps=self.steps,
+            patience=_PATIENCE,
+            seed=self.seed,
+        )
+        self._store(**values)
+
+    def _loss(self) -> objectives.Objective:
+        if self.objective in objectives.PROPER:
+            return objectives.PROPER[self.objective]
+        if self.objective == "pointwise":
+            warn(
+                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 where most '
+                'answers are right: it does not calibrate, use "charbonnier"'
+            )
+        binned: dict[str, Callable[..., objectives.Measured]] = {
+            "charbonnier": partial(objectives.soft_ece, delta=1e-3),
+            "soft_ece": objectives.soft_ece,
+            "pointwise": objectives.pointwise,
+        }
+        return partial(objectives.with_likelihood, binned[self.objective], self.likelihood)
+
+    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
+        if self.indicator == "all":
+            return network.temperatures(self, logits)
+        return network.temperatures(self, _INDICATORS[self.indicator].of_logits(logits, top))
+
+    def _sharpness(self, records: Records) -> FloatArray:
+        inputs = self._tensor(self._indicator(records))
+        return np.asarray(1 / network.temperatures(self, inputs)[:, 0].cpu().numpy())
+
+    def _indicator(self, records: Records) -> FloatArray:
+        if self.indicator == "all":
+            raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
+        return _INDICATORS[self.indicator].of_records(records)[:, None]
 
     def curve(self) -> tuple[FloatArray, FloatArray]:
         """Return values of the indicator within the range of the fit, and their temperatures.
@@ -145,7 +160,7 @@ class SMART(NetworkTemperature):
             return np.zeros(0), np.zeros(0)
         values = np.linspace(low[0], high[0], 100)
         inputs = self._tensor(values)[:, None]
-        return values, self._network(inputs)[:, 0].cpu().numpy()
+        return values, network.temperatures(self, inputs)[:, 0].cpu().numpy()
 
     def key_values(self) -> dict[str, str]:
         """Return the range of the temperatures."""
@@ -154,30 +169,42 @@ class SMART(NetworkTemperature):
             return {}
         return {"temperature": f"{temperature.min():.4g}..{temperature.max():.4g}"}
 
-    def _inputs(self, records: Records) -> FloatArray:
-        if not self.fits_records:
-            raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
-        return INDICATORS[self.indicator].of_records(records)
 
-    def _objective(self) -> objectives.Objective:
-        if self.objective == "pointwise":
-            warn(
-                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 where most '
-                'answers are right: it does not calibrate, use "charbonnier"'
-            )
-        soft: dict[str, Callable[..., objectives.Measured]] = {
-            "charbonnier": partial(objectives.soft_ece, delta=1e-3),
-            "soft_ece": objectives.soft_ece,
-            "pointwise": objectives.pointwise,
-        }
-        if self.objective in soft:
-            return partial(objectives.with_likelihood, soft[self.objective], self.likelihood)
-        return super()._objective()
+class _Indicator(NamedTuple):
+    """A description of an example: ``(n,)`` of records, ``(..., 1)`` of logits less their top."""
 
-    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        if self.indicator == "all":
-            return self._network(logits)
-        return self._network(INDICATORS[self.indicator].of_logits(logits, top))
+    of_records: Callable[[Records], FloatArray]
+    of_logits: Callable[[Tensor, Tensor], Tensor]
+
+
+def _margin(logits: Tensor, top: Tensor) -> Tensor:
+    first, second = two_largest(logits)
+    return first - second
+
+
+def _entropy(logits: Tensor, top: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1)
+    terms = torch.where(torch.isneginf(logits), 0, log_probs.exp() * log_probs)
+    return -terms.sum(-1, keepdim=True)
+
+
+def _mean_gap(logits: Tensor, top: Tensor) -> Tensor:
+    possible = ~torch.isneginf(logits)
+    total = torch.where(possible, logits, 0).sum(-1, keepdim=True)
+    return -total / possible.sum(-1, keepdim=True)
+
+
+_INDICATORS: dict[str, _Indicator] = {
+    "margin": _Indicator(lambda records: records.margin, _margin),
+    "entropy": _Indicator(lambda records: np.subtract(*records.log_partition(1.0)), _entropy),
+    "confidence": _Indicator(
+        lambda records: np.exp(-records.log_partition(1.0).value),
+        lambda logits, top: (-logits.logsumexp(-1, keepdim=True)).exp(),
+    ),
+    "max_logit": _Indicator(lambda records: records.top, lambda logits, top: top),
+    "max_minus_mean": _Indicator(lambda records: records.mean_gap, _mean_gap),
+}
+"""Descriptions of an example, as in SMART's table 4; the option ``all`` takes the logits."""
 
 
 def _all_logits(examples: Examples) -> FloatArray:
@@ -187,36 +214,3 @@ def _all_logits(examples: Examples) -> FloatArray:
     if np.isneginf(result).any():
         raise ValueError('indicator "all" needs finite logits, got -inf: use "margin"')
     return np.asarray(result)
-
-
-class TemperatureBounds(NamedTuple):
-    """Least and largest temperature, each of the shape of the margins."""
-
-    low: FloatArray
-    high: FloatArray
-
-
-def margin_bounds(margin: Values, confidence: Values, classes: int) -> TemperatureBounds:
-    r"""Temperatures that can give an example of known margin a wanted confidence.
-
-    .. math::
-        \frac{m}{\log\frac{K - 1}{S}} \le T \le \frac{m}{-\log S}, \qquad S = \frac1p - 1
-
-    (SMART, appendix A.1): the other classes are at least :math:`m` below the top. There is no
-    upper bound for :math:`p \le 1/2`. ``confidence`` is between ``1 / classes`` and 1.
-
-    >>> margin_bounds([1.0, 10.0], 0.8, classes=10)
-    TemperatureBounds(low=array([0.279..., 2.790...]), high=array([0.721..., 7.213...]))
-    """
-    gaps = as_values(margin, "margin")
-    wanted = np.broadcast_to(np.asarray(confidence, dtype=np.float64), gaps.shape)
-    if (gaps < 0).any():
-        raise ValueError(f"margin must not be negative, got {float(gaps.min()):g}")
-    if not ((wanted > 1 / classes) & (wanted < 1)).all():
-        got = f"{float(wanted.min()):g} to {float(wanted.max()):g}"
-        raise ValueError(f"confidence must lie between 1/{classes} and 1, got {got}")
-    odds = 1 / wanted - 1
-    bounded = odds < 1
-    high = np.full(gaps.shape, np.inf)
-    np.divide(gaps, -np.log(odds), out=high, where=bounded)
-    return TemperatureBounds(gaps / np.log((classes - 1) / odds), high)

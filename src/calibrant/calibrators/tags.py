@@ -22,13 +22,13 @@ from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import MAX_MEAN_ODDS, MAX_SLOPE, fit_platt
 from calibrant.calibrators.passes import Passes, Sums
 
-PRIOR_SPREAD = 0.1  # standard deviation of lines among tags, expected before any are seen
-PRIOR_TAGS = 2.0  # tags that this expectation counts for
-POOL_VARIANCE = np.array([1.0, 9.0])  # of log-slope and shift of the common line, about 0
-MAX_PASSES, MAX_UPDATES = 100, 100  # over the data, and of the prior between them
-TOLERANCE = 1e-6
-MAX_STEP = 1.0  # of a log-slope or shift in one pass
-LIMITS = np.array([np.log(MAX_SLOPE), MAX_MEAN_ODDS])  # of log-slopes and shifts, either way
+_PRIOR_SPREAD = 0.1  # standard deviation of lines among tags, expected before any are seen
+_PRIOR_TAGS = 2.0  # tags that this expectation counts for
+_POOL_VARIANCE = np.array([1.0, 9.0])  # of log-slope and shift of the common line, about 0
+_MAX_PASSES, _MAX_UPDATES = 100, 100  # over the data, and of the prior between them
+_TOLERANCE = 1e-6
+_MAX_STEP = 1.0  # of a log-slope or shift in one pass
+_LIMITS = np.array([np.log(MAX_SLOPE), MAX_MEAN_ODDS])  # of log-slopes and shifts, either way
 
 
 class TagCalibrator(Calibrator):
@@ -56,7 +56,7 @@ class TagCalibrator(Calibrator):
         super().__init__()
         self._store(slope_=torch.ones(0), intercept_=torch.zeros(0))
 
-    def _fit_cells(self, cells: Cells) -> Solution:
+    def _fit_cells(self, cells: _Cells) -> Solution:
         """Return slopes and intercepts ``(2, tags)``."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class TagIdentity(TagCalibrator):
     def set_floor(self, floor: float) -> None:
         """Do nothing: probabilities of 0 stay what they are."""
 
-    def _fit_cells(self, cells: Cells) -> Solution:
+    def _fit_cells(self, cells: _Cells) -> Solution:
         return _unchanged(cells.logits.shape[1])
 
     def _refined(self, passes: Passes, masses: _Masses) -> Solution:
@@ -167,7 +167,7 @@ class PooledTags(TagCalibrator):
     summary = "one straight line for all tags (Platt)"
     parameter_count = 2
 
-    def _fit_cells(self, cells: Cells) -> Solution:
+    def _fit_cells(self, cells: _Cells) -> Solution:
         line = _fit_lines(_together(cells)).solution
         return line._replace(x=np.repeat(line.x, cells.logits.shape[1], axis=1))
 
@@ -233,14 +233,14 @@ class TagScaling(TagCalibrator):
         """Those of the common line: tags with few labels lean on it."""
         return 2
 
-    def _fit_cells(self, cells: Cells) -> Solution:
+    def _fit_cells(self, cells: _Cells) -> Solution:
         return self._kept(_fit_lines(cells))
 
     def _refined(self, passes: Passes, masses: _Masses) -> Solution:
         theta = _theta(self.slope_, self.intercept_, masses.centre)
         return self._kept(_refined_lines(passes, masses, theta, together=False))
 
-    def _kept(self, lines: Lines) -> Solution:
+    def _kept(self, lines: _Lines) -> Solution:
         log_slope, shift = lines.pool
         self._store(pool_=np.array([np.exp(log_slope), shift]), spread_=lines.spread)
         return lines.solution
@@ -249,7 +249,7 @@ class TagScaling(TagCalibrator):
 # ------------------------------------------------------------------------------------- the cells
 
 
-class Cells(NamedTuple):
+class _Cells(NamedTuple):
     """Each ``(n, tags)``; cells without a label have weight 0, logit 0 and outcome 0."""
 
     logits: FloatArray
@@ -284,12 +284,12 @@ def _cell_masses(examples: Examples) -> Sums:
     return [labelled.sum(0), hits, raw.weight.sum(0), (raw.weight * raw.logits).sum(0)]
 
 
-def _together(cells: Cells) -> Cells:
+def _together(cells: _Cells) -> _Cells:
     """Return all cells as those of one tag."""
-    return Cells(*(values.reshape(-1, 1) for values in cells))
+    return _Cells(*(values.reshape(-1, 1) for values in cells))
 
 
-def _cells(examples: Examples) -> Cells:
+def _cells(examples: Examples) -> _Cells:
     cells = _raw_cells(examples)
     checks.check_some(int((cells.weight > 0).sum()))
     if examples.weight is None:
@@ -297,7 +297,7 @@ def _cells(examples: Examples) -> Cells:
     return cells._replace(weight=cells.weight * ((cells.weight > 0).sum() / cells.weight.sum()))
 
 
-def _raw_cells(examples: Examples) -> Cells:
+def _raw_cells(examples: Examples) -> _Cells:
     """Return cells with the weights as they are."""
     tags = examples.columns
     labels = examples.labels.reshape(-1, tags)
@@ -307,7 +307,7 @@ def _raw_cells(examples: Examples) -> Cells:
     weight = np.where(labelled, 1.0, 0.0)
     if examples.weight is not None:
         weight *= examples.weight.reshape(-1, tags)
-    return Cells(np.where(labelled, logits, 0), np.where(labelled, labels, 0.0), weight)
+    return _Cells(np.where(labelled, logits, 0), np.where(labelled, labels, 0.0), weight)
 
 
 def _check_finite(finite: BoolArray, logits: checks.Logits) -> None:
@@ -331,7 +331,7 @@ def _warn_of_rare_tags(calibrator: TagCalibrator, labelled: FloatArray, hits: Fl
 # -------------------------------------------------------------------------------------- the lines
 
 
-class Lines(NamedTuple):
+class _Lines(NamedTuple):
     """Lines of the tags, and the mean and standard deviation ``(2,)`` of log-slope and shift."""
 
     solution: Solution  # slopes and intercepts (2, tags)
@@ -344,14 +344,14 @@ class _Prior(NamedTuple):
     covariance: FloatArray  # (2, 2)
 
 
-def _fit_lines(cells: Cells) -> Lines:
+def _fit_lines(cells: _Cells) -> _Lines:
     """Fit the lines of cells in memory."""
     mass = cells.weight.sum(0)
     centre = _Masses(mass, mass, (cells.weight * cells.logits).sum(0)).centre
     return _newton(partial(_derivatives, cells, centre), centre, _start(cells, centre))
 
 
-def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, together: bool) -> Lines:
+def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, together: bool) -> _Lines:
     """Fit the lines of all examples, from those of some."""
     centre, scale = masses.centre, masses.scale
 
@@ -380,29 +380,29 @@ def _unchanged(tags: int) -> Solution:
     return Solution(np.stack([np.ones(tags), np.zeros(tags)]), 0.0, 0, True)
 
 
-Derivatives: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+_Derivatives: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 
-def _newton(derivatives: Derivatives, centre: FloatArray, theta: FloatArray) -> Lines:
+def _newton(derivatives: _Derivatives, centre: FloatArray, theta: FloatArray) -> _Lines:
     """Fit log-slopes and shifts by Newton steps; between them the prior is estimated."""
-    prior = _Prior(theta.mean(0), PRIOR_SPREAD**2 * np.eye(2))
+    prior = _Prior(theta.mean(0), _PRIOR_SPREAD**2 * np.eye(2))
     passes, converged = 0, False
-    while not converged and passes < MAX_PASSES:
+    while not converged and passes < _MAX_PASSES:
         check_time()
         gradient, information = derivatives(theta)
         # the likelihood about theta as a normal one, in the form that allows no information at all
         evidence = np.einsum("tij,tj->ti", information, theta) - gradient
         prior, mode = _empirical_bayes(information, evidence, prior)
-        step = np.clip(mode - theta, -MAX_STEP, MAX_STEP)
+        step = np.clip(mode - theta, -_MAX_STEP, _MAX_STEP)
         theta, passes = theta + step, passes + 1
-        converged = bool(np.abs(step).max() < TOLERANCE)
+        converged = bool(np.abs(step).max() < _TOLERANCE)
     slope = np.exp(theta[:, 0])
     line = np.stack([slope, centre + theta[:, 1] - slope * centre])
     spread = np.sqrt(np.diag(prior.covariance))
-    return Lines(Solution(line, np.nan, passes, converged), prior.mean, spread)
+    return _Lines(Solution(line, np.nan, passes, converged), prior.mean, spread)
 
 
-def _start(cells: Cells, centre: FloatArray) -> FloatArray:
+def _start(cells: _Cells, centre: FloatArray) -> FloatArray:
     """Return log-slopes and shifts ``(tags, 2)`` of the common line, which has bounds."""
     kept = cells.weight > 0
     odds, outcome, weight = (values[kept] for values in cells)
@@ -410,11 +410,11 @@ def _start(cells: Cells, centre: FloatArray) -> FloatArray:
     slope = max(slope, 1 / MAX_SLOPE)
     shift = (slope - 1) * centre + offset
     theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
-    return np.asarray(np.clip(theta, -LIMITS, LIMITS))
+    return np.asarray(np.clip(theta, -_LIMITS, _LIMITS))
 
 
 def _derivatives(
-    cells: Cells, centre: FloatArray, theta: FloatArray
+    cells: _Cells, centre: FloatArray, theta: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return gradient ``(tags, 2)`` and expected information ``(tags, 2, 2)`` of the NLL."""
     tilt = np.exp(theta[:, 0]) * (cells.logits - centre)  # derivative by the log-slope
@@ -433,18 +433,18 @@ def _empirical_bayes(
 
     Tag ``t`` has the likelihood exp(-x' information[t] x / 2 + evidence[t]' x).
     """
-    for _ in range(MAX_UPDATES):
+    for _ in range(_MAX_UPDATES):
         precision = np.linalg.inv(prior.covariance)
         covariance = np.linalg.inv(information + precision)
         posterior = np.einsum("tij,tj->ti", covariance, evidence + precision @ prior.mean)
-        posterior = np.clip(posterior, -LIMITS, LIMITS)  # for data without an optimum
-        pull = len(evidence) * precision + np.diag(1 / POOL_VARIANCE)
+        posterior = np.clip(posterior, -_LIMITS, _LIMITS)  # for data without an optimum
+        pull = len(evidence) * precision + np.diag(1 / _POOL_VARIANCE)
         mean = np.linalg.solve(pull, precision @ posterior.sum(0))
         off = posterior - mean
-        scatter = PRIOR_TAGS * PRIOR_SPREAD**2 * np.eye(2) + off.T @ off + covariance.sum(0)
-        updated = _Prior(mean, scatter / (PRIOR_TAGS + len(evidence)))
+        scatter = _PRIOR_TAGS * _PRIOR_SPREAD**2 * np.eye(2) + off.T @ off + covariance.sum(0)
+        updated = _Prior(mean, scatter / (_PRIOR_TAGS + len(evidence)))
         change = max(float(np.abs(a - b).max()) for a, b in zip(updated, prior, strict=True))
         prior = updated
-        if change < TOLERANCE / 10:
+        if change < _TOLERANCE / 10:
             break
     return prior, posterior

@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator
 
 MASKED = "masked classes"
-TRIAL_ROWS, MAX_NUMBERS = 16, 1 << 21
+_TRIAL_ROWS, _MAX_NUMBERS = 16, 1 << 21
 """Rows of a trial, fewer where they would have more numbers than this."""
 
 
@@ -29,7 +29,7 @@ def edge_cases(calibrator: Calibrator, random: torch.Generator) -> Iterator[tupl
     """Yield logits at the limits of what is legal, and what they are."""
     shape = _row_shape(calibrator)
     several = math.prod(shape) > 1
-    count = max(2, min(TRIAL_ROWS, MAX_NUMBERS // math.prod(shape)))
+    count = max(2, min(_TRIAL_ROWS, _MAX_NUMBERS // math.prod(shape)))
     rows = torch.randn((count, *shape), generator=random)
     if several:  # the first class leads in one row, the last in another
         rows[0], rows[1] = rows[0].sort(descending=True).values, rows[1].sort().values
@@ -63,7 +63,7 @@ def check_learned(calibrator: Calibrator) -> None:
     for name, value in calibrator.named_buffers(recurse=False):
         if name in calibrator.positive and not (value > 0).all():
             raise ValueError(f"{name} must be positive, got {float(value.min()):g}")
-    if max(calibrator.classes, calibrator.width) > MAX_NUMBERS:
+    if max(calibrator.classes, calibrator.width) > _MAX_NUMBERS:
         return  # a number that no tensor has to agree with
     random = torch.Generator().manual_seed(0)
     for trial, logits in edge_cases(calibrator, random):

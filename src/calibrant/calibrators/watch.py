@@ -1,50 +1,33 @@
-"""Facts about the examples of a fit, and about what it leaves undone, told once for all methods."""
+"""Warnings about mistakes in the examples of a fit, and about errors that a fit leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, warn
+from calibrant._core.checks import IGNORED, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
 from calibrant.calibrators.data_checks import one_label
 from calibrant.metrics.hints import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
-MAX_EXAMPLES, MAX_LOGITS = 10_000, 1 << 18
+_MAX_EXAMPLES, _MAX_LOGITS = 10_000, 1 << 18
 """Number of examples, and of logits, that are looked at for mistakes."""
-OFF, HALF_OR_TWICE, SIGNIFICANT = 0.1, 0.02, 1e-3
+_OFF, _HALF_OR_TWICE, _SIGNIFICANT = 0.1, 0.02, 1e-3
 """By how much the share of a class must be off: in any case, where it is half or twice the right
 one, and at which level."""
 _TOLD: ContextVar[bool] = ContextVar("told", default=False)
 
 
-class Fit(Protocol):
-    """What is asked of a calibrator about its fit."""
-
-    @property
-    def keeps_argmax(self) -> bool:
-        """True if the predicted class never changes."""
-
-    def size(self, classes: int) -> int:
-        """Return the number of parameters."""
-
-    def left_out(self) -> list[str]:
-        """Return sentences about clear gains that it left out."""
-
-    def probs_of_classes(self, logits: Logits, features: Logits | None = None) -> FloatArray:
-        """Return calibrated probabilities ``(n, classes)``."""
-
-
 @contextmanager
-def watched(calibrator: Fit, examples: Examples, features: Logits | None = None) -> Iterator[None]:
+def watched(calibrator: Any, examples: Examples, features: Logits | None = None) -> Iterator[None]:
     """Warn of what the examples of the fit inside show, and of what it leaves undone.
 
     Where they are a mistake, the fit is silent: what it would complain of follows from that.
@@ -78,11 +61,11 @@ def told(mistake: str = "") -> Iterator[None]:
 
 def most_rows(classes: int) -> int:
     """Return how many examples are looked at: of many classes few, but enough to tell."""
-    return max(2 * ENOUGH, min(MAX_EXAMPLES, MAX_LOGITS // classes))
+    return max(2 * ENOUGH, min(_MAX_EXAMPLES, _MAX_LOGITS // classes))
 
 
 def _looked_at(examples: Examples) -> tuple[Examples, IntArray]:
-    """Return at most so many labelled examples, evenly spread, and the numbers of their rows."""
+    """Return some of the labelled examples, evenly spread, and the numbers of their rows."""
     rows = np.flatnonzero(examples.labels != IGNORED)
     checks.check_some(len(rows))
     rows = rows[:: max(1, -(-len(rows) // most_rows(examples.classes)))]
@@ -128,7 +111,7 @@ def figures_of(examples: Examples) -> Figures:
     )
 
 
-def off_shares(calibrator: Fit, examples: Examples, features: Logits | None = None) -> str:
+def off_shares(calibrator: Any, examples: Examples, features: Logits | None = None) -> str:
     """Return how far a fit that keeps predictions leaves a class off, if one clearly is.
 
     That is, how far its mean probability is from its share of the labels.
@@ -146,8 +129,8 @@ def off_shares(calibrator: Fit, examples: Examples, features: Logits | None = No
     noise = np.sqrt(share**2 @ (probs - own - gap) ** 2)
     claimed = labelled + gap
     twice = np.maximum(claimed, labelled) >= 2 * np.minimum(claimed, labelled)
-    beyond_noise = -ndtri(SIGNIFICANT / 2 / some.classes) * noise
-    least = np.maximum(np.where(twice, HALF_OR_TWICE, OFF), beyond_noise)
+    beyond_noise = -ndtri(_SIGNIFICANT / 2 / some.classes) * noise
+    least = np.maximum(np.where(twice, _HALF_OR_TWICE, _OFF), beyond_noise)
     off = np.flatnonzero(np.abs(gap) >= least)
     if not off.size:
         return ""

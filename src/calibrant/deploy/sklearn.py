@@ -22,7 +22,8 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.messages import plain_name
 from calibrant._core.optional import needed
 from calibrant.calibrators.base import Calibrator, feature_rows
-from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
+from calibrant.calibrators.features import Multicalibration
+from calibrant.calibrators.features.metadata_inputs import metadata_arrays
 from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.tags import TagIdentity
@@ -203,7 +204,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f"{name} is for tags: y must have a column of 0 and 1 for each")
         if calibrator.input_columns == ("features",):
             name, remedy = type(calibrator).__name__, "choose another method"
-            if isinstance(calibrator, MetadataCalibrator):
+            if isinstance(calibrator, Multicalibration):
                 remedy = 'name columns of X, options={"columns": ["age", "site"]}, say'
             raise ValueError(f"{name} needs features of a last layer: {remedy}")
         return calibrator
@@ -388,8 +389,8 @@ def _fitted_scale(
         floor = scores.floor(weight)
         scores = scores.raised(floor)
     features = None
-    if isinstance(calibrator, MetadataCalibrator):
-        features = feature_rows(calibrator.metadata_arrays(X), scores.rows)
+    if isinstance(calibrator, Multicalibration):
+        features = feature_rows(metadata_arrays(X, calibrator.columns or ()), scores.rows)
     logits = scoring.log_odds(scores.logits) / scale
     calibrator.fit(logits, scores.labels, features=features, sample_weight=weight, groups=kept)
     calibrator.set_floor(floor)

@@ -10,15 +10,17 @@ import numpy as np
 from calibrant._core.checks import Features, Values
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.learned_map import (
+from calibrant.calibrators.learned_curves import (
     POINTS,
     LearnedMap,
+    MarginChange,
+    MarginTemperature,
     check_drawable,
     learned_map,
     margin_rows,
+    margin_temperature,
 )
 from calibrant.calibrators.maccal import MaCCal
-from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature, margin_temperature
 from calibrant.calibrators.smart import SMART
 from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
 from calibrant.show.charts import Line, line_chart

@@ -17,7 +17,7 @@ from calibrant._core.engines import reporting
 from calibrant._core.messages import printable
 from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
+from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import open_dataset
@@ -102,7 +102,7 @@ def _methods(
         kind = known[name]
         if name == "none" or (kind.two_classes_only and splits[0].classes != 2):
             continue
-        if issubclass(kind, MetadataCalibrator):  # the page names no columns for it
+        if issubclass(kind, Multicalibration):  # the page names no columns for it
             continue
         if kind.needs_features <= features and kind.needs_head <= dataset.has_head:
             yield {"name": name, "title": _title(kind), "summary": _plain_text(kind.summary)}

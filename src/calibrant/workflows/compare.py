@@ -20,7 +20,7 @@ from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators import watch as watching
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
+from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
@@ -259,7 +259,7 @@ def _chosen(
 
     def made(kind: type[Calibrator]) -> Calibrator:
         taken = ["keep_argmax"] if kind is Auto else []
-        taken += ["columns"] if issubclass(kind, MetadataCalibrator) else []
+        taken += ["columns"] if issubclass(kind, Multicalibration) else []
         return kind(**{option: options[option] for option in taken})
 
     if names is not None and list(names) != ["all"]:
@@ -268,11 +268,11 @@ def _chosen(
     usual = list(known)
     if names is None and estimand != "multilabel":
         usual = [*(FOR_TWO_CLASSES if splits[0].classes == 2 else FOR_SEVERAL_CLASSES)]
-        usual += [name for name, kind in known.items() if issubclass(kind, MetadataCalibrator)]
+        usual += [name for name, kind in known.items() if issubclass(kind, Multicalibration)]
     there = {name for name in splits[0].keys if name in splits[1].keys}
 
     def suits(calibrator: Calibrator) -> bool:
-        if isinstance(calibrator, MetadataCalibrator):  # features of a last layer are no metadata
+        if isinstance(calibrator, Multicalibration):  # features of a last layer are no metadata
             return options["columns"] is not None
         has = calibrator.needs_head <= splits[0].dataset.has_head
         few = splits[0].classes == 2 or not calibrator.two_classes_only

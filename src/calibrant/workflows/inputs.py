@@ -7,7 +7,7 @@ from typing import Any
 from calibrant._core.checks import Features
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
+from calibrant.calibrators.features import Multicalibration
 from calibrant.data.dataset import Split
 from calibrant.data.keys import full_key
 
@@ -21,7 +21,7 @@ def check_inputs(calibrator: Calibrator, split: Split) -> None:
     name, has = type(calibrator).__name__, comma_separated(split.keys)
     if lacking == ["features"]:
         columns = "name metadata columns with columns= or --columns, or "
-        other = columns if isinstance(calibrator, MetadataCalibrator) else ""
+        other = columns if isinstance(calibrator, Multicalibration) else ""
         raise ValueError(
             f"{name} needs features: {split.path} has no {keys} in every shard, only {has}; "
             f"{other}save the inputs of the last layer as {keys}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import kept_names
-from calibrant._core.engines import current_work, silently
+from calibrant._core.engines import silently
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.data.dataset import Dataset
@@ -63,7 +63,6 @@ def retrain(
         held_out=(val.features, val.read("labels")) if val and val.has_features else None,
         classes=_classes(dataset),
         checkpoint=checkpoint,
-        progress=current_work().progress,
     )
     calibrator.class_names_ = kept_names(dataset.class_names or training.class_names)
     return calibrator

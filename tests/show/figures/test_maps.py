@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.calibrators.learned_map import learned_map
+from calibrant.calibrators.learned_curves import learned_map
 from tests.show.figures.test_reliability import assert_whole, legend
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn

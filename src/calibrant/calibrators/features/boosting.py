@@ -18,19 +18,19 @@ from calibrant.calibrators.features.correctable import Correctable
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 
-Codes: TypeAlias = NDArray[np.int16]
+_Codes: TypeAlias = NDArray[np.int16]
 
-MAX_LEAF = 2.0
+_MAX_LEAF = 2.0
 """Largest value of a leaf before shrinkage, for data without an optimum."""
-MIN_GAIN = 4.0
+_MIN_GAIN = 4.0
 """Gain that a split needs: without any effect, gains are like squares of normal numbers."""
-PATIENCE = 10
+_PATIENCE = 10
 """Rounds without a lower held-out loss after which no more are tried."""
-CLEAR = 2.0
+_CLEAR = 2.0
 """Standard errors by which corrections must lower the held-out loss."""
-SCALES = (0.5, 2.0)
+_SCALES = (0.5, 2.0)
 """Factors of corrections, between which the best is looked for."""
-MAX_SHOWN, LOOKED_AT = 5, 1 << 14
+_MAX_SHOWN, _LOOKED_AT = 5, 1 << 14
 """Number of subgroups that a description names, and of examples that they are measured on."""
 
 
@@ -89,7 +89,7 @@ class TreeLearner:
         self._low, self._high = self._first[self._ranges[:, 0]] + self._ranges[:, 1:].T
 
     def learn(
-        self, codes: Codes, slope: FloatArray, curvature: FloatArray, weight: FloatArray
+        self, codes: _Codes, slope: FloatArray, curvature: FloatArray, weight: FloatArray
     ) -> tuple[Tree, IntArray]:
         """Return a tree and the leaf of each example ``(n,)``.
 
@@ -104,13 +104,15 @@ class TreeLearner:
             below = self._sums(codes, place, 2**level, values)
             for i, sums in enumerate(below):
                 split[2**level - 1 + i] = self._best(sums)
-            place = 2 * place + goes_right(split, place + 2**level - 1, codes)
+            column, low, high = split[place + 2**level - 1].T
+            code = codes[column, np.arange(codes.shape[1])]
+            place = 2 * place + ((code >= low) & (code < high))
         totals = np.array([np.bincount(place, v, nodes + 1) for v in values], np.float64)
         column, low, high = split.T
         return Tree(column, low, high, self._leaves(totals, slope.shape[1])), place
 
     def _sums(
-        self, codes: Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]
+        self, codes: _Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]
     ) -> FloatArray:
         """Return sums of the values over the codes below each: ``(nodes, values, codes + 1)``."""
         total = int(self._first[-1])
@@ -134,7 +136,7 @@ class TreeLearner:
         gain = np.where(enough, gain, 0.0)
         # the first of those that differ by rounding, such as both sides of one cut
         best = int((gain >= (1 - 1e-9) * gain.max()).argmax())
-        return self._ranges[best] if gain[best] > MIN_GAIN else np.zeros(3, np.int64)
+        return self._ranges[best] if gain[best] > _MIN_GAIN else np.zeros(3, np.int64)
 
     def _score(self, sums: FloatArray) -> FloatArray:
         """Return the gain of leaves with some sums ``(2 outputs + 1, ...)`` over no correction."""
@@ -150,10 +152,10 @@ class TreeLearner:
         step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
         # a part of the step that falls with the doubt, down to nothing
         sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
-        return np.asarray(self.rate * (sure * np.clip(step, -MAX_LEAF, MAX_LEAF)).T)
+        return np.asarray(self.rate * (sure * np.clip(step, -_MAX_LEAF, _MAX_LEAF)).T)
 
 
-class NumberSplits(NamedTuple):
+class _NumberSplits(NamedTuple):
     """Splits of trees by the numbers of columns instead of their codes, each ``(trees, nodes)``."""
 
     column: IntArray
@@ -164,15 +166,15 @@ class NumberSplits(NamedTuple):
 
 def number_splits(
     trees: Sequence[Tree], columns: Sequence[MetadataColumn], nodes: int
-) -> NumberSplits:
+) -> _NumberSplits:
     """Return the splits of trees with some number of nodes."""
     splits = np.array([tree[:3] for tree in trees], np.int64).reshape(-1, 3, nodes)
     column, low, high = splits.swapaxes(0, 1)
     # where each code begins; that of missing values has no numbers
-    edges = [np.array([-BEYOND, *cuts_of(c), BEYOND, BEYOND]) for c in columns]
+    edges = [np.array([-BEYOND, *_cuts_of(c), BEYOND, BEYOND]) for c in columns]
     flat, first = np.concatenate([*edges, []]), np.cumsum([0, *map(len, edges)])
     missing = np.array([c.size - 1 for c in columns] or [0])[column]
-    return NumberSplits(
+    return _NumberSplits(
         column,
         flat[first[column] + low],
         flat[first[column] + high],
@@ -180,23 +182,16 @@ def number_splits(
     )
 
 
-def cuts_of(column: MetadataColumn) -> NDArray[np.float32]:
+def _cuts_of(column: MetadataColumn) -> NDArray[np.float32]:
     """Return the numbers at which codes but the first begin; categories are their places."""
     categories = np.arange(1, len(column.values) + 1)
     return np.asarray(categories if column.kind == "category" else column.cuts, np.float32)
 
 
-def codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> Codes:
+def codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> _Codes:
     """Return the codes of numbers in single precision, in which predictions compare them."""
-    codes = np.searchsorted(cuts_of(column), numbers, side="right")
+    codes = np.searchsorted(_cuts_of(column), numbers, side="right")
     return np.where(np.isnan(numbers), column.size - 1, codes).astype(np.int16)
-
-
-def goes_right(split: IntArray, node: IntArray, codes: Codes) -> IntArray:
-    """Return 1 for examples whose code is in the range of their node ``(n,)``, else 0."""
-    column, low, high = split[node].T
-    code = codes[column, np.arange(codes.shape[1])]
-    return np.asarray((code >= low) & (code < high), np.int64)
 
 
 @dataclass
@@ -209,7 +204,7 @@ class Boosting:
 
     predictions: Correctable
     learner: TreeLearner
-    codes: Codes
+    codes: _Codes
     weight: FloatArray
     correction: FloatArray = field(init=False)
     trees: list[Tree] = field(default_factory=list)
@@ -240,7 +235,7 @@ class Boosting:
         return Boosting(self.predictions, self.learner, self.codes, weight)
 
 
-def held_out_corrections(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
+def _held_out_corrections(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
     """Yield corrections ``(n, outputs)`` after 0, 1, ... trees, learned without an example's part.
 
     The array is that of the next round as well: copy what is to be kept.
@@ -271,7 +266,7 @@ class Choice(NamedTuple):
     @property
     def clear(self) -> bool:
         """True if the gain is more than noise."""
-        return self.gain > CLEAR * self.error
+        return self.gain > _CLEAR * self.error
 
 
 def best_rounds(
@@ -283,18 +278,18 @@ def best_rounds(
     """
     share = run.weight / run.weight.sum()
     rounds, lowest, best = 0, math.inf, run.correction
-    for number, correction in enumerate(islice(held_out_corrections(run, parts), most + 1)):
+    for number, correction in enumerate(islice(_held_out_corrections(run, parts), most + 1)):
         mean = float(share @ run.predictions.losses(correction))
         if mean < lowest:
             rounds, lowest, best = number, mean, correction.copy()
-        if number - rounds >= PATIENCE:
+        if number - rounds >= _PATIENCE:
             break
     first = run.predictions.losses(np.zeros_like(best))
 
     def loss(scale: float) -> float:
         return float(share @ run.predictions.losses(scale * best))
 
-    scale = float(minimize_scalar(loss, bounds=SCALES, method="bounded").x) if rounds else 1.0
+    scale = float(minimize_scalar(loss, bounds=_SCALES, method="bounded").x) if rounds else 1.0
     # without the factor, which makes noise larger as well
     gains = first - run.predictions.losses(best)
     gain = float(share @ gains)
@@ -318,7 +313,7 @@ def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
     They are those of metadata alone. Larger subgroups come before smaller ones that are corrected
     as much. Of subgroups that are much the same, one is returned.
     """
-    seen = np.arange(0, len(run.weight), -(-len(run.weight) // LOOKED_AT))
+    seen = np.arange(0, len(run.weight), -(-len(run.weight) // _LOOKED_AT))
     predictions, correction = run.predictions.take(seen), scale * run.correction[seen]
     codes, share = run.codes[:, seen].T.astype(np.int64), run.weight[seen] / run.weight[seen].sum()
     columns, found = run.learner.columns, []
@@ -331,7 +326,7 @@ def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
         found.append((math.sqrt(size) * float(np.linalg.norm(mean)), subgroup, member, mean, size))
     kept: list[Any] = []
     for one in sorted(found, key=lambda each: -each[0]):
-        if len(kept) < MAX_SHOWN and not any(_alike(one[2], other[2]) for other in kept):
+        if len(kept) < _MAX_SHOWN and not any(_alike(one[2], other[2]) for other in kept):
             kept.append(one)
     return [
         Correction(conjunction_text(columns, subgroup), mean.tolist(), size)

@@ -19,13 +19,13 @@ from calibrant.calibrators.objectives import ece, nll
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.scaling import best_sharpness
 
-TAILS = (1e-5, 0.5, 17)
+_TAILS = (1e-5, 0.5, 17)
 """Shares of features beyond the clipping values that are tried: from, to, and how many."""
-HALVINGS = 6  # further values below the smallest of these, each half of the one before
-REFINED = 4  # values that are tried between the best of these and each of its neighbours
-LOOKED_AT, MAX_SEARCHED = 1_000_000, 10_000
+_HALVINGS = 6  # further values below the smallest of these, each half of the one before
+_REFINED = 4  # values that are tried between the best of these and each of its neighbours
+_LOOKED_AT, _MAX_SEARCHED = 1_000_000, 10_000
 """Features at most that quantiles are taken of, and examples that clipping values are tried on."""
-MAX_DISAGREEMENT = 0.02
+_MAX_DISAGREEMENT = 0.02
 """Part of their spread by which logits may differ from those of the last layer."""
 
 
@@ -108,8 +108,8 @@ class FeatureClipping(Calibrator):
         parts = [chunk.logits for chunk in labelled_chunks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
         weight, bias = (x.to(self.device) for x in _last_layer(context.head, examples, self._width))
-        check_head(logits, linear(features, weight, bias))
-        some = np.arange(0, len(records), -(-len(records) // MAX_SEARCHED))
+        _check_head(logits, linear(features, weight, bias))
+        some = np.arange(0, len(records), -(-len(records) // _MAX_SEARCHED))
         best = self._search(logits[some], features[some], weight, records.take(some))
         log_sharpness = best.log_sharpness
         if self.temperature:
@@ -121,15 +121,15 @@ class FeatureClipping(Calibrator):
     def _search(self, logits: Tensor, features: Tensor, weight: Tensor, records: Records) -> _Tried:
         """The best clipping value among a coarse grid, then among a fine one around it."""
         size, largest = features.abs().reshape(-1), float(features.abs().max())
-        if len(size) > LOOKED_AT:
+        if len(size) > _LOOKED_AT:
             rng = np.random.default_rng(0)
-            size = size[rng.integers(len(size), size=LOOKED_AT)]
-        coarse = np.unique(np.quantile(size.cpu().numpy(), 1 - np.geomspace(*TAILS)))
+            size = size[rng.integers(len(size), size=_LOOKED_AT)]
+        coarse = np.unique(np.quantile(size.cpu().numpy(), 1 - np.geomspace(*_TAILS)))
         coarse = coarse[coarse > 0]
         none = self._judged(BEYOND, records)
         if not len(coarse):  # features that are all zero
             return none
-        below = coarse[0] * 0.5 ** np.arange(HALVINGS, 0, -1)
+        below = coarse[0] * 0.5 ** np.arange(_HALVINGS, 0, -1)
         least = (1 - self.max_accuracy_loss) * none.accuracy
 
         def tried(clip: float) -> _Tried:
@@ -148,7 +148,7 @@ class FeatureClipping(Calibrator):
         grid = [*sorted(x.clip for x in result[1:]), largest]
         at = grid.index(best.clip)
         ends = [(grid[max(at - 1, 0)], best.clip), (best.clip, grid[at + 1])]
-        fine = np.concatenate([np.linspace(a, b, REFINED + 2)[1:-1] for a, b in ends if a < b])
+        fine = np.concatenate([np.linspace(a, b, _REFINED + 2)[1:-1] for a, b in ends if a < b])
         return best_of([best, *(tried(float(c)) for c in fine)])
 
     def _judged(self, clip: float, records: Records) -> _Tried:
@@ -194,7 +194,7 @@ def _last_layer(head: Any, examples: Examples, width: int) -> tuple[Tensor, Tens
     return weight, bias
 
 
-def check_head(logits: Tensor, expected: Tensor) -> None:
+def _check_head(logits: Tensor, expected: Tensor) -> None:
     """Raise unless the last layer gives the logits, up to a constant in each row and rounding."""
     possible = ~torch.isneginf(logits)
     count = possible.sum(-1, keepdim=True)
@@ -205,7 +205,7 @@ def check_head(logits: Tensor, expected: Tensor) -> None:
         return float((torch.where(possible, kept - mean, 0).square().sum() / count.sum()).sqrt())
 
     off, size = spread(expected - logits), spread(logits)
-    if off > MAX_DISAGREEMENT * size + 1e-4:
+    if off > _MAX_DISAGREEMENT * size + 1e-4:
         raise ValueError(
             "head and features must give the logits, up to a constant in each row, but are off by "
             f"{off:.3g} where the logits spread by {size:.3g}: pass the weight, bias and inputs of "

@@ -1,9 +1,16 @@
-"""Predictions that corrections of examples change, with the derivatives of their losses."""
+"""Predictions that corrections of examples change, with the derivatives of their losses.
+
+A correction ``(n, outputs)`` has some numbers for each of ``n`` examples; a number is corrected
+where it gains more than its ``doubt`` ``(outputs,)``. ``losses`` are the negative log-likelihood of
+each example ``(n,)``, ``derivatives`` their slopes and curvatures by each number ``(n, outputs)``,
+``odds`` the log-odds ``(n,)`` by which trees know the current prediction, ``mean`` the correction
+``(outputs,)`` that some examples have together, and ``take`` returns some of the examples.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TypeAlias
 
 import numpy as np
 from scipy.special import expit, log_softmax
@@ -13,42 +20,12 @@ from calibrant._core.logpartition import Records
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.top_label import MAX_ODDS, record_odds
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-STEP = 0.05
+_STEP = 0.05
 """Change of the logarithm of a sharpness over which a second derivative is taken."""
-DOUBT = 8.0
+_DOUBT = 8.0
 """Gain that the slope of the log-odds in a subgroup must exceed to be corrected."""
 MAX_LOG_TEMPERATURE = float(np.log(BOUNDS[1]))
 """Largest correction of the logarithm of a temperature, up or down."""
-
-
-class Correctable(Protocol):
-    """Predictions of ``n`` examples that a correction ``(n, outputs)`` changes."""
-
-    @property
-    def outputs(self) -> int:
-        """Numbers that an example's correction has."""
-
-    @property
-    def doubt(self) -> FloatArray:
-        """Gains ``(outputs,)`` that each number must exceed to be corrected."""
-
-    def losses(self, correction: FloatArray) -> FloatArray:
-        """Return the negative log-likelihood of each example ``(n,)``."""
-
-    def derivatives(self, correction: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the slopes and curvatures of the losses, each ``(n, outputs)``."""
-
-    def odds(self, correction: FloatArray) -> FloatArray:
-        """Return the log-odds ``(n,)`` by which trees know the current prediction."""
-
-    def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
-        """Return the correction ``(outputs,)`` that all examples together have."""
-
-    def take(self, which: IntArray) -> Self:
-        """Return some of the examples."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +43,7 @@ class ClassOneOdds:
     @property
     def doubt(self) -> FloatArray:
         """None about offsets, and some about slopes, which would often be noise."""
-        return np.array([0.0, DOUBT])
+        return np.array([0.0, _DOUBT])
 
     @property
     def _unit(self) -> FloatArray:
@@ -134,8 +111,8 @@ class Temperatures:
         """
         b = self._sharpness(correction)
         mean = self.records.log_partition(b).slope
-        beside = self.records.log_partition(b * np.exp(STEP)).slope
-        variance = np.maximum((beside - mean) / STEP - mean, 0)
+        beside = self.records.log_partition(b * np.exp(_STEP)).slope
+        variance = np.maximum((beside - mean) / _STEP - mean, 0)
         return -(b * self.records.own_gap + mean)[:, None], variance[:, None]
 
     def odds(self, correction: FloatArray) -> FloatArray:
@@ -198,3 +175,6 @@ class ClassLogits:
     def take(self, which: IntArray) -> ClassLogits:
         """Return some of the examples."""
         return ClassLogits(self.start[which], self.labels[which])
+
+
+Correctable: TypeAlias = ClassOneOdds | Temperatures | ClassLogits

@@ -21,7 +21,7 @@ from calibrant.calibrators.data_checks import warn_of_constant
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness
 
-PRIOR_EXAMPLES = 50.0  # examples that all others together count for in a group or bin
+_PRIOR_EXAMPLES = 50.0  # examples that all others together count for in a group or bin
 
 
 class GroupCalibration(Calibrator):
@@ -119,7 +119,7 @@ class GroupCalibration(Calibrator):
             group = linear(features[fit], weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])
             weights.append(weight)
             member = group.argmax(-1).numpy()
-            temperatures.append(group_temperatures(records.take(fit), member, self.group_count))
+            temperatures.append(_group_temperatures(records.take(fit), member, self.group_count))
         weight_, temperature_ = torch.cat(weights) * scale, np.concatenate(temperatures)
         self._store(centre_=centre, weight_=weight_, temperature_=temperature_)
 
@@ -153,7 +153,7 @@ class GroupCalibration(Calibrator):
         start = rng.uniform(-1, 1, math.prod(shape) * width) / math.sqrt(width)
         around = log_sharpness + math.log(1.5) * np.linspace(-1, 1, self.group_count)
         v = bound * np.arctanh(np.clip(around, -2.9, 2.9) / bound)
-        objective = mixture_objective(records, features, shape, self.regularisation)
+        objective = _mixture_objective(records, features, shape, self.regularisation)
         start = np.concatenate([start, np.tile(v, count)])
         self.solution_ = minimise(objective, start, steps=self.STEPS)
         weight = self.solution_.x[: -math.prod(shape)].reshape(*shape, width)
@@ -172,7 +172,7 @@ class GroupCalibration(Calibrator):
         return total - total.amax(-1, keepdim=True)
 
 
-def mixture_objective(
+def _mixture_objective(
     records: Records, features: Tensor, shape: tuple[int, int], regularisation: float
 ) -> Objective:
     r"""Loss of soft groups, summed over several partitions at once, with its gradient.
@@ -211,10 +211,10 @@ def mixture_objective(
 
 def with_prior(weight: FloatArray, member: BoolArray) -> FloatArray:
     """Weights for the fit of a part: its own examples, and a little of all of them."""
-    return np.asarray(weight * member + PRIOR_EXAMPLES * weight.mean() * weight / weight.sum())
+    return np.asarray(weight * member + _PRIOR_EXAMPLES * weight.mean() * weight / weight.sum())
 
 
-def group_temperatures(records: Records, group: IntArray, groups: int) -> FloatArray:
+def _group_temperatures(records: Records, group: IntArray, groups: int) -> FloatArray:
     """The best temperature of each group of each partition; ``group`` is ``(n, partitions)``."""
     result = np.empty((group.shape[1], groups))
     for i, g in np.ndindex(*result.shape):

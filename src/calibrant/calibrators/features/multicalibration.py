@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, IntArray
+from calibrant._core.checks import IGNORED, Features, IntArray, Logits, Values
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import concatenate, tabulate
 from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant._core.torch_models import full_precision, rounds as rounding
-from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.base import Calibrator, Context, feature_rows
 from calibrant.calibrators.features.boosting import (
     Boosting,
     Correction,
@@ -37,27 +37,27 @@ from calibrant.calibrators.features.correctable import (
 )
 from calibrant.calibrators.features.metadata_inputs import (
     BINS,
-    MetadataCalibrator,
     check_columns,
+    learned_columns,
     learned_numbers,
+    metadata_arrays,
 )
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn
 
-MIN_EXAMPLES = 100
-"""Number of examples below which nothing is corrected."""
-FOLDS, FEWER_FOLDS_FROM = (5, 3), 2000
+_MIN_EXAMPLES_FOR_CORRECTIONS = 100
+_DEFAULT_FOLDS, _FEWER_FOLDS_FROM = (5, 3), 2000
 """Number of folds, and with so many examples."""
-MAX_EXAMPLES, MAX_JUDGED = 1 << 21, 1 << 18
+_MAX_LEARNED, _MAX_JUDGED = 1 << 21, 1 << 18
 """Number of examples that trees are learned from, and that their number is chosen on, at most."""
-MAX_CLASSES, MAX_LOGITS = 100, 1 << 25
+_MAX_CLASSES, _MAX_CLASS_LOGITS = 100, 1 << 25
 """Numbers of classes and of logits at most, where classes have corrections of their own."""
-MAX_DEPTH = 6
+_MAX_DEPTH = 6
 
 
-class Multicalibration(MetadataCalibrator):
+class Multicalibration(Calibrator):
     r"""Calibrate all examples, then correct the subgroups in which confidence is still wrong.
 
     A ``base`` calibrator is fitted on all examples. Then small trees are boosted over metadata of
@@ -137,11 +137,13 @@ class Multicalibration(MetadataCalibrator):
     """
 
     name = "multicalibration"
+    needs_features = True
     summary = "[corrections of subgroups](slices.md#repair-subgroups) by metadata, after a method"
     learned_shapes = (
         "column_ rounds =; low_ rounds =; high_ rounds =; missing_ rounds =; "
         "leaf_ rounds = =|rounds = classes"
     )
+    metadata_: list[MetadataColumn]
     column_: Tensor
     low_: Tensor
     high_: Tensor
@@ -156,7 +158,7 @@ class Multicalibration(MetadataCalibrator):
         columns: Sequence[str | int] | None = None,
         base: str = "auto",
         keep_argmax: bool | None = None,
-        depth: Annotated[int, at_least(1), at_most(MAX_DEPTH)] = 3,
+        depth: Annotated[int, at_least(1), at_most(_MAX_DEPTH)] = 3,
         rounds: Count = 100,
         rate: Positive = 0.1,
         penalty: Positive = 10.0,
@@ -177,7 +179,16 @@ class Multicalibration(MetadataCalibrator):
         self.fewest = fewest
         self.folds = folds
         self.seed = seed
-        self.base_ = _made_base(base, keep_argmax)
+        from calibrant.calibrators.registry import find_calibrator  # which knows this module
+
+        _, kind = find_calibrator(base)
+        if kind.needs_features or kind.needs_head:
+            raise ValueError(
+                f"base must be a method that needs no features, got {base!r}: pass auto"
+            )
+        with_choice = "keep_argmax" in inspect.signature(kind).parameters
+        chosen: dict[str, Any] = {"keep_argmax": keep_argmax} if with_choice else {}
+        self.base_ = kind(**chosen)
         self._store(spread_=torch.tensor(1.0))
         self.metadata_ = []
         self._keep()
@@ -199,17 +210,17 @@ class Multicalibration(MetadataCalibrator):
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Whether the predicted class never changes; before a fit, that of more than two."""
+        """True if the predicted class never changes; before a fit, that of more than two."""
         return keeps_by_task(self) and self.base_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
-        """Whether the order of the classes never changes."""
+        """True if the order of the classes never changes."""
         return self.keeps_argmax and self.base_.monotone
 
     @property
     def accepts_masked(self) -> bool:  # type: ignore[override]
-        """Whether the base takes logits of -inf."""
+        """True if the base takes logits of -inf."""
         return self.base_.accepts_masked
 
     def size(self, classes: int) -> int:
@@ -220,6 +231,44 @@ class Multicalibration(MetadataCalibrator):
         """Warn for the base alone: held-out examples decide on corrections."""
         self.base_._warn_of_few(count, classes, distinct)
 
+    # Metadata
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of a prediction file that it reads beside the logits."""
+        return ("features",) if self.columns is None else tuple(map(str, self.columns))
+
+    def input_features(self, columns: Mapping[str, Any], rows: Any = None) -> Any:
+        """Return its ``features=`` for arrays by name, of all examples or of some rows."""
+        if self.columns is None:
+            return super().input_features(columns, rows)
+        return feature_rows({name: columns[name] for name in self.input_columns}, rows)
+
+    def encoded(self, features: Features) -> Logits:
+        """Return features as numbers ``(n, width)``, which a tensor has already.
+
+        Categories become their places; what is missing is NaN.
+        """
+        if self.columns is None or isinstance(features, Tensor):
+            return super().encoded(features)
+        if not self.metadata_:
+            raise RuntimeError(
+                "this Multicalibration is not fitted: call fit(logits, labels) first"
+            )
+        arrays = metadata_arrays(features, self.columns)
+        return np.stack([c.numbers(arrays[c.name]) for c in self.metadata_], axis=-1)
+
+    def _features_of_fit(
+        self, features: Features, labels: Values, sample_weight: Values | None
+    ) -> Logits:
+        if self.columns is not None:
+            arrays = metadata_arrays(features, self.columns)
+            self.metadata_ = learned_columns(arrays, labels, sample_weight)
+        return self.encoded(features)
+
+    def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
+        """Accept all numbers: NaN is a missing value."""
+
     # Fit
 
     def _fit(self, examples: Examples, context: Context) -> None:
@@ -227,13 +276,17 @@ class Multicalibration(MetadataCalibrator):
         features = self._labelled_features(examples, context).cpu().numpy()
         if self.columns is None:
             self.metadata_ = learned_numbers(features.astype(np.float64))
-        self._check_classes(examples.classes)
+        if self._corrects_classes(examples.classes) and examples.classes > _MAX_CLASSES:
+            raise ValueError(
+                f"keep_argmax=False corrects each of up to {_MAX_CLASSES} classes, got "
+                f"{examples.classes:,}: leave it out, which corrects the temperatures of examples"
+            )
         self.base_.fit_examples(examples, Context(groups=context.groups, records=context.records))
         self.solution_ = self.base_.solution_
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        most = MAX_EXAMPLES
+        most = _MAX_LEARNED
         if self._corrects_classes(examples.classes):
-            most = min(most, MAX_LOGITS // examples.classes)
+            most = min(most, _MAX_CLASS_LOGITS // examples.classes)
         some = self._drawn(len(features), most)
         if some is not None:
             examples, features = examples.take(some), features[some]
@@ -252,15 +305,8 @@ class Multicalibration(MetadataCalibrator):
         return np.sort(np.random.default_rng(self.seed).permutation(count)[:most])
 
     def _corrects_classes(self, classes: int) -> bool:
-        """Whether each class has a correction of its own."""
+        """Return True if each class has a correction of its own."""
         return classes > 2 and self.keep_argmax is False
-
-    def _check_classes(self, classes: int) -> None:
-        if self._corrects_classes(classes) and classes > MAX_CLASSES:
-            raise ValueError(
-                f"keep_argmax=False corrects each of up to {MAX_CLASSES} classes, got "
-                f"{classes:,}: leave it out, which corrects the temperatures of examples"
-            )
 
     def _started(self, examples: Examples, features: NDArray[np.float32]) -> Boosting:
         """Return the predictions of the base with the codes of examples, before any tree."""
@@ -302,17 +348,16 @@ class Multicalibration(MetadataCalibrator):
 
     def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
-        some = self._drawn(len(run.weight), MAX_JUDGED)
+        some = self._drawn(len(run.weight), _MAX_JUDGED)
         if some is not None:
             run, groups = run.take(some), None if groups is None else groups[some]
         count = len(run.weight)
         # not by class: folds with the same classes as the rest flatter what learns of these
         strata = np.zeros(count, dtype=np.int64)
-        parts = folds_of(
-            strata, self.folds or FOLDS[count >= FEWER_FOLDS_FROM], groups=groups, seed=self.seed
-        )
-        if count < MIN_EXAMPLES or len(parts) < 2:
-            least = f"{MIN_EXAMPLES} examples of two groups are needed"
+        folds = self.folds or _DEFAULT_FOLDS[count >= _FEWER_FOLDS_FROM]
+        parts = folds_of(strata, folds, groups=groups, seed=self.seed)
+        if count < _MIN_EXAMPLES_FOR_CORRECTIONS or len(parts) < 2:
+            least = f"{_MIN_EXAMPLES_FOR_CORRECTIONS} examples of two groups are needed"
             return 0, 1.0, f"no corrections: too little data to judge them by, {least}"
         rounds, scale, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
         figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"
@@ -433,14 +478,3 @@ class Multicalibration(MetadataCalibrator):
         self.metadata_ = [MetadataColumn.from_config(config) for config in state["metadata"]]
         self.corrections_ = [Correction(*correction) for correction in state["corrections"]]
         self.reasons_ = str(state["reasons"])
-
-
-def _made_base(name: str, keep_argmax: bool | None) -> Calibrator:
-    from calibrant.calibrators.registry import find_calibrator  # which knows this module
-
-    _, kind = find_calibrator(name)
-    if kind.needs_features or kind.needs_head:
-        raise ValueError(f"base must be a method that needs no features, got {name!r}: pass auto")
-    wanted = {"keep_argmax": keep_argmax}
-    options = wanted if "keep_argmax" in inspect.signature(kind).parameters else {}
-    return kind(**options)

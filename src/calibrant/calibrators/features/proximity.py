@@ -24,11 +24,11 @@ from calibrant.calibrators.scaling import best_sharpness
 
 ProximityMethod = Literal["bin_mean_shift", "density_ratio"]
 
-MAX_REFERENCE = 5000  # examples at most among which neighbours are searched
-DISTANCES_AT_A_TIME = 1 << 22  # distances that are computed at a time
-CELLS = 128  # cells of the grid of densities, along each side
-PRIOR_EXAMPLES = 10.0  # examples at the confidence as it was that are added to the densities
-MIN_DOUBT = 1e-4  # their confidence is taken to be no nearer to 0 or 1 than this
+_MAX_REFERENCE = 5000  # examples at most among which neighbours are searched
+_DISTANCES_AT_A_TIME = 1 << 22  # distances that are computed at a time
+_CELLS = 128  # cells of the grid of densities, along each side
+_PRIOR_EXAMPLES = 10.0  # examples at the confidence as it was that are added to the densities
+_MIN_DOUBT = 1e-4  # their confidence is taken to be no nearer to 0 or 1 than this
 
 
 class ProCal(Calibrator):
@@ -160,7 +160,7 @@ class ProCal(Calibrator):
             points = expit(odds), np.exp(-distance / unit)
             axes = _axis(points[0]), _axis(points[1])
             self._store(
-                masses_=density_masses(points, records.correct, records.weight, axes),
+                masses_=_density_masses(points, records.correct, records.weight, axes),
                 corner_=np.array([axis[0] for axis in axes]),
                 span_=np.array([axis[-1] - axis[0] for axis in axes]),
             )
@@ -171,15 +171,15 @@ class ProCal(Calibrator):
         """Mean distances of the examples to their neighbours ``(n,)``; learns the reference."""
         centre, count = features.mean(0), len(features)
         features, chosen = features - centre, np.arange(count)
-        if count > MAX_REFERENCE:
+        if count > _MAX_REFERENCE:
             rng = np.random.default_rng(self.seed)
-            chosen = np.sort(rng.choice(count, MAX_REFERENCE, replace=False))
+            chosen = np.sort(rng.choice(count, _MAX_REFERENCE, replace=False))
         self._store(centre_=centre, reference_=features[chosen])
         if count == 1:
             return np.zeros(1)
         own = torch.full((count,), -1)
         own[chosen] = torch.arange(len(chosen))
-        result = mean_distances(features, features[chosen], self.neighbours, own)
+        result = _mean_distances(features, features[chosen], self.neighbours, own)
         return np.asarray(result.double().cpu().numpy())
 
     def _fit_lines(self, odds: FloatArray, distance: FloatArray, records: Records) -> None:
@@ -202,7 +202,7 @@ class ProCal(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         assert features is not None
         rows = (features.to(self.centre_.dtype) - self.centre_).reshape(-1, self._width)
-        distance = mean_distances(rows, self.reference_, self.neighbours)
+        distance = _mean_distances(rows, self.reference_, self.neighbours)
         distance = distance.reshape(*features.shape[:-1], 1)
         tempered = logits / self.temperature_.to(logits.dtype)
         before = top_label.top_odds(tempered)
@@ -214,13 +214,13 @@ class ProCal(Calibrator):
         if self.method == "density_ratio":
             proximity = torch.exp(-distance / self.unit_).to(before.dtype)
             at = (torch.cat([before.sigmoid(), proximity], -1) - self.corner_) / self.span_
-            right, wrong = (on_grid(mass, at)[..., None] for mass in self.masses_.to(before.dtype))
-            return mixed_odds(right, wrong, before)
+            right, wrong = (_on_grid(mass, at)[..., None] for mass in self.masses_.to(before.dtype))
+            return _mixed_odds(right, wrong, before)
         slope, offset = self.lines_[place(distance, self.edges_)].to(before.dtype).unbind(-1)
         return slope * before + offset
 
 
-def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None = None) -> Tensor:
+def _mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None = None) -> Tensor:
     """Mean Euclidean distance of each row ``(n, width)`` to its nearest others, ``(n,)``.
 
     They come from products, so equal rows may be 1e-3 of their length apart. ``own`` is the
@@ -231,7 +231,7 @@ def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None 
     # an exported or traced graph has no loop: its blocks are those of the caller
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     whole = torch.compiler.is_compiling() or tracing
-    result, step = [], max(1, DISTANCES_AT_A_TIME // len(others))
+    result, step = [], max(1, _DISTANCES_AT_A_TIME // len(others))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
         gaps = torch.addmm(squares, part, others.T, alpha=-2)
         if own is not None:
@@ -244,7 +244,7 @@ def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None 
     return torch.cat(result)
 
 
-def density_masses(
+def _density_masses(
     points: tuple[FloatArray, ...],
     correct: BoolArray,
     weight: FloatArray,
@@ -259,7 +259,7 @@ def density_masses(
     result, areas = [], []
     for which in (correct, ~correct):
         widths = [
-            max(reference_width(values[which], scaled[which]), axis[1] - axis[0])
+            max(_reference_width(values[which], scaled[which]), axis[1] - axis[0])
             for values, axis in zip(points, axes, strict=True)
         ]
         first, second = (
@@ -271,18 +271,18 @@ def density_masses(
     return np.stack(result) * math.sqrt(math.prod(areas))
 
 
-def mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
+def _mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
     """Log-odds of being right among examples around a place and some at the odds as they were."""
-    certain = math.log(1 / MIN_DOUBT - 1)
+    certain = math.log(1 / _MIN_DOUBT - 1)
     before = before.clamp(-certain, certain)
     right, wrong = (
-        right + PRIOR_EXAMPLES * before.sigmoid(),
-        wrong + PRIOR_EXAMPLES * (-before).sigmoid(),
+        right + _PRIOR_EXAMPLES * before.sigmoid(),
+        wrong + _PRIOR_EXAMPLES * (-before).sigmoid(),
     )
     return right.log() - wrong.log()
 
 
-def reference_width(values: FloatArray, weight: FloatArray) -> float:
+def _reference_width(values: FloatArray, weight: FloatArray) -> float:
     r"""Width of kernels in two dimensions, :math:`1.06\,\sigma n^{-1/6}` (normal reference)."""
     share = weight / weight.sum()
     count = weight.sum() ** 2 / (weight**2).sum()
@@ -292,10 +292,10 @@ def reference_width(values: FloatArray, weight: FloatArray) -> float:
 
 def _axis(values: FloatArray) -> FloatArray:
     low = float(values.min())
-    return np.linspace(low, max(float(values.max()), low + 1e-3), CELLS + 1)
+    return np.linspace(low, max(float(values.max()), low + 1e-3), _CELLS + 1)
 
 
-def on_grid(table: Tensor, at: Tensor) -> Tensor:
+def _on_grid(table: Tensor, at: Tensor) -> Tensor:
     """Bilinear interpolation in a square table at ``(..., 2)``, from 0 to 1 along each side."""
     side = table.shape[0]
     where = (at * (side - 1)).clamp(0, max(side - 1, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, Features, Values, warn
+from calibrant._core.checks import IGNORED, Features, Values
 from calibrant._core.chunks import Examples
-from calibrant._core.engines import Progress
+from calibrant._core.engines import silently
 from calibrant._core.options import (
     Count,
     NonNegative,
@@ -27,30 +25,22 @@ from calibrant._core.options import (
     at_least,
     at_most,
 )
-from calibrant._core.solve import check_time
 from calibrant._core.tables import frame
 from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.maccal import features as frozen
-from calibrant.calibrators.maccal.features import Batch, LabelledFeatures, as_labelled_features
-from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, masked_step
-from calibrant.calibrators.maccal.run import Run, batch_sums
+from calibrant.calibrators.maccal import frozen
+from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, as_labelled_features
+from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier
+from calibrant.calibrators.maccal.training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
-TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
-HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
-DEFAULT_EPOCHS = 20
-"""Epochs by default."""
-MIN_STEPS = 2000
-"""Least number of steps by default: small data get more epochs."""
-WARM_UP_STEPS = 100
-"""Steps before the control starts: an untrained classifier would lose its weights."""
-MIN_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
-MAX_SAMPLES = 1000
-MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target without a warning
+_TRAINING_GAMMA = 0.95  # without held-out examples: accuracy on the training set is inflated
+_HELD_OUT_SHARE = 0.2  # of a calibration set: these examples control q
+_DEFAULT_EPOCHS, _MIN_STEPS = 20, 2000  # least number of each by default
+_MAX_SAMPLES = 1000
 
 
 class MaCCal(Calibrator):
@@ -129,7 +119,7 @@ class MaCCal(Calibrator):
         least_keep: Share = 0.1,
         gamma: Annotated[float, above(0), at_most(2)] | None = None,
         step: NonNegative = 4.0,
-        samples: Annotated[int, at_least(0), at_most(MAX_SAMPLES)] = 0,
+        samples: Annotated[int, at_least(0), at_most(_MAX_SAMPLES)] = 0,
         seed: Seed = 0,
     ) -> None:
         super().__init__()
@@ -179,12 +169,11 @@ class MaCCal(Calibrator):
         held_out: tuple[Values, Values] | float | None = None,
         classes: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
     ) -> Self:
         """Train a new classifier; an earlier fit is forgotten.
 
         It trains, and stays, on the device of a tensor of features; an array has none, and leaves
-        it where it is.
+        it where it is. :func:`calibrant.use` reports the epochs of a training set to a callback.
 
         Parameters
         ----------
@@ -206,14 +195,12 @@ class MaCCal(Calibrator):
             By default the largest label plus one.
         checkpoint : path, optional
             File that is written after each epoch, and from which a run continues if it exists.
-        progress : callable, optional
-            Called with (epochs done, epochs in all).
         """
         if features is not None:
-            if any(given is not None for given in (held_out, classes, checkpoint, progress)):
+            if any(given is not None for given in (held_out, classes, checkpoint)):
                 raise TypeError(
-                    "held_out, classes, checkpoint and progress go with the features of a training "
-                    "set: pass fit(features, labels, held_out=...), without logits"
+                    "held_out, classes and checkpoint go with the features of a training set: "
+                    "pass fit(features, labels, held_out=...), without logits"
                 )
             beside: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups}
             return super().fit(logits, labels, features=features, head=head, **beside)
@@ -228,10 +215,14 @@ class MaCCal(Calibrator):
         train, watched = self._hold_out(train, held_out, count)
         if isinstance(train.features, Tensor):
             self.to(train.features.device)
+        self._train_on(train, watched, count, checkpoint)
+        return self._of_features(count)
+
+    def _of_features(self, classes: int) -> Self:
+        """Forget what earlier logits were: a fit on features had none."""
         self.class_names_ = None
         self.set_floor(0)
-        self._train_on(train, watched, count, checkpoint, progress)
-        self._set_classes(count)
+        self._set_classes(classes)
         return self
 
     def _fit(self, examples: Examples, context: Context) -> None:
@@ -246,18 +237,19 @@ class MaCCal(Calibrator):
         known.check_finite()
         strata = examples.labels[kept]
         if context.groups is None:
-            part = kept[frozen.stratified_share(strata, HELD_OUT_SHARE, self.seed)]
+            part = kept[frozen.stratified_share(strata, _HELD_OUT_SHARE, self.seed)]
         else:
             names = np.unique(context.groups[kept])
             alike = np.zeros(len(names), dtype=np.int64)
-            some = frozen.stratified_share(alike, HELD_OUT_SHARE, self.seed)
+            some = frozen.stratified_share(alike, _HELD_OUT_SHARE, self.seed)
             part = kept[np.isin(context.groups[kept], names[some])]
         rest = np.setdiff1d(kept, part)
-        if len(part) and len(rest):
-            train, watched = known._replace(kept=rest), known._replace(kept=part)
-            self._train_on(train, watched, examples.classes)
-        else:  # too few to share
-            self._train_on(known, None, examples.classes)
+        train, watched = known._replace(kept=rest), known._replace(kept=part)
+        with silently():  # as in the fits of other calibrators
+            if len(part) and len(rest):
+                self._train_on(train, watched, examples.classes)
+            else:  # too few to share
+                self._train_on(known, None, examples.classes)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         """Do nothing: the end of the fit shows whether there were enough examples."""
@@ -268,7 +260,6 @@ class MaCCal(Calibrator):
         watched: LabelledFeatures | None,
         classes: int,
         checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
     ) -> None:
         """Train on features that are all known, in an order that each epoch draws."""
 
@@ -279,9 +270,8 @@ class MaCCal(Calibrator):
 
         sizes = int(train.features.shape[-1]), classes
         steps = -(-len(train.kept) // self.batch_size)
-        epochs = max(DEFAULT_EPOCHS, -(-MIN_STEPS // steps))
-        run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
-        self._train(run, batches, progress)
+        epochs = max(_DEFAULT_EPOCHS, -(-_MIN_STEPS // steps))
+        self._train(batches, sizes, train.fingerprint(), watched, epochs, checkpoint)
 
     def fit_model(
         self,
@@ -291,7 +281,6 @@ class MaCCal(Calibrator):
         held_out: Iterable[Any] | None = None,
         name: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
     ) -> Self:
         """Train a new classifier on the features that a frozen network computes, on its device.
 
@@ -309,7 +298,7 @@ class MaCCal(Calibrator):
             controlled. Their features are held in memory.
         name : str, optional
             The last layer, as for :func:`~calibrant.calibrators.maccal.replace_head`.
-        checkpoint, progress
+        checkpoint
             As for :meth:`fit`.
         """
         classes = frozen.count_outputs(model, loader)
@@ -330,12 +319,9 @@ class MaCCal(Calibrator):
             inputs, targets = (torch.cat([values.cpu() for values in part]) for part in parts)
             watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
-        run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, DEFAULT_EPOCHS, checkpoint)
-        self.class_names_ = None
-        self.set_floor(0)
-        self._train(run, batches, progress)
-        self._set_classes(classes)
-        return self
+        data = f"{layer} {digest(model)} "
+        self._train(batches, sizes, data, watched, _DEFAULT_EPOCHS, checkpoint)
+        return self._of_features(classes)
 
     def _hold_out(
         self, train: LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
@@ -360,22 +346,6 @@ class MaCCal(Calibrator):
             raise ValueError(f"held_out features must be (..., {wanted}), got a width of {width}")
         return train, watched
 
-    def _new_run(
-        self,
-        sizes: tuple[int, int],
-        data: str,
-        watched: LabelledFeatures | None,
-        epochs: int,
-        checkpoint: str | os.PathLike[str] | None,
-    ) -> Run:
-        classifier = self._new_classifier(*sizes, self.bottleneck)
-        optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
-        gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
-        controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
-        fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
-        path, count = Path(checkpoint) if checkpoint else None, self.epochs or epochs
-        return Run(classifier, optimiser, controller, watched, fingerprint, count, path)
-
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         classifier = MaskedClassifier(
             width, classes, bottleneck=bottleneck, samples=self.samples, seed=self.seed
@@ -383,87 +353,33 @@ class MaCCal(Calibrator):
         return classifier.to(self.device)
 
     def _train(
-        self, run: Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
+        self,
+        batches: Callable[[int], Iterable[Batch]],
+        sizes: tuple[int, int],
+        data: str,
+        watched: LabelledFeatures | None,
+        epochs: int,
+        checkpoint: str | os.PathLike[str] | None,
     ) -> None:
-        run.resume()
-        for epoch in range(len(run.history), run.epochs):
-            if run.steps >= WARM_UP_STEPS:
-                last = run.history[-1]
-                run.controller.update(last.confidence, last.accuracy)
-            run.history.append(self._epoch(run, batches(epoch), epoch))
-            run.save()
-            if progress is not None:
-                progress(epoch + 1, run.epochs)
-        self.classifier = run.classifier.requires_grad_(False)
+        """Train on the batches of each epoch, of so many features and classes, and keep it."""
+        gamma = self.gamma or (_TRAINING_GAMMA if watched is None else 1.0)
+        training = Training(
+            self._new_classifier(*sizes, self.bottleneck),
+            KeepRate(self.keep, self.step, gamma, self.least_keep),
+            watched,
+            rate=self.rate,
+            decay=self.decay,
+            seed=self.seed,
+            epochs=self.epochs or epochs,
+            fingerprint=f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}",
+            checkpoint=Path(checkpoint) if checkpoint else None,
+        )
+        training.run(batches)
+        self.classifier = training.classifier.requires_grad_(False)
         self._width = self.classifier.width
-        self._store(history_=torch.tensor(run.history), width_=torch.tensor(self._width))
+        self._store(history_=torch.tensor(training.history), width_=torch.tensor(self._width))
         if self.step:
-            self._warn_of_failure(run)
-
-    def _epoch(self, run: Run, batches: Iterable[Batch], epoch: int) -> Epoch:
-        device = self.device
-        # seeded by the epoch, so that a continued run takes the same steps
-        random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
-        for group in run.optimiser.param_groups:
-            group["lr"] = self.rate * (1 + math.cos(math.pi * epoch / run.epochs)) / 2
-        run.classifier.keep_.fill_(run.controller.keep)
-        sums = torch.zeros(4, device=device)
-        for batch in batches:
-            check_time()
-            loss, logits = self._learn(run, batch, random)
-            sums += batch_sums(logits.detach(), batch, loss.detach())
-            run.steps += 1
-        weight, loss_sum, confidence, correct = sums.tolist()
-        if not weight:
-            raise ValueError(f"the loader gave no labelled example in epoch {epoch + 1}")
-        if not math.isfinite(loss_sum):
-            raise ValueError(f"the loss became {loss_sum} in epoch {epoch + 1}: lower rate")
-        seen = confidence / weight, correct / weight
-        if run.watched is not None:
-            seen = self._watch(run.classifier, run.watched)
-        return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
-
-    def _learn(self, run: Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Take one step with new masks; return the loss, a weighted mean, and the logits."""
-        masks = run.classifier.draw(random)
-        logits = run.classifier(batch.features, masks)
-        losses = F.cross_entropy(logits, batch.labels, reduction="none")
-        loss = (losses * batch.weight).sum() / batch.weight.sum()
-        run.optimiser.zero_grad()
-        loss.backward()
-        masked_step(run.optimiser, run.classifier, masks)
-        return loss, logits
-
-    @torch.no_grad()
-    def _watch(
-        self, classifier: Callable[[Tensor], Tensor], watched: LabelledFeatures
-    ) -> tuple[float, float]:
-        """Return confidence and accuracy of the predictions that this classifier would make."""
-        sums = torch.zeros(4, device=self.device)
-        for batch in watched.chunks(sums.device):
-            sums += batch_sums(classifier(batch.features), batch)
-        weight, _, confidence, correct = sums.tolist()
-        return confidence / weight, correct / weight
-
-    def _warn_of_failure(self, run: Run) -> None:
-        last = run.history[-1]
-        target = run.controller.gamma * last.accuracy
-        if last.accuracy * run.classifier.classes < MIN_LIFT:
-            warn(
-                f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
-                "epochs, or raise rate"
-            )
-        elif run.watched is not None and last.accuracy == 1:
-            warn(
-                "every held-out example is predicted right, so over-confidence cannot be seen: "
-                "hold out examples that the network was not trained on"
-            )
-        elif abs(last.confidence - target) > MAX_FINAL_GAP:
-            warn(
-                f"the keep rate did not settle: confidence {last.confidence:.3f} should be "
-                f"{target:.3f}, at a keep rate of {last.keep:.3f} in [{self.least_keep:g}, 1]; "
-                "train for more epochs, or widen the bounds"
-            )
+            training.warn_of_failure()
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Logits ``(..., classes)`` of features, the largest of each row 0; see :meth:`fit`."""

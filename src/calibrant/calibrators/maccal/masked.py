@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from calibrant._core.options import Count, Seed, WithOptions, at_least
 
-Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
-MAX_HALVINGS, MAX_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
+_Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
+_MAX_HALVINGS, _MAX_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
 
 
 class MaskedClassifier(WithOptions, nn.Module):
@@ -71,7 +71,7 @@ class MaskedClassifier(WithOptions, nn.Module):
             nn.init.uniform_(layer.bias, -bound, bound, generator=random)
         self.register_buffer("keep_", torch.tensor(1.0))
 
-    def forward(self, features: Tensor, masks: Masks | None = None) -> Tensor:
+    def forward(self, features: Tensor, masks: _Masks | None = None) -> Tensor:
         """Logits ``(..., classes)`` of features ``(..., width)``."""
         if features.ndim == 0 or features.shape[-1] != self.width:
             wanted = f"(..., {self.width}), the inputs of the last layer"
@@ -83,11 +83,11 @@ class MaskedClassifier(WithOptions, nn.Module):
         hidden = F.relu(F.linear(inputs, self.first.weight * first, self.first.bias))
         return F.linear(hidden, self.second.weight * second, self.second.bias)
 
-    def draw(self, random: torch.Generator) -> Masks:
+    def draw(self, random: torch.Generator) -> _Masks:
         """Draw masks of ones and zeros for both weight matrices."""
         return self._masks(lambda shape: torch.rand(shape, generator=random, device=random.device))
 
-    def _masks(self, uniform: Callable[[torch.Size], Tensor]) -> Masks:
+    def _masks(self, uniform: Callable[[torch.Size], Tensor]) -> _Masks:
         first, second = (
             (uniform(layer.weight.shape).to(self.keep_.device) < self.keep_).to(layer.weight.dtype)
             for layer in (self.first, self.second)
@@ -107,7 +107,7 @@ class MaskedClassifier(WithOptions, nn.Module):
 
 
 def masked_step(
-    optimiser: torch.optim.Optimizer, classifier: MaskedClassifier, masks: Masks
+    optimiser: torch.optim.Optimizer, classifier: MaskedClassifier, masks: _Masks
 ) -> None:
     """Take a step of an optimiser and restore masked weights.
 
@@ -161,10 +161,10 @@ class KeepRate:
     def update(self, confidence: float, accuracy: float) -> float:
         """Take one step and return the new share."""
         gap = confidence - self.gamma * accuracy
-        if gap * self.gap < 0 and self.halvings < MAX_HALVINGS:
+        if gap * self.gap < 0 and self.halvings < _MAX_HALVINGS:
             self.step, self.halvings = self.step / 2, self.halvings + 1
         self.gap = gap
-        change = min(max(-self.step * gap, -MAX_CHANGE), MAX_CHANGE)
+        change = min(max(-self.step * gap, -_MAX_CHANGE), _MAX_CHANGE)
         self.keep = min(max(self.keep + change, self.least), 1.0)
         return self.keep
 

@@ -11,10 +11,8 @@ from calibrant.show.figures.look import current, in_look, legend, new_axes, text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from calibrant.calibrators.learned_map import LearnedMap
+    from calibrant.calibrators.learned_curves import LearnedMap, MarginChange, MarginTemperature
     from calibrant.calibrators.maccal import Epoch
-    from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature
-
 
 MARGIN = "margin of the top two logits"
 
@@ -32,7 +30,7 @@ def temperature_plot(
     Parameters
     ----------
     curve : MarginTemperature
-        From :func:`calibrant.calibrators.margin_curves.margin_temperature`.
+        From :func:`calibrant.calibrators.learned_curves.margin_temperature`.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     label, band : str
@@ -68,7 +66,7 @@ def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None)
 def map_plot(curve: LearnedMap, ax: Axes | None = None, *, label: str = "calibrated") -> Axes:
     """Confidence after calibration against that before, as a calibrator has learned it.
 
-    ``curve`` is from :func:`calibrant.calibrators.learned_map.learned_map`.
+    ``curve`` is from :func:`calibrant.calibrators.learned_curves.learned_map`.
     """
     axes, look = new_axes(ax, height=1.0), current()
     colour, name = look.colours.right, curve.probability or "confidence"

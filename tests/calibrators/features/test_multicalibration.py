@@ -25,6 +25,7 @@ from calibrant.calibrators.features.boosting import (
     number_splits,
 )
 from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
+from calibrant.calibrators.features.metadata_inputs import learned_columns
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
 
@@ -202,7 +203,7 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
     parts = [np.arange(0, 600, 2), np.arange(1, 600, 2)]
     alone = best_rounds(run, parts, 3, None)
     pairs = best_rounds(run, parts, 3, np.arange(600) // 2)
-    corrections = itertools.islice(boosting.held_out_corrections(run, parts), alone.rounds + 1)
+    corrections = itertools.islice(boosting._held_out_corrections(run, parts), alone.rounds + 1)
     *_, last = (correction.copy() for correction in corrections)
     none, all_of_it, scaled = (run.predictions.losses(x * last) for x in (0, 1, alone.scale))
     assert scaled.mean() <= all_of_it.mean()
@@ -363,7 +364,7 @@ def test_weights_count_as_often(rng):
     trees = []
     for method, rows, extra in ((plain, order, {}), (weighted, slice(None), {"w": weight})):
         meta = several if rows is order else metadata
-        method.metadata_ = weighted._learned_columns(metadata, labels, None)
+        method.metadata_ = learned_columns(metadata, labels, None)
         checked = examples(odds[rows], labels[rows], extra.get("w")).scale_free()
         numbers = np.asarray(method.encoded(meta), np.float32)
         method.base_.fit_examples(checked)
@@ -428,6 +429,18 @@ def test_new_values_and_missing_ones_have_codes():
     assert probs[0] == pytest.approx(0.5, abs=0.1)
     assert probs[1] > 0.75
     assert probs[2:] == pytest.approx(np.full(3, 0.5), abs=0.2)
+
+
+def test_examples_that_do_not_count_teach_no_values():
+    odds, _, labels, metadata = planted(5, 600)
+    metadata["site"] = np.where(np.arange(600) < 200, "D", metadata["site"])
+    weight = np.where(metadata["site"] == "D", 0.0, 1.0)
+    ignored = np.where(metadata["site"] == "D", -100, labels)
+    method: dict[str, Any] = {"columns": NAMES, "base": "none", "rounds": 1}
+    weighted = Multicalibration(**method).fit(odds, labels, features=metadata, sample_weight=weight)
+    left_out = Multicalibration(**method).fit(odds, ignored, features=metadata)
+    for fitted in (weighted, left_out):
+        assert fitted.metadata_[1].values == ("A", "B", "C")
 
 
 def test_booleans_dates_and_numbers_as_text():
@@ -506,11 +519,20 @@ def test_groups_stay_together():
     assert "too little data" in alone.reasons_
 
 
+def test_groups_stay_together_in_the_fit_of_the_base():
+    odds, _, labels, metadata = planted(3, 600)
+    groups = np.arange(600) // 5
+    method: dict[str, Any] = {"columns": NAMES, "base": "auto", "rounds": 1}
+    fitted = Multicalibration(**method).fit(odds, labels, features=metadata, groups=groups)
+    grouped, alone = cal.Auto().fit(odds, labels, groups=groups), cal.Auto().fit(odds, labels)
+    assert fitted.base_.reasons_ == grouped.reasons_ != alone.reasons_
+
+
 def test_many_examples_are_a_sample(monkeypatch):
     from calibrant.calibrators.features import multicalibration
 
-    monkeypatch.setattr(multicalibration, "MAX_EXAMPLES", 3000)
-    monkeypatch.setattr(multicalibration, "MAX_JUDGED", 2500)
+    monkeypatch.setattr(multicalibration, "_MAX_LEARNED", 3000)
+    monkeypatch.setattr(multicalibration, "_MAX_JUDGED", 2500)
     odds, truth, labels, metadata = planted(0, 6000)
     fitted = Multicalibration(columns=NAMES, base="ts", rounds=20).fit(
         odds, labels, features=metadata, groups=np.arange(6000) // 2

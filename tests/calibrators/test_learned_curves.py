@@ -1,5 +1,6 @@
-"""Temperature and change of confidence along the margin: the numbers and their figures."""
+"""Temperatures and changes of confidence along the margin: numbers, bounds and figures."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,16 @@ import torch
 from scipy.special import expit, softmax
 
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.margin_curves import (
+from calibrant.calibrators.learned_curves import (
     MarginChange,
     MarginTemperature,
+    margin_bounds,
     margin_change,
     margin_temperature,
 )
 from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
 from calibrant.calibrators.smart import SMART
+from tests.support.networks import at_rate
 from tests.support.simulate import drawn
 
 
@@ -32,9 +35,8 @@ def data():
 
 @pytest.fixture(scope="module")
 def smart(data):
-    smart = SMART(steps=80)
-    smart.rate = 0.02
-    return smart.fit(*data)
+    with at_rate(0.02):
+        return SMART(steps=80).fit(*data)
 
 
 def groups_of(logits, count):
@@ -108,31 +110,82 @@ def test_tokens_are_rows_and_tensors_are_arrays(smart, data, curve):
         np.testing.assert_allclose(column, wanted, rtol=0.02, atol=1e-3)
 
 
-def test_temperatures_of_log_odds(rng):
+def test_curves_of_log_odds(rng):
     odds = 3 * rng.normal(size=300)
     labels = (rng.random(300) < expit(odds / 2)).astype(int)
     fitted = TemperatureScaling().fit(odds, labels)
-    found = margin_temperature(fitted, odds, bins=3)
-    np.testing.assert_allclose(found.temperature, float(fitted.temperature_), rtol=1e-6)
-    order = np.array_split(np.sort(np.abs(odds)), 3)
-    np.testing.assert_allclose(found.margin, [part.mean() for part in order])
-
-
-def test_changes_of_log_odds(rng):
-    odds = 3 * rng.normal(size=300)
-    labels = (rng.random(300) < expit(odds / 2)).astype(int)
-    fitted = TemperatureScaling().fit(odds, labels)
-    found = margin_change(fitted, odds, bins=3)
-    size = np.sort(np.abs(odds))
-    change = expit(size / float(fitted.temperature_)) - expit(size)
-    expected = [part.mean() for part in np.array_split(change, 3)]
-    np.testing.assert_allclose(found.change, expected, atol=1e-6)
+    size, one = np.sort(np.abs(odds)), float(fitted.temperature_)
+    curve = margin_temperature(fitted, odds, bins=3)
+    np.testing.assert_allclose(curve.temperature, one, rtol=1e-6)
+    np.testing.assert_allclose(curve.margin, [part.mean() for part in np.array_split(size, 3)])
+    change = np.array_split(expit(size / one) - expit(size), 3)
+    expected = [part.mean() for part in change]
+    np.testing.assert_allclose(margin_change(fitted, odds, bins=3).change, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("curve", [margin_temperature, margin_change])
 def test_rows_without_a_margin_have_no_groups(smart, data, curve):
     found = curve(smart, data[0][::40], bins=3)
     assert len(found.margin) == 0
+
+
+def temperature_for(row, confidence):
+    """The temperature that gives the top of a row a confidence, by bisection."""
+    low, high = 1e-6, 1e9
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if softmax(row / middle).max() > confidence:
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+def test_the_temperature_lies_within_the_bounds_whatever_the_other_classes(rng, classes):
+    for _ in range(60):
+        margin, confidence = rng.exponential(3), rng.uniform(1.02 / classes, 0.99)
+        others = -margin - rng.exponential(rng.choice([0.1, 5.0]), size=classes - 2)
+        found = temperature_for(np.array([0.0, -margin, *others]), confidence)
+        low, high = margin_bounds([margin], confidence, classes)
+        assert low[0] * (1 - 1e-9) <= found <= high[0] * (1 + 1e-9)
+        if classes == 2 and confidence > 0.5:
+            assert low[0] == pytest.approx(high[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("confidence", [0.3, 0.5, 0.6, 0.95])
+def test_both_bounds_are_attained(confidence):
+    low, high = margin_bounds([2.0], confidence, classes=8)
+    crowd = np.array([0.0] + [-2.0] * 7)
+    assert temperature_for(crowd, confidence) == pytest.approx(low[0], rel=1e-6)
+    if confidence > 0.5:
+        alone = np.array([0.0, -2.0] + [-1e12] * 6)
+        assert temperature_for(alone, confidence) == pytest.approx(high[0], rel=1e-6)
+    else:
+        assert high[0] == math.inf
+
+
+def test_bounds_grow_with_the_margin_at_one_ratio():
+    margin = np.array([1.0, 2.0, 10.0])
+    low, high = margin_bounds(margin, [0.8, 0.8, 0.8], classes=10)
+    np.testing.assert_allclose(high / low, math.log(36) / math.log(4))
+    np.testing.assert_allclose(low, margin * low[0])
+    each = margin_bounds(torch.tensor([1.0, 1.0]), [0.6, 0.9], classes=10)
+    assert each.low[0] > each.low[1]
+    assert each.high[0] > each.high[1]
+
+
+def test_bounds_without_a_margin():
+    low, high = margin_bounds([0.0, 0.0], [0.7, 0.4], classes=10)
+    assert (*low, *high) == (0, 0, 0, math.inf)
+
+
+def test_bounds_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="margin must not be negative, got -2"):
+        margin_bounds([1.0, -2.0], 0.5, classes=4)
+    for confidence in (0.25, 0.1, 1.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="confidence must lie between 1/4 and 1, got"):
+            margin_bounds([1.0, 2.0], [0.5, confidence], classes=4)
 
 
 # Plots

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant.calibrators.maccal import MaCCal
-from calibrant.calibrators.maccal.features import replace_head, stratified_share
+from calibrant.calibrators.maccal.frozen import replace_head, stratified_share
 from calibrant.calibrators.maccal.masked import MaskedClassifier, masked_step
 from tests.support.features import CLASSES, QUICK, WIDTH, logits_by_hand
 

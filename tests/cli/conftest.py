@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-import calibrant.show.report.remedies  # noqa: F401  before a test replaces what it imports
+import calibrant.show.report.measure  # noqa: F401  before a test replaces what it imports
 from tests.support.command_line import ROWS
 from tests.support.few_draws import few_draws
 from tests.support.predictions import predictions, splits

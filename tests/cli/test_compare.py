@@ -140,10 +140,13 @@ def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
     assert "No method could be fitted and measured." in out
 
 
-def test_half_of_plain_arrays(run):
+def test_plain_arrays_are_cross_fitted(run):
     code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0", "--seed", "7")
     assert code == 0
-    assert "282 examples (a random half of the plain arrays, seed 7), measured on 282 (the" in out
+    assert (
+        "564 examples (plain arrays), measured on 564 (the same, each by a fit on the other" in out
+    )
+    assert "5 folds, seed 7)" in out
 
 
 @pytest.mark.parametrize(
@@ -234,5 +237,5 @@ def test_compare_tags(run):
     assert code == 0
     lines = out.splitlines()
     assert re.match(r"Use (pooled|tags) \(cross-validated", lines[1])
-    assert lines[2].startswith("2 tags; fitted on 600 labels (a random half of the plain arrays")
+    assert lines[2].startswith("2 tags; fitted on 1,200 labels (plain arrays), measured on")
     assert [line.split()[0] for line in lines[4:7]] == ["none", "pooled", "tags"]

@@ -10,8 +10,8 @@ from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.monitor.windows import WindowEstimate
-from calibrant.show.numbers import percent
-from calibrant.show.report.monitoring import monitor_page
+from calibrant.show.monitor import monitor_page
+from calibrant.show.style import percent
 from tests.support.simulate import drawn
 
 

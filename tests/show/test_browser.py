@@ -9,8 +9,8 @@ import pytest
 import calibrant as cal
 from calibrant import show
 from calibrant.llm import shaded_text
-from calibrant.show.html import page
-from calibrant.show.palette import DARK, LIGHT
+from calibrant.show.pages import page
+from calibrant.show.style import DARK, LIGHT
 from tests.support.browser import browser
 
 
@@ -28,7 +28,7 @@ def shown(tmp_path_factory):
     ]
     text = shaded_text(["The", " answer", "."], [0.9, 0.3, 0.99])
     path = tmp_path_factory.mktemp("pages") / "results.html"
-    path.write_text(page("Results", *map(show.box, results), text.fragment()), encoding="utf-8")
+    path.write_text(page("Results", *map(show.box, results), text.box()), encoding="utf-8")
     with browser() as window:
         yield SimpleNamespace(path=path, window=window)
 

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from calibrant.show.box import Beside, Box, Verdict
-from calibrant.show.html import Html, escaped, notebook, page, rendered, style_sheet
+from calibrant.show.html import Html, escaped, notebook, rendered, style_sheet
+from calibrant.show.pages import page
 from calibrant.show.tables import Table
 from tests.support.markup import check_inert, parsed
 

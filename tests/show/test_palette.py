@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from calibrant.show.palette import DARK, LIGHT
+from calibrant.show.style import DARK, LIGHT
 
 TEXT = ("ink", "muted", "right", "wrong", "good", "warn", "bad")
 

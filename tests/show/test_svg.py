@@ -16,7 +16,7 @@ from calibrant.show.charts import (
     reliability_chart,
 )
 from calibrant.show.charts.axes import Scale
-from calibrant.show.numbers import tick
+from calibrant.show.style import tick
 from tests.support.markup import SVG, charts, check_inert, texts, titles
 
 NAN = float("nan")

@@ -1,6 +1,6 @@
 import pytest
 
-from calibrant.show.palette import DARK, LIGHT
+from calibrant.show.style import DARK, LIGHT
 from calibrant.show.tokens import LISTED, STRONGEST, shaded_tokens, token_table
 from tests.show.test_palette import contrast
 from tests.support.markup import check_inert, parsed

@@ -141,7 +141,7 @@ def test_a_split_to_fit_on_must_be_chosen_where_there_is_only_a_test_set(page, a
         "const s = document.getElementById('fit-split'); s.value = 'test';"
         "s.dispatchEvent(new Event('change', {bubbles: true}))"
     )
-    assert "one random half for each" in page.find("#split-note").text
+    assert "each with fits on the others" in page.find("#split-note").text
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from calibrant.show.workflows import methods_table
 from calibrant.workflows.choice import Choice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
+from calibrant.workflows.fit import cross_fit
 from tests.support.calibrators import Featured, Shift
 from tests.support.metrics import ANY_CLASSES
 from tests.support.predictions import as_npz, as_npz_folder, labelled, out_of, predictions, splits
@@ -275,24 +276,38 @@ def test_one_method_by_its_name(both):
 # Which examples.
 
 
-def test_plain_arrays_are_cut_into_fair_halves(tmp_path):
+def test_a_single_split_is_cross_fitted(tmp_path):
     arrays = predictions(rows=601)
     arrays["logits"][:, 0] = np.arange(601) / 1000  # the number of the row
     path, kept = as_npz_folder(tmp_path, arrays), labelled(arrays)
+    every, whole = numbers(kept["logits"][:, 0]), np.bincount(kept["labels"])
     for seed in (0, 1):
-        witness = Witness()
-        found = compare(path, methods={"w": witness}, seed=seed, level=None)
-        assert not witness.fitted & witness.applied
-        assert witness.fitted | witness.applied == numbers(kept["logits"][:, 0])
-        assert (found.n_fit, found.n_test) == (len(witness.fitted), len(witness.applied))
-        assert abs(found.n_fit - found.n_test) <= 1
-        counts, whole = np.bincount(witness.labels), np.bincount(kept["labels"])
-        assert (np.abs(2 * counts - whole) <= 1).all()
-        assert f"a random half of the plain arrays, seed {seed}" in found.describe()
-        assert "the other half" in found.describe()
+        found = compare(path, methods={"w": Witness()}, seed=seed, level=None)
+        (row,) = found.rows
+        assert found.folds == len(row.by_fold) == 5
+        witnesses: list[Any] = row.by_fold
+        for witness in witnesses:
+            assert not witness.fitted & witness.applied
+            assert witness.fitted | witness.applied == every
+            assert (np.abs(np.bincount(witness.labels) - 0.8 * whole) <= 1).all()
+        assert sum(len(witness.applied) for witness in witnesses) == len(every)
+        assert isinstance(row.calibrator, Witness)
+        assert row.calibrator.fitted == every
+        assert found.n_fit == found.n_test == len(every)
+        assert f"each by a fit on the other folds; 5 folds, seed {seed}" in found.describe()
 
 
-def test_halves_are_seeded(tmp_path):
+def test_figures_out_of_fold_are_those_of_cross_fit(tmp_path):
+    path = as_npz(tmp_path, predictions())
+    found = compare(path, methods=["none", "ts"], level=None)
+    expected = cross_fit(path, method="ts", folds=5, level=None).effect
+    figures = [found[name].evaluation for name in ("none", "ts")]
+    for got, wanted in zip(figures, (expected.before, expected.after), strict=True):
+        assert got is not None
+        assert got.to_dict()["metrics"] == wanted.to_dict()["metrics"]
+
+
+def test_folds_are_seeded(tmp_path):
     path = as_npz(tmp_path, predictions())
     first, again, other = (
         figures(compare(path, methods=["none", "ts"], seed=seed, level=None).rows)
@@ -306,13 +321,14 @@ def test_groups_are_not_divided(tmp_path):
     arrays = predictions()
     arrays["logits"][:, 0] = np.arange(600) / 1000
     arrays["patient"] = np.arange(600) // 20
-    witness = Witness()
-    methods = {"w": witness, "ts": TemperatureScaling()}
-    compare(as_npz(tmp_path, arrays), methods=methods, groups="patient", level=None)
-    patients = {row // 20 for row in witness.fitted}
-    assert not patients & {row // 20 for row in witness.applied}
-    assert len(patients) == 15
-    assert witness.groups is not None
+    methods = {"w": Witness(), "ts": TemperatureScaling()}
+    found = compare(as_npz(tmp_path, arrays), methods=methods, groups="patient", level=None)
+    witnesses: list[Any] = found["w"].by_fold
+    for witness in witnesses:
+        patients = {row // 20 for row in witness.fitted}
+        assert not patients & {row // 20 for row in witness.applied}
+        assert len(patients) == 24
+        assert witness.groups is not None
 
 
 def test_weights_count(both, tmp_path):
@@ -338,8 +354,8 @@ def test_weights_count(both, tmp_path):
         (["val", "test", ""], {}, "10 examples (val split), measured on 20 (test split)"),
         (["val", ""], {}, "10 examples (val split), measured on 20 (plain arrays)"),
         (["", "test"], {}, "10 examples (plain arrays), measured on 20 (test split)"),
-        (["test"], {}, "5 examples (a random half of the test split, seed 0), measured on 5 ("),
-        (["val"], {}, "5 examples (a random half of the val split, seed 0), measured on 5 ("),
+        (["test"], {}, "10 examples (test split), measured on 10 (the same, each by a fit on"),
+        (["val"], {}, "10 examples (val split), measured on 10 (the same, each by a fit on"),
         (
             ["val", "test", "noise"],
             {"fit_split": "test", "test_split": "noise"},
@@ -535,9 +551,9 @@ def test_advice_and_fit_agree(tmp_path, rng):
     )
     with pytest.warns(UserWarning, match="Auto keeps predictions.*sms, which may change"):
         again = calibrant.fit(path, method=calibrant.Auto(candidates=list(light)))
-    halves: Any = found["auto"].calibrator
+    chosen: Any = found["auto"].calibrator
     assert found.choice() == "auto"
-    assert halves.findings[0] in found.advice()
+    assert chosen.findings[0] in found.advice()
     for reasons in (str(found), str(again.reasons_)):
         assert "sms, which may change the predicted class, would gain: accuracy" in reasons
 

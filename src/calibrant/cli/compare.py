@@ -57,10 +57,10 @@ def compare(
 ) -> int:
     """Fit a dozen methods, or others, and measure them side by side.
 
-    Methods are fitted on the val split and measured on the test split. A file with only one set
-    of examples is cut at random into two halves, each with its share of every class. The advice
-    comes from cross-validation on the examples of the fit, as in "calibrant fit". "calibrant
-    metrics" explains the figures; "changed" counts other predicted classes.
+    Methods are fitted on the val split and measured on the test split. In a file with only one set
+    of examples, each example is measured with fits on the others (cross-fitting). The advice comes
+    from cross-validation on the examples of the fit, as in "calibrant fit". "calibrant metrics"
+    explains the figures; "changed" counts other predicted classes.
 
     \b
     Examples:

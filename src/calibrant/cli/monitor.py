@@ -109,7 +109,7 @@ def monitor(
     from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
     from calibrant.estimate import PerformanceEstimator
-    from calibrant.show.report.monitoring import save_monitor_report
+    from calibrant.show.monitor import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
     _check_targets(files, state, page)
@@ -147,7 +147,7 @@ def monitor(
 
 def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) -> None:
     """Refuse to begin with nothing to watch, or a page that cannot be written."""
-    from calibrant.show.report.files import check_target
+    from calibrant.show.pages import check_target
 
     if not files and state is None:
         raise click.UsageError("FILES are missing, or a --state to report on")

@@ -85,7 +85,7 @@ def plot(
       calibrant plot model_a.npz model_b.npz --kind risk -o risk.svg
       calibrant plot predictions.npz --kind threshold --max-error 0.02
     """  # noqa: D301
-    from calibrant.show.figures.files import check_suffix
+    from calibrant.show.figures.look import check_suffix
 
     out = out or f"{kind}.png"
     check_suffix(out)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -69,8 +71,8 @@ def report(
       calibrant report monday.npz tuesday.npz --by country
       calibrant report predictions.npz -o - >> "$GITHUB_STEP_SUMMARY"
     """  # noqa: D301
+    from calibrant.show.pages import check_target
     from calibrant.show.report import report as workflow
-    from calibrant.show.report.files import check_target
 
     if out != "-":
         check_target(out)
@@ -83,6 +85,8 @@ def report(
         data: Any = [source.open(pred, estimand) for pred in preds]
         split: Any = names if len(names) > 1 else next(iter(names), None)
         result = workflow(data[0] if len(data) == 1 else data, split=split, **options)
+    typed = shlex.join(["calibrant", *sys.argv[1:]])
+    result = replace(result, provenance=replace(result.provenance, command=typed))
     if out == "-":
         with shared.until_closed():
             sys.stdout.write(result.to_markdown())

@@ -4,4 +4,4 @@ Results are data, and know nothing of this package. Each kind of result has its 
 in the module that is called like the package of its class, and that is imported on first use.
 """
 
-from calibrant.show.results import box as box, draw as draw
+from calibrant.show.box import box as box, draw as draw

@@ -22,12 +22,11 @@ from calibrant.calibrators.learned_curves import (
 )
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.smart import SMART
-from calibrant.show.box import Beside, Box, Verdict
+from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
 from calibrant.show.charts import Line, line_chart
-from calibrant.show.figures.maps import adjustment_plot, map_plot, temperature_plot
+from calibrant.show.figures.learned import adjustment_plot, map_plot, temperature_plot
 from calibrant.show.html import Html
-from calibrant.show.numbers import plain
-from calibrant.show.results import box_of, drawing_of
+from calibrant.show.style import plain
 from calibrant.show.tables import Table, facts
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from calibrant.decide.rules import DecisionRule
 from calibrant.decide.thresholds import Threshold
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Input
-from calibrant.show.box import Box, Verdict
+from calibrant.show.box import Box, Verdict, box_of, drawing_of
 from calibrant.show.calibrators import charts
 from calibrant.show.charts import bar_chart
 from calibrant.show.figures.selective import set_size_plot, threshold_plot
 from calibrant.show.html import Html
-from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import LONGEST, facts
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
-from calibrant.show.box import Box, Kind, Verdict
+from calibrant.show.box import Box, Kind, Verdict, box_of, drawing_of
 from calibrant.show.figures.comparison import forest_plot
-from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
-from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.messages import printable
-from calibrant.show.numbers import coordinate, tick
-from calibrant.show.palette import DARK, LIGHT, themes
+from calibrant.show.style import DARK, LIGHT, coordinate, tick
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,10 +29,6 @@ LIGHT_PAGES = (
 )
 
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
 _MARKDOWN = re.compile(r"([\\`*_\[\]{}|~#$!])")
 _ENTITIES = {
     **{"&": "&amp;", "<": "&lt;", ">": "&gt;"},
@@ -101,21 +93,6 @@ def unbroken(text: str) -> str:
     return re.sub(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.]+\])", "\u00a0", text)
 
 
-def document(
-    template: str, title: str, subtitle: str, links: Iterable[object], **values: Any
-) -> Html:
-    """Return a page that extends ``page.html``: one file that fetches nothing.
-
-    ``links`` are the anchors of its sections with their names.
-    """
-    script = asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    frame = {"style": Html(themes() + asset("page.css")), "script": script}
-    policy = f"{POLICY}; script-src 'sha256-{digest}'"
-    about = {"title": title, "subtitle": subtitle, "links": links, "policy": Html(policy)}
-    return rendered(template, **frame, **about, **values)
-
-
 def asset(name: str) -> Html:
     """Return a file beside the templates as it is."""
     return Html(files("calibrant.show").joinpath("templates", name).read_text("utf-8"))
@@ -128,11 +105,6 @@ def notebook(*content: object) -> str:
     Nothing outside the box changes, and there is no script.
     """
     return rendered("notebook.html", style=style_sheet(), content=content)
-
-
-def page(title: str, *content: object) -> str:
-    """Return a whole page that needs no other file, light or dark as the system is."""
-    return rendered("plain_page.html", title=title, style=style_sheet(), content=content)
 
 
 @cache

@@ -19,7 +19,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Beside, Box, Verdict
+from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
 from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.reliability import (
@@ -30,7 +30,6 @@ from calibrant.show.figures.reliability import (
 )
 from calibrant.show.figures.selective import risk_coverage_plot
 from calibrant.show.html import Html
-from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import LONGEST, Table
 
 if TYPE_CHECKING:

@@ -1,22 +1,26 @@
-"""The state of a monitor as a box and as figures."""
+"""The state of a monitor as a box, figures, a page, Markdown and JSON."""
 
 from __future__ import annotations
 
 import math
+import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from calibrant._core.json_form import json_text
 from calibrant.monitor.report import MonitorReport
-from calibrant.show.box import Beside, Box, Verdict
+from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart
-from calibrant.show.figures.drift import drift_plot, window_plot
-from calibrant.show.html import Html
-from calibrant.show.numbers import percent
-from calibrant.show.results import box_of, drawing_of
+from calibrant.show.figures.windows import drift_plot, window_plot
+from calibrant.show.html import Html, rendered
+from calibrant.show.pages import SEVERITY_MARKS, Snippet, document, fenced, write_form
+from calibrant.show.style import short_percent
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 MAX_WINDOWS = 20
 """Windows of a table."""
@@ -71,7 +75,7 @@ def charts(report: MonitorReport) -> dict[str, Html]:
             names, evidence, label="e-value", limit=report.limit, alarm=alarm, log=True
         ),
         "Gap": drift_chart(
-            names, gaps, label="confidence minus accuracy", alarm=alarm, form=percent
+            names, gaps, label="confidence minus accuracy", alarm=alarm, form=short_percent
         ),
     }
     if report.estimated:
@@ -85,3 +89,65 @@ def charts(report: MonitorReport) -> dict[str, Html]:
 def _monitor_plot(report: MonitorReport, ax: Axes | None = None) -> Axes | Figure:
     short = report.with_short_names()
     return drift_plot(short) if ax is None else window_plot(short, ax)
+
+
+MOST = 1e6
+"""Evidence beyond which its size says nothing more."""
+LINKS = {"verdict": "Verdict", "time": "Over time", "windows": "Windows", "now": "What now"}
+REFIT = Snippet(
+    "Fit a calibrator on recent labelled examples, and begin anew",
+    "bash",
+    "calibrant fit recent.npz -o calibrator\n"
+    "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail",
+)
+GO_ON = Snippet(
+    "Go on with the next window",
+    "bash",
+    "calibrant monitor tomorrow.npz --calibrator calibrator --state watch.json --fail",
+)
+
+
+def save_monitor_report(report: MonitorReport, path: str | os.PathLike[str]) -> None:
+    """Write the state of a monitor as ``.html``, ``.md`` or ``.json``, by the suffix.
+
+    Parameters
+    ----------
+    report : MonitorReport
+        What :meth:`calibrant.Monitor.report` returns.
+    path : path
+        File to write, which is replaced as a whole.
+    """
+    forms = {".html": monitor_page, ".md": monitor_markdown, ".json": _json}
+    write_form(path, {suffix: partial(form, report) for suffix, form in forms.items()})
+
+
+def _json(report: MonitorReport) -> str:
+    return json_text(report.to_dict())
+
+
+def monitor_page(report: MonitorReport) -> str:
+    """Return the state of a monitor as a page: one file that fetches nothing."""
+    counted = f"{report.n:,} labelled examples in {len(report.windows):,} windows"
+    about = ("Calibration over time", counted, LINKS.items())
+    return document("monitor.html", *about, **_content(report))
+
+
+def monitor_markdown(report: MonitorReport) -> str:
+    """Return the state of a monitor for pull requests and the summaries of jobs."""
+    return rendered("monitor.md", marks=SEVERITY_MARKS, fenced=fenced, **_content(report))
+
+
+def _content(report: MonitorReport) -> dict[str, Any]:
+    """Return what both forms show."""
+    report, calm = report.with_short_names(), report.alarm is None
+    e_value = report.e_value
+    return {
+        "report": report,
+        "question": "Has the model drifted?",
+        "answer": "Not so far" if calm else "Yes",
+        "severity": "good" if calm else "bad",
+        "evidence": f"{e_value:.3g}" if e_value <= MOST else f"over {MOST:,.0f}",
+        "charts": charts(report),
+        "table": windows_table(report),
+        "advised": GO_ON if calm else REFIT,
+    }

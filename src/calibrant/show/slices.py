@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calibrant.metrics.reliability import Estimate
-from calibrant.show.box import Box, Verdict
+from calibrant.show.box import Box, Verdict, box_of, drawing_of
 from calibrant.show.figures.comparison import forest_plot
-from calibrant.show.results import box_of, drawing_of
 from calibrant.show.tables import LONGEST, Table
 from calibrant.slices.groups import Group, Groups
 from calibrant.slices.result import Slice, Slices

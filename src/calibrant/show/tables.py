@@ -11,8 +11,8 @@ from calibrant.show.html import Html, markdown_escaped, rendered
 
 LONGEST = 20
 """Rows of a table in a notebook; the number of the others is said."""
-WIDEST = 30.0
-"""Gap in points whose bar fills its cell."""
+MIN_SCALE = 5.0
+"""Gap in points that reaches an end of its cell, if none in the column is larger."""
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
@@ -97,9 +97,14 @@ class Table:
         return replace(self, caption=caption).__html__()
 
     def bar(self, gap: str) -> tuple[str, str]:
-        """Return the direction of a gap, and the width of its bar in percent of the cell."""
+        """Return the direction of a gap, and its bar in percent of the cell: at most a half."""
+        gaps = [
+            abs(float(row[self.bars].removesuffix(" %")))
+            for row in self.rows
+            if self.bars is not None and row[self.bars] not in ("-", "")
+        ]
         points = float(gap.removesuffix(" %"))
-        return ("over" if points > 0 else "under"), f"{min(abs(points) / WIDEST, 1):.0%}"
+        return ("over" if points > 0 else "under"), f"{abs(points) / max(*gaps, MIN_SCALE) / 2:.0%}"
 
     def markdown(self) -> str:
         """Return the table in the dialect of GitHub; names of rows that stand out are bold."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant.metrics.evaluation import shown
 from calibrant.metrics.registry import METRICS
-from calibrant.show.box import Beside, Box, Kind, Verdict
+from calibrant.show.box import Beside, Box, Kind, Verdict, box, box_of, drawing_of
 from calibrant.show.charts import forest_chart
 from calibrant.show.decide import rule_box
 from calibrant.show.figures.comparison import forest_plot, forest_plots
 from calibrant.show.figures.reliability import before_and_after, reliability_diagram
 from calibrant.show.html import Html
 from calibrant.show.metrics import diagram, evaluation_box
-from calibrant.show.results import box, box_of, drawing_of
 from calibrant.show.tables import LONGEST, Table
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.decide import AppliedRule, FittedRule

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from calibrant import __version__
 from calibrant._core.messages import failure_text
 from calibrant.show.html import escaped
-from calibrant.show.palette import themes
+from calibrant.show.style import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, Guard, Guarded
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id

@@ -23,7 +23,7 @@ from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import open_dataset
 from calibrant.deploy.export import export_onnx
 from calibrant.show.report.build import PREFER, report
-from calibrant.show.report.remedies import usual_methods
+from calibrant.show.report.measure import usual_methods
 from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 

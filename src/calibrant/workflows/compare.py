@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, Values, spread, warn, warnings_at_caller
+from calibrant._core.checks import IGNORED, IntArray, Values, spread, warn, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
 from calibrant._core.logpartition import Records
@@ -32,6 +33,7 @@ from calibrant.workflows.effect import calibrated_sums
 from calibrant.workflows.fit import (
     fit_table,
     fit_whole,
+    fit_without,
     fits_from_table,
     looked_at,
     row_folds,
@@ -50,6 +52,9 @@ FOR_TWO_CLASSES = (
 """Methods that a comparison tries by default: of each kind (temperatures for all and for each
 example, affine maps, maps of one probability, bins, isotonic regression) the best known that need
 logits alone, and that fit 10,000 examples of 1,000 classes in seconds."""
+FOLDS, FOLDS_OF_MANY, MANY_FOR_FOLDS = 5, 2, 10_000
+"""Folds of a single split, in which fits on few examples should see most of them, and folds of more
+rows than the last number, where half of them suffice."""
 
 
 def compare(
@@ -79,9 +84,8 @@ def compare(
     Parameters
     ----------
     data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
-        As for :func:`calibrant.evaluate`: with logits, a random half is for the fit. Or a
-        prediction file, a folder, a glob, or arrays by their keys in a file, such as
-        ``{"val_logits": ..., "val_labels": ..., "test_logits": ..., "test_labels": ...}``.
+        As for :func:`calibrant.evaluate`. Or a prediction file, a folder, a glob, or arrays by
+        their keys in a file, such as ``{"val_logits": ..., "val_labels": ...}``, ...
     labels : (...) integers
         With logits; -100 is ignored.
     methods : sequence of str, or mapping of str to Calibrator, optional
@@ -94,9 +98,10 @@ def compare(
         Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
         Split to fit on (val, else the plain arrays, by default) and to measure on (test, else the
-        plain arrays). A single split is cut at random into two halves with a share of each class.
+        plain arrays). A single split is cross-fitted: each example is measured with a fit on the
+        other folds, and the calibrators in the rows are fitted on all examples.
     sample_weight, groups : str or array, optional
-        Weights of the examples, and groups that stay together in that cut and in folds.
+        Weights of the examples, and groups that stay together in folds.
     keep_argmax : bool, optional
         Advise methods that keep the predicted class: by default for more than two classes. It is
         also the option of ``auto``, where that is a name. False suits multiple choice.
@@ -104,7 +109,7 @@ def compare(
         Metadata columns for the methods that take them by name (``multicalibration``), which are
         not among the methods by default without.
     estimand, bins, level, seed
-        As in :func:`calibrant.evaluate`; the seed is also that of the cut and of folds.
+        As in :func:`calibrant.evaluate`; the seed is also that of folds.
 
     Examples
     --------
@@ -113,7 +118,7 @@ def compare(
     >>> labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
     >>> comparison = compare(2 * honest, labels, methods=["none", "ts"])
     >>> comparison.n_fit, comparison.n_test, comparison.choice()
-    (2000, 2000, 'ts')
+    (4000, 4000, 'ts')
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
@@ -122,7 +127,7 @@ def compare(
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     # closed before methods are fitted, whose warnings are notes
     with silently(), warnings_at_caller():
-        splits, names = fit_and_test(dataset, fit_split, test_split, seed)
+        splits, names, fold = compared_splits(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
         splits = (splits[0].floored(), splits[1])
@@ -130,7 +135,7 @@ def compare(
             inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
             splits = (in_memory(splits[0], seed, inputs), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
-        bench = _Bench(*splits, stream, time_limit)
+        bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
         some, arrays = looked_at(splits[0], *calibrators.values())
         if mistake := watching.mistake_of(some):
@@ -157,7 +162,28 @@ def compare(
             chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
-    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen)
+    folds = 0 if fold is None else int(fold.max()) + 1
+    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen, folds)
+
+
+def compared_splits(
+    dataset: Dataset, fit_split: str | None, test_split: str | None, seed: int
+) -> tuple[tuple[Split, Split], tuple[str, str], IntArray | None]:
+    """Return the examples to fit on and to measure on, their description, and folds of one split.
+
+    A single split is both. If it has too many rows for memory, it is cut into random halves.
+    """
+    one, other = _named_splits(dataset, fit_split, test_split)
+    names = _described(one), _described(other)
+    if one.name != other.name:
+        return (one, other), names, None
+    if is_many(one):
+        return *fit_and_test(dataset, fit_split, test_split, seed), None
+    units = one.rows if one.groups is None else len(np.unique(one.groups))
+    folds = max(2, min(FOLDS_OF_MANY if one.rows > MANY_FOR_FOLDS else FOLDS, units))
+    fold = row_folds(one, folds, seed)
+    how = f"the same, each by a fit on the other folds; {folds} folds, seed {seed}"
+    return (one, one.with_column("fold", fold)), (names[0], how), fold
 
 
 def fit_and_test(
@@ -168,10 +194,30 @@ def fit_and_test(
     *,
     stratified: bool = True,
 ) -> tuple[tuple[Split, Split], tuple[str, str]]:
-    """Return the examples to fit on and to measure on, and the description of both.
+    """Return different examples to fit on and to measure on, and the description of both.
 
     A single split is cut into random halves: the labels of the other half are ignored.
     """
+    one, other = _named_splits(dataset, fit_split, test_split)
+    if one.name != other.name:
+        return (one, other), (_described(one), _described(other))
+    names = f"a random half of the {_described(one)}, seed {seed}", "the other half"
+    if is_many(one) and dataset.groups is None:
+        return halves(one, seed), names  # so many that every class has its share
+    halved = row_folds(one, 2, seed, stratified=stratified)
+    fold = spread(halved, one.labels.shape, "fold")
+    half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
+    return (one.with_column("labels", half), one.with_column("labels", rest)), names
+
+
+def _described(split: Split) -> str:
+    return f"{split.name} split" if split.name else "plain arrays"
+
+
+def _named_splits(
+    dataset: Dataset, fit_split: str | None, test_split: str | None
+) -> tuple[Split, Split]:
+    """Return the splits to fit on and to measure on, which may be the same one."""
     wanted = (fit_split, FIT_SPLITS), (test_split, TEST_SPLITS)
     there = [
         dataset.split(name, prefer).name
@@ -186,25 +232,15 @@ def fit_and_test(
     if not there:
         dataset.split()  # raises
     one, other = dataset.split(there[0]), dataset.split(there[-1])
-    first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
-    one.warn_if_probs()
-    one.warn_of_copies()
-    if one.name == other.name:
-        names = f"a random half of the {first}, seed {seed}", "the other half"
-        if is_many(one) and dataset.groups is None:
-            return halves(one, seed), names  # so many that every class has its share
-        halved = row_folds(one, 2, seed, stratified=stratified)
-        fold = spread(halved, one.labels.shape, "fold")
-        half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
-        return (one.with_column("labels", half), one.with_column("labels", rest)), names
-    other.warn_if_probs()
-    other.warn_of_copies()
+    for split in {one.name: one, other.name: other}.values():
+        split.warn_if_probs()
+        split.warn_of_copies()
     if one.classes != other.classes:
         raise ValueError(
-            f"{dataset.path}: the {first} must have as many classes as the {second}, got "
-            f"{one.classes} and {other.classes}"
+            f"{dataset.path}: the {_described(one)} must have as many classes as the "
+            f"{_described(other)}, got {one.classes} and {other.classes}"
         )
-    return (one, other), (first, second)
+    return one, other
 
 
 def _chosen(
@@ -254,6 +290,7 @@ class _Bench:
     measure_on: Split
     stream: Accumulator
     time_limit: float | None
+    fold: IntArray | None = None
     records: Records | None = None  # that methods share, if one is fitted on them
     seconds: float = 0.0  # that the records took
 
@@ -287,6 +324,8 @@ class _Bench:
         """Fit and measure one method; whatever goes wrong is written down."""
         from_table = fits_from_table(calibrator, self.fit_on)
         evaluation, changed, error = None, None, None
+        folds = 0 if self.fold is None else int(self.fold.max()) + 1
+        by_fold = [copy.deepcopy(calibrator) for _ in range(folds)]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             start = time.perf_counter()
@@ -299,7 +338,9 @@ class _Bench:
                             fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                sums = calibrated_sums([calibrator], self.measure_on, self.stream.like())
+                self._fit_folds(by_fold)
+                calibrators = by_fold or [calibrator]
+                sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
                 evaluation, changed = sums.after.compute(), sums.changed
             except ENGINE_FAILURES:
                 raise
@@ -308,8 +349,19 @@ class _Bench:
         if from_table and not isinstance(calibrator, Identity):
             seconds += self.seconds
         notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-        kept = None if evaluation is None else calibrator
-        return Row(name, evaluation, seconds, changed, error, notes, kept)
+        if evaluation is None:
+            return Row(name, None, seconds, None, error, notes)
+        return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
+
+    def _fit_folds(self, calibrators: Sequence[Calibrator]) -> None:
+        """Fit one calibrator for each fold, on the others; the fit on everything has warned."""
+        with warnings.catch_warnings(), watching.told():
+            warnings.simplefilter("ignore")
+            for i, calibrator in enumerate(calibrators):
+                assert self.fold is not None
+                records = self.records if fits_from_table(calibrator, self.fit_on) else None
+                with limited(self.time_limit):
+                    fit_without(calibrator, self.fit_on, self.fold, i, records)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:

@@ -41,6 +41,8 @@ class Row:
         Warnings of the fit.
     calibrator : Calibrator or None
         Fitted; None where the method failed.
+    by_fold : list of Calibrator
+        Of a single split, those that measured it: one for each fold, fitted on the others.
     """
 
     method: str
@@ -50,6 +52,7 @@ class Row:
     error: str | None
     notes: list[str] = field(default_factory=list)
     calibrator: Calibrator | None = field(default=None, repr=False)
+    by_fold: list[Calibrator] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         figures = f"failed: {self.error}" if self.evaluation is None else self.evaluation.headline()
@@ -88,6 +91,8 @@ class Comparison:
         Which probability the calibration errors are about.
     chosen : Choice
         The method that is advised, and the reasons.
+    folds : int
+        Folds in which a single split was fitted and measured; 0 where these are two splits.
     """
 
     rows: list[Row]
@@ -99,6 +104,7 @@ class Comparison:
     level: float | None
     estimand: Estimand
     chosen: Choice
+    folds: int = 0
 
     def __getitem__(self, method: str) -> Row:
         return {row.method: row for row in self.rows}[method]
@@ -172,7 +178,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
-        names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level", "estimand")
+        names = ["n_fit", "n_test", "classes", "fitted_on", "measured_on", "folds", "level"]
+        names += ["estimand"]
         measured = list(next(iter(self.measured.values()), METRICS))
         rows = [row.to_dict(measured) for row in self.rows]
         return {

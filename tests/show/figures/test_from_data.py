@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.show.figures.examples import collected
-from calibrant.show.figures.from_data import KINDS, draw_file, figure
+from calibrant.show.figures.from_data import KINDS, collected, draw_file, figure
 from tests.show.figures.test_reliability import assert_whole, legend, shares_of
 from tests.support.simulate import drawn
 

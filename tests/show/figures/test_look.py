@@ -6,7 +6,7 @@ import pytest
 import calibrant as cal
 from calibrant.show import figures
 from calibrant.show.figures.look import current, text_of
-from calibrant.show.palette import DARK, LIGHT
+from calibrant.show.style import DARK, LIGHT
 
 plt = pytest.importorskip("matplotlib.pyplot")
 

@@ -17,7 +17,7 @@ from matplotlib.colors import same_color, to_hex  # noqa: E402
 from matplotlib.container import BarContainer, ErrorbarContainer  # noqa: E402
 
 from calibrant.show import figures  # noqa: E402
-from calibrant.show.palette import DARK, LIGHT  # noqa: E402
+from calibrant.show.style import DARK, LIGHT  # noqa: E402
 
 
 @pytest.fixture

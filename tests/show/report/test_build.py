@@ -11,7 +11,7 @@ import pytest
 import calibrant as cal
 from calibrant import use
 from calibrant.data import save_predictions
-from calibrant.show.report.snippets import snippets
+from calibrant.show.report.verdict import snippets
 from tests.show.report.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}
@@ -51,10 +51,9 @@ def test_several_splits_are_several_sets(files):
     ]
 
 
-def test_a_file_whose_name_says_little_has_its_folder(tmp_path):
-    (tmp_path / "resnet").mkdir()
-    save_predictions(tmp_path / "resnet" / "predictions.npz", drawn(50))
-    assert names(str(tmp_path / "resnet" / "predictions.npz")) == ["resnet/predictions"]
+def test_a_file_is_called_as_it_was_typed(files):
+    assert names("b/monday.npz") == ["b/monday"]
+    assert names(str(files / "b" / "monday.npz")) == ["monday"]
 
 
 def test_logits_and_labels_are_one_set():
@@ -122,8 +121,11 @@ def test_the_command_makes_the_report_again(files, run):
     first = cal.report("monday.npz", **odd)
     words = shlex.split(first.provenance.command)
     assert words[:3] == ["calibrant", "report", "monday.npz"]
-    assert words[-3:] == ["--choices", "-o", "report.html"]
-    assert run(*words[1:-1], "again.json")[0] == 0
+    assert words[-1] == "--choices"
+    assert run(*words[1:], "-o", "again.json")[0] == 0
+    assert json.loads(Path("again.json").read_text("utf-8"))["provenance"]["command"] == (
+        f"{first.provenance.command} -o again.json"
+    )
     first, again = json.loads(first.to_json()), json.loads(Path("again.json").read_text("utf-8"))
     for result in (first, again):
         result["provenance"].pop("created")
@@ -136,7 +138,7 @@ def test_the_command_makes_the_report_again(files, run):
 
 def test_there_is_no_command_for_arrays(files):
     none = cal.report("monday.npz", methods=["none"], level=None).provenance.command
-    assert none == "calibrant report monday.npz --methods none --level 0 -o report.html"
+    assert none == "calibrant report monday.npz --methods none --level 0"
     result = cal.report({"a": "monday.npz", "b": drawn(50)}, **QUICK)
     assert result.provenance.command == ""
     assert "calibrant report" not in result.to_html() + result.to_markdown()

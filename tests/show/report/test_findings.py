@@ -3,12 +3,16 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 
+import calibrant as cal
 from calibrant.show.report import CHECKS, report
-from calibrant.show.report.findings import findings_of
+from calibrant.show.report.findings import MISCALIBRATED, findings_of
+from calibrant.show.report.model import Gain
 from calibrant.show.report.verdict import verdict_of
 from tests.show.report.conftest import drawn
 
@@ -113,10 +117,102 @@ def test_probabilities_of_zero_and_one_are_found():
     assert "10.0 % are wrong" in found["CAL012"].evidence
 
 
-def test_halves_of_one_split_are_said_to_be_halves():
-    assert (
-        "seed 3" in codes(drawn(300), methods=["none", "ts"], seed=3, level=None)["CAL013"].evidence
+def test_a_single_split_is_cross_fitted_and_all_figures_are_about_the_same_examples():
+    made = report(drawn(150, factor=3.0), methods=["none", "ts"], seed=3)
+    (subject,) = made.subjects
+    assert "5 folds, seed 3" in {f.code: f for f in made.findings}["CAL013"].evidence
+    remedy = subject.remedy
+    assert remedy is not None
+    assert remedy.before is not None
+    assert remedy.after is not None
+    assert remedy.before.to_dict() == subject.evaluation.to_dict()
+    assert remedy.after.n == subject.evaluation.n == 150
+    assert subject.decisions[-1].coverage == 1
+
+
+def test_the_gain_is_that_of_pairs_of_losses_out_of_fold():
+    data = drawn(400, factor=3.0)
+    remedy: Any = report(data, methods=["none", "ts"]).subjects[0].remedy
+    fitted = cal.workflows.fit.cross_fit(data, method="ts")
+    rows = np.arange(400), data["labels"]
+    after = np.zeros(400)
+    for i, one in enumerate(fitted.calibrators):
+        here = fitted.folds == i
+        logs = one.transform(data["logits"][here].astype(float))
+        after[here] = -scipy.special.log_softmax(logs, -1)[np.arange(here.sum()), rows[1][here]]
+    gain = -scipy.special.log_softmax(data["logits"], -1)[rows] - after
+    assert remedy.gain.value == pytest.approx(gain.mean(), rel=1e-6)
+    reach = scipy.stats.t.ppf(0.95, 399) * gain.std(ddof=1) / 20
+    assert remedy.gain.low == pytest.approx(gain.mean() - reach, rel=1e-6)
+    assert remedy.gain.high == pytest.approx(gain.mean() + reach, rel=1e-6)
+
+
+def test_calibration_that_gains_no_more_than_noise_is_not_said_to_help():
+    found = [codes(drawn(150, seed=s), methods=["none", "ts"]) for s in range(20)]
+    assert sum("CAL014" in each for each in found) <= 2
+    assert all(("CAL014" in each) + ("CAL019" in each) + ("CAL015" in each) == 1 for each in found)
+
+
+def test_changed_predictions_are_named():
+    data = drawn(600)
+    data["logits"] = data["logits"] + np.array([3.0, 0, 0, 0, 0])
+    found = codes(data, methods=["none", "vector"], keep_argmax=False)
+    assert re.search(
+        r"Accuracy rises from \d.*: the predictions of \d+ of 600", found["CAL014"].evidence
     )
+
+
+def test_no_answer_stands_above_a_finding_that_contradicts_it():
+    data = drawn(1500)
+    wrong = (data["logits"].argmax(-1) == 2) & (np.arange(1500) % 5 == 0)
+    data["labels"] = np.where(wrong, 4, data["labels"])
+    for made in (report(data, methods=[]), report(drawn(1500, seed=3), methods=[])):
+        severe = {f.severity for f in made.findings if f.code in MISCALIBRATED} & {"warn", "bad"}
+        assert (made.verdict.answer in ("Yes", "Too few examples to tell")) == (not severe)
+        assert not (severe and "CAL015" in {f.code for f in made.findings})
+
+
+def test_a_warning_takes_back_that_there_is_no_evidence(calibrated):
+    (subject,) = calibrated.subjects
+    off = replace(subject.sure, accuracy=0.5, low=0.45, high=0.55, p_value=1e-9)
+    found = findings_of(replace(subject, sure=off))
+    assert [finding.code for finding in found] == ["CAL003"]
+    verdict = verdict_of(subject, found)
+    assert verdict.answer == "No"
+    assert found[0].evidence in verdict.sentence
+
+
+def test_a_gain_that_may_be_none_does_not_help(over_confident):
+    (subject,) = over_confident.subjects
+    unsure = replace(subject, remedy=replace(subject.remedy, gain=Gain(0.02, -0.01, 0.05, 4321)))
+    found = {finding.code: finding for finding in findings_of(unsure)}
+    assert "CAL014" not in found
+    assert "lowers the log loss by 0.020 [-0.010, 0.050]" in found["CAL019"].evidence
+    assert "label about 2,900 more examples" in found["CAL019"].fix
+    assert unsure.decisions == subject.coverage
+    harm = replace(unsure, remedy=replace(subject.remedy, gain=Gain(-0.2, -0.3, -0.1, None)))
+    found = {finding.code: finding for finding in findings_of(harm)}
+    assert "raises the log loss by 0.200 [0.100, 0.300]" in found["CAL019"].evidence
+
+
+def test_too_few_examples_name_how_many_a_yes_needs():
+    said = [report(drawn(150, seed=s), methods=[]) for s in range(9)]
+    few = [each for each in said if each.verdict.answer == "Too few examples to tell"]
+    assert len(few) >= 7
+    counts = [re.findall(r"A yes needs about ([\d,]+)\.", each.verdict.sentence) for each in few]
+    needed = int(np.median([int(count.replace(",", "")) for (count,) in counts]))
+    answers = [report(drawn(needed, seed=s), methods=[]).verdict.answer for s in range(10, 20)]
+    assert answers.count("Too few examples to tell") <= 2
+    assert answers.count("Yes") >= 5
+    (fix,) = [finding.fix for finding in few[0].findings if finding.code == "CAL007"]
+    assert re.search(r"Label about [\d,]+ more examples", fix)
+
+
+def test_subgroups_too_small_to_tell_are_not_called_calibrated():
+    data = drawn(200, factor=2.5)
+    made = report({**data, "colour": np.arange(200) % 6}, methods=[])
+    assert made.verdict.answer in ("No", "Not quite")
+    assert "No subgroup is shown to be miscalibrated" not in made.to_html() + made.to_markdown()
 
 
 def test_a_later_set_is_compared_with_the_first():

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant.show.report.files import form_of
-from calibrant.show.report.snippets import snippets
-from calibrant.show.report.tables import decisions_table
+from calibrant.show.pages import check_target
+from calibrant.show.report.verdict import snippets, verdict_of
+from calibrant.show.report.view import view_of
+from calibrant.show.tables import Table
 from tests.show.report.conftest import drawn
 
 HOSTILE = [
@@ -181,16 +182,65 @@ def test_thresholds_close_to_one_have_the_digits_that_matter():
     data = drawn(800, factor=12.0)
     probs = torch.as_tensor(data["logits"]).softmax(-1).amax(-1).numpy()
     subject = cal.report(data, methods=[], level=None).subjects[0]
-    for share, threshold, _ in decisions_table(subject.decisions).rows:
+    view = view_of(subject, verdict_of(subject, []), [])
+    for share, threshold, _ in view.decisions.rows:
         assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
     assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
 
 
-def test_the_guarantee_names_its_calibrator():
-    result = cal.report(drawn(800, factor=3.0), methods=["none", "ts"], level=None)
-    words = "with 95 % certainty, for ts as fitted here, on a random half of the plain arrays"
-    assert words in result.to_html()
-    assert words in result.to_markdown()
+def test_the_guarantee_names_its_calibrator(over_confident):
+    words = "with 95 % certainty, for ts as fitted here, on the val split"
+    assert words in over_confident.to_html()
+    assert words in over_confident.to_markdown()
+
+
+def test_one_split_has_no_guarantee_but_says_where_to_get_one():
+    page = cal.report(drawn(800, factor=3.0), methods=["none", "ts"], level=None).to_html()
+    assert "With a guarantee" not in page
+    assert "calibrant decide, which sets half of the examples aside" in page
+
+
+def test_two_classes_are_called_by_their_names():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=80)
+    labels = (rng.random(80) < 0.5).astype(int)
+    data = {"logits": logits, "labels": labels, "class_names": np.array(["stays", "leaves"])}
+    made = cal.report(data, methods=[], level=None)
+    for text in (made.to_html(), made.to_markdown()):
+        assert "y = 1" not in text
+        assert "P(leaves)" in text
+
+
+def test_classes_of_few_examples_are_folded_away():
+    data = drawn(300, classes=3)
+    data["logits"][:, 2] -= 4
+    made = cal.report(data, methods=[], level=None)
+    page = made.to_html()
+    few = [c.part.name for c in made.subjects[0].classes if c.part.n < 10]
+    assert few == ["class 2"]
+    table, _, folded = page.partition("1 with fewer than 10 examples, too few to tell")
+    assert "class 0</th>" in table
+    assert "class 2</th>" not in table
+    assert "class 2</th>" in folded
+
+
+def test_gaps_point_away_from_a_zero_in_the_middle():
+    made = Table(("", "gap"), [("a", "+8.0"), ("b", "-2.0"), ("c", "-")], bars=1).__html__()
+    assert re.findall(r'gap (\w+)" style="--g:(\d+)%', made) == [("over", "50"), ("under", "12")]
+
+
+def test_costs_are_told_in_cases(over_confident):
+    (subject,) = over_confident.subjects
+    wrong = 1000 * (1 - subject.answers.accuracy)
+    view = view_of(subject, over_confident.verdict, over_confident.findings)
+    as_it_is, calibrated, *asking = view.choices.rows
+    assert as_it_is[1:4] == ("1000", "0", f"{wrong:.0f}")
+    assert float(as_it_is[4]) == pytest.approx(1000 * (1 - subject.answers.confidence), abs=0.6)
+    assert float(calibrated[4]) == pytest.approx(wrong, abs=40)
+    answered, left = map(int, asking[0][1:3])
+    assert answered == pytest.approx(900, abs=10)
+    assert left == 1000 - answered
+    assert int(asking[0][3]) < wrong
 
 
 def test_a_calibrated_model_is_left_as_it_is():
@@ -207,7 +257,7 @@ def test_files_are_written_whole_by_their_suffix(tmp_path, calibrated):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
     with pytest.raises(ValueError, match=r"\.html, \.md, \.json, got report\.pdf"):
         calibrated.save(tmp_path / "report.pdf")
-    assert form_of("A.HTM") == ".html"
+    assert check_target("A.HTM") == ".html"
 
 
 def test_reports_show_themselves(calibrated):

@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 import calibrant as cal
 from calibrant.show.report import report
-from calibrant.show.report.remedies import MAX_ERRORS
+from calibrant.show.report.measure import MAX_ERRORS
 from tests.show.report.conftest import drawn
 
 

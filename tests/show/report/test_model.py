@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from calibrant._core.binning import Bins, fill
-from calibrant.show.report.model import binomial_test, holm, parts_of
+from calibrant.show.report.model import binomial_test, holm, merged_bins, parts_of
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,22 @@ def test_parts_count_weights_and_leave_out_what_is_empty():
     assert high.accuracy == pytest.approx(0.75)
     assert high.gap == pytest.approx(high.confidence - 0.75)
     assert high.low < 0.75 < high.high
+
+
+@pytest.mark.parametrize("n", [3, 60, 400])
+def test_bins_are_joined_until_they_have_enough_examples(n):
+    rng = np.random.default_rng(n)
+    confidence = np.concatenate([rng.beta(8, 2, n), np.full(30, 0.05)])
+    fine = fill(confidence, (rng.random(n + 30) < confidence) * 1.0, np.arange(16) / 15)
+    bins = merged_bins(fine)
+    assert set(bins.edges) <= set(fine.edges)
+    assert (bins.edges[0], bins.edges[-1]) == (0, 1)
+    assert all(count == 0 or count >= 25 for count in bins.count)
+    for name in ("count", "weight", "claimed", "observed"):
+        assert getattr(bins, name).sum() == pytest.approx(getattr(fine, name).sum())
+    if n > 3:  # nothing is joined with examples that are far away
+        assert bins.count[0] == 30
+        assert bins.count[1] == 0
 
 
 def test_no_examples_have_no_parts():

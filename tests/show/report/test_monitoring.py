@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from calibrant.monitor import Monitor
+from calibrant.show.monitor import monitor_markdown, monitor_page
 from calibrant.show.report import save_monitor_report
-from calibrant.show.report.monitoring import monitor_markdown, monitor_page
 from tests.show.report.conftest import drawn
 
 

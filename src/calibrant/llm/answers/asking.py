@@ -20,7 +20,6 @@ from calibrant.llm.heads.documents import prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
-from calibrant.show.pieces import notebook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +98,7 @@ class Answer(NamedTuple):
         return shaded_text(self.token_texts, self.probs, title=title, note=note)
 
     def _repr_html_(self) -> str:
-        return notebook(self.shaded().fragment())
+        return self.shaded().box().notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each token. Needs pandas."""

@@ -36,7 +36,6 @@ from calibrant.llm.heads.evaluate import (
     gains_over_one_temperature,
 )
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.show.pieces import notebook
 
 CONFIDENCES = (*AGGREGATORS, "p_true")
 _ENOUGH_TO_HAVE_A_SIGNAL = 10
@@ -94,7 +93,7 @@ class Reply(NamedTuple):
         return shaded_text([], [], title=title, note=f"no answer: {figures}")
 
     def _repr_html_(self) -> str:
-        return notebook(self.shaded().fragment())
+        return self.shaded().box().notebook()
 
 
 def answer_question(

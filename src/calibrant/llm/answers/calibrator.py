@@ -22,8 +22,8 @@ from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 from calibrant.llm.answers.graded import Source
 from calibrant.show import box
+from calibrant.show.box import Box, Part
 from calibrant.show.charts import Line, line_chart
-from calibrant.show.pieces import heading, notebook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,7 +243,7 @@ class AnswerCalibrator(AnswerMap):
 
     def _repr_html_(self) -> str:
         if self.learned_ is None:
-            return notebook(heading("Answer calibrator", "not fitted"))
+            return Box("Answer calibrator", ["not fitted"]).notebook()
         confidence = np.linspace(0.005, 0.995, 199)
         chance = self._probs(confidences.log_odds(np.log(confidence)))
         lines = [
@@ -253,8 +253,9 @@ class AnswerCalibrator(AnswerMap):
         chart = line_chart(
             lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
         )
-        limit = "" if self.threshold_ is None else box(self.threshold_)
-        return notebook(heading("Answer calibrator", self.describe()), chart, limit)
+        parts: list[Part] = [chart]
+        parts += [] if self.threshold_ is None else [box(self.threshold_)]
+        return Box("Answer calibrator", [self.describe()], parts=parts).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""

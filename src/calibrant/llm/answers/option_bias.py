@@ -19,7 +19,8 @@ from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_
 from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame
 from calibrant.llm.answers.questions import LETTERS, Question
-from calibrant.show.pieces import heading, html_table, notebook
+from calibrant.show.box import Box
+from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +110,8 @@ class OptionBias(NamedTuple):
         columns = (self.chosen, self.right, self.prob)
         cells = zip(self.letters, *columns, strict=True)
         rows = [(name, *(f"{100 * x:.1f} %" for x in values)) for name, *values in cells]
-        table = html_table(("option", "chosen", "right", "mean probability"), rows)
-        return notebook(heading("Option bias", self.describe()), table)
+        table = Table(("option", "chosen", "right", "mean probability"), rows)
+        return Box("Option bias", [self.describe()], parts=[table]).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each letter. Needs pandas."""

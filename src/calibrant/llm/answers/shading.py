@@ -11,7 +11,8 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import FloatArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant._core.tables import columns_frame
-from calibrant.show.pieces import Html, heading, joined, notebook, page
+from calibrant.show.box import Box
+from calibrant.show.pages import page
 from calibrant.show.tokens import shaded_tokens, token_scale, token_table
 
 if TYPE_CHECKING:
@@ -39,18 +40,17 @@ class ShadedText(NamedTuple):
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.tokens):,} tokens", self.note)
 
-    def fragment(self) -> Html:
-        """Return the text with its key and its numbers as HTML, without the colours."""
+    def box(self) -> Box:
+        """Return the text with its key and its numbers."""
         probs = self.probs.tolist()
-        above = heading(self.title, self.note)
         if not probs:
-            return joined([above])
-        text = shaded_tokens(self.tokens, probs)
-        table = token_table(self.tokens, probs)
-        return joined([above, text, token_scale(), table])
+            return Box(self.title, [self.note])
+        shaded = shaded_tokens(self.tokens, probs)
+        parts = [shaded, token_scale(), token_table(self.tokens, probs)]
+        return Box(self.title, [self.note], parts=parts)
 
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return self.box().notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each token. Needs pandas."""
@@ -59,7 +59,7 @@ class ShadedText(NamedTuple):
     def write(self, file: str | os.PathLike[str]) -> None:
         """Write a page of HTML that needs nothing else."""
         with replacing(Path(file)) as temporary:
-            content = page(self.title or "Shaded text", self._replace(title="").fragment())
+            content = page(self.title or "Shaded text", self._replace(title="").box())
             temporary.write_text(content, encoding="utf-8")
 
 

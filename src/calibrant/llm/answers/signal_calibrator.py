@@ -37,7 +37,8 @@ from calibrant.llm.answers.calibrator import (
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.graded import Source
 from calibrant.show import box
-from calibrant.show.pieces import heading, html_table, notebook
+from calibrant.show.box import Box, Part
+from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -255,11 +256,11 @@ class SignalCalibrator(AnswerMap):
 
     def _repr_html_(self) -> str:
         if self.regression_ is None:
-            return notebook(heading("Signal calibrator", "not fitted"))
+            return Box("Signal calibrator", ["not fitted"]).notebook()
         headings, *rows = self.table()
-        limit = "" if self.threshold_ is None else box(self.threshold_)
-        about = heading("Signal calibrator", self.describe())
-        return notebook(about, html_table(headings, rows), limit)
+        parts: list[Part] = [Table(headings, rows)]
+        parts += [] if self.threshold_ is None else [box(self.threshold_)]
+        return Box("Signal calibrator", [self.describe()], parts=parts).notebook()
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, then the share of answers that have each signal and its weight."""

@@ -42,7 +42,8 @@ from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
-from calibrant.show.pieces import Html, heading, html_table, joined, notebook, verdict
+from calibrant.show.box import Box, Verdict as Promise
+from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,14 +299,10 @@ class Gate:
         said = self.promise().rstrip(".") or "accepts none"
         return one_line(self, said, *(threshold_text(b.accept.threshold) for b in self.bands))
 
-    def fragment(self) -> Html:
-        """Return the gate as HTML, without style."""
-        headings, *rows = self.table()
-        promises = [verdict(self.promise(decision)) for decision in ("accept", "verify")]
-        return joined([heading("Gate", self.describe()), *promises, html_table(headings, rows)])
-
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        headings, *rows = self.table()
+        promises = [Promise(self.promise(decision)) for decision in ("accept", "verify")]
+        return Box("Gate", [self.describe()], promises, [Table(headings, rows)]).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with the thresholds for each set of kinds. Needs pandas."""

@@ -30,9 +30,8 @@ from calibrant.metrics.gaps import Cells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Box
+from calibrant.show.box import Box, box_of
 from calibrant.show.metrics import evaluation_box, risk_chart
-from calibrant.show.results import box_of
 
 MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""

@@ -21,7 +21,8 @@ from calibrant.llm.heads.tables import Hidden, TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
-from calibrant.show.pieces import heading, html_table, notebook, verdict
+from calibrant.show.box import Box, Verdict
+from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,9 +105,9 @@ class FittedHead:
         ]
         headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
         used = [len(rows) - 1 if self.kept else min(1, len(rows) - 1)]
-        table = html_table(headings, rows, highlighted=used) if rows else ""
-        about = heading("Temperature head", self.describe())
-        return notebook(about, verdict(self.reasons, "good" if self.kept else "warn"), table)
+        tables = [Table(headings, rows, highlighted=used)] if rows else []
+        said = Verdict(self.reasons, "good" if self.kept else "warn")
+        return Box("Temperature head", [self.describe()], [said], tables).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return the figures as a frame, with a row for each group. Needs pandas."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrant.show.numbers import coordinate
+from calibrant.show.style import coordinate
 
 CHARACTER = 6.4
 """Width of a character of the text of charts, about."""

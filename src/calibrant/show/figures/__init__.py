@@ -10,15 +10,14 @@ from calibrant.show.figures.comparison import (
     forest_plot as forest_plot,
     forest_plots as forest_plots,
 )
-from calibrant.show.figures.drift import drift_plot as drift_plot, window_plot as window_plot
-from calibrant.show.figures.estimates import estimate_plot as estimate_plot
-from calibrant.show.figures.files import save_figure as save_figure
-from calibrant.show.figures.look import look as look
-from calibrant.show.figures.maps import (
+from calibrant.show.figures.learned import (
     adjustment_plot as adjustment_plot,
+    gate_plot as gate_plot,
+    keep_plot as keep_plot,
     map_plot as map_plot,
     temperature_plot as temperature_plot,
 )
+from calibrant.show.figures.look import look as look, save_figure as save_figure
 from calibrant.show.figures.reliability import (
     before_and_after as before_and_after,
     class_diagrams as class_diagrams,
@@ -35,4 +34,8 @@ from calibrant.show.figures.selective import (
     set_size_plot as set_size_plot,
     threshold_plot as threshold_plot,
 )
-from calibrant.show.figures.training import gate_plot as gate_plot, keep_plot as keep_plot
+from calibrant.show.figures.windows import (
+    drift_plot as drift_plot,
+    estimate_plot as estimate_plot,
+    window_plot as window_plot,
+)

@@ -1,16 +1,20 @@
-"""Draw figures of prediction files."""
+"""Draw figures of prediction files, whose examples are collected chunk by chunk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from calibrant._core import checks
 from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
     Values,
     warn,
     warnings_at_caller,
@@ -20,13 +24,20 @@ from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.opening import Data, as_dataset
+from calibrant.data.shards import Chunk
 from calibrant.metrics import curves
+from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.ranking import RiskCoverage, risk_coverage
-from calibrant.metrics.reductions import event_probability
+from calibrant.metrics.reductions import (
+    WeightedPairs,
+    event_probability,
+    labelled_examples,
+    margins,
+    pairs_from,
+    reduce_examples,
+)
 from calibrant.show import figures
-from calibrant.show.figures.examples import Examples, class_sums, collected
-from calibrant.show.figures.files import check_suffix
-from calibrant.show.figures.look import SizeName, figure_of, pyplot, set_title
+from calibrant.show.figures.look import SizeName, check_suffix, figure_of, pyplot, set_title
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.compare import compare
 from calibrant.workflows.decide import decide
@@ -36,6 +47,102 @@ from calibrant.workflows.inputs import whole_inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+T = TypeVar("T")
+
+
+class Examples(NamedTuple):
+    """Examples of a split as pairs, and what else figures need of them."""
+
+    pairs: WeightedPairs
+    margin: FloatArray
+    group: Any  # (n,) of str; empty without subgroups
+
+    def of_group(self, name: str) -> Examples:
+        """Return the examples of one subgroup."""
+        kept = self.group == name
+        weight = None if self.pairs.weight is None else self.pairs.weight[kept]
+        pairs = WeightedPairs(self.pairs.confidence[kept], self.pairs.outcome[kept], weight)
+        return Examples(pairs, self.margin[kept], self.group[kept])
+
+    def columns(self) -> dict[str, Any]:
+        """Return the pairs as metrics take them."""
+        return dict(zip(("confidence", "outcome", "sample_weight"), self.pairs, strict=True))
+
+
+def collected(split: Split, calibrator: Calibrator | None, estimand: EstimandChoice) -> Examples:
+    """Reduce a split to pairs, in chunks; logits are never held whole."""
+    parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand))
+    checks.check_some(sum(len(part.margin) for part in parts))
+    columns: Any = zip(*(part.pairs for part in parts), strict=True)
+    joined: Any = (None if c[0] is None else np.concatenate(c) for c in columns)
+    pairs = WeightedPairs(*joined)
+    margin, group = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    return Examples(pairs, margin, group)
+
+
+def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> Examples:
+    """Reduce labelled examples to pairs, with their margins and subgroups."""
+    with checks.silenced():  # of logits that look like probabilities: said once for the file
+        pairs = pairs_from(**columns, estimand=estimand)
+    margin = np.full(len(pairs.outcome), np.nan)
+    if estimand != "multilabel":
+        stated = columns.get("logits")
+        margin = margins(checks.logits_from_probs(columns["probs"]) if stated is None else stated)
+    return Examples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
+
+
+def class_sums(
+    split: Split, calibrator: Calibrator | None, estimand: EstimandChoice, bins: int
+) -> ClassBins:
+    """Sum a split per class and bin, in chunks."""
+    sums = ClassBins.empty(split.classes, bins)
+
+    def add(columns: dict[str, Any], group: Any) -> None:
+        examples, _ = labelled_examples(columns.pop("logits", None), **columns, estimand=estimand)
+        reduce_examples(examples, sums)
+
+    list(_walk(split, calibrator, add, estimand))
+    return sums
+
+
+def _walk(
+    split: Split,
+    calibrator: Calibrator | None,
+    use: Callable[[dict[str, Any], Any], T],
+    estimand: EstimandChoice,
+) -> Iterator[T]:
+    """Yield what ``use`` makes of the labelled examples of each chunk, calibrated."""
+    domain = "logits" if calibrator is not None else split.domain
+    columns = [domain, "labels", "sample_weight", "by"]
+    if calibrator is not None:
+        check_fits(calibrator, split)
+        columns += calibrator.input_columns
+
+    def task(chunk: Chunk) -> list[T]:
+        kept, tags = chunk.counted, estimand == "multilabel"
+        if not kept.any():
+            return []
+        scores, labels = chunk.columns[domain], checks.as_labels(chunk.labels)
+        weight, by = chunk.get("sample_weight"), chunk.get("by")
+        inputs = None
+        if tags:  # rows stay whole: tags that do not count are ignored
+            scores, labels = np.where(kept, scores, 0), np.where(kept, labels, IGNORED)
+        else:
+            scores, labels = scores[kept], labels[kept]
+            if weight is not None:
+                weight = checks.spread(weight, kept.shape, "sample_weight")[kept]
+            if calibrator is not None:
+                inputs = calibrator.input_features(chunk.columns, kept)
+        if calibrator is not None:
+            scores = calibrator.transform(scores, inputs)
+        group = None if by is None else checks.spread(checks.as_keys(by), kept.shape, "by")[kept]
+        return [use({domain: scores, "labels": labels, "sample_weight": weight}, group)]
+
+    for results in split.map(task, *columns):
+        yield from results
+
 
 MOST_SETS = 8
 """Subgroups that are drawn."""
@@ -61,11 +168,6 @@ class Request:
     def multilabel(self) -> bool:
         """True if columns are tags."""
         return self.estimand == "multilabel"
-
-    @property
-    def band(self) -> float:
-        """Level of a band, which curves always have."""
-        return self.level or 0.9
 
     def evaluation_options(self) -> dict[str, Any]:
         """Return the options that ``evaluate`` and ``effect`` share."""
@@ -200,41 +302,37 @@ def _reliability(request: Request) -> Figure:
     if request.calibrator is not None:
         options = request.evaluation_options()
         return figure_of(effect(request.calibrator, request.data[0], **options).plot())
+    paths = [os.fspath(one) for one in request.data if isinstance(one, (str, os.PathLike))]
+    if len(paths) < len(request.data):
+        paths = [as_dataset(one).path for one in request.data]
     results = {
         name: evaluate(one, by=request.by, **request.evaluation_options())
-        for name, one in zip(_titles(request), request.data, strict=True)
+        for name, one in zip(names_of(paths), request.data, strict=True)
     }
-    if len(results) > 1:
-        return figures.reliability_diagrams(results)
-    return figure_of(next(iter(results.values())).plot())
+    return _one_or_several(results, figures.reliability_diagrams)
 
 
-def _titles(request: Request) -> list[str]:
-    files = [one for one in request.data if isinstance(one, (str, os.PathLike))]
-    if len(files) < len(request.data):
-        return names_of([as_dataset(one).path for one in request.data])
-    return names_of([os.fspath(one) for one in files])
+def _one_or_several(results: Mapping[str, Any], several: Callable[[Any], Figure]) -> Figure:
+    """Draw a single result by its own ``plot``, and others side by side."""
+    return several(results) if len(results) > 1 else figure_of(_only(results).plot())
 
 
 def _smooth(request: Request) -> Figure:
-    probability = request.probability(next(iter(request.splits().values())))
+    probability = request.probability(_only(request.splits()))
+    options: Any = {"level": request.level or 0.9, "probability": probability}
     smooth = {
-        name: curves.smooth_reliability_of(e.pairs, level=request.band, probability=probability)
+        name: curves.smooth_reliability_of(e.pairs, **options)
         for name, e in request.examples().items()
     }
-    if len(smooth) > 1:
-        return figures.smooth_diagrams(smooth)
-    return figure_of(next(iter(smooth.values())).plot())
+    return _one_or_several(smooth, figures.smooth_diagrams)
 
 
 def _histogram(request: Request) -> Figure:
     shares = {
-        name: curves.confidence_histogram(**_as_data(e))
+        name: curves.confidence_histogram(**e.columns())
         for name, e in request.examples(answers=True).items()
     }
-    if len(shares) > 1:
-        return figures.confidence_histograms(shares)
-    return figure_of(next(iter(shares.values())).plot())
+    return _one_or_several(shares, figures.confidence_histograms)
 
 
 def _risk(request: Request) -> Figure:
@@ -243,8 +341,8 @@ def _risk(request: Request) -> Figure:
 
 
 def _risks(request: Request) -> dict[str, RiskCoverage]:
-    examples = request.examples(answers=True)
-    return {n: risk_coverage(**_as_data(e), level=request.band) for n, e in examples.items()}
+    examples, level = request.examples(answers=True), request.level or 0.9
+    return {name: risk_coverage(**e.columns(), level=level) for name, e in examples.items()}
 
 
 def _threshold(request: Request) -> Figure:
@@ -262,7 +360,7 @@ def _threshold(request: Request) -> Figure:
 
 
 def _margins(request: Request) -> Figure:
-    probability = request.probability(next(iter(request.splits().values())))
+    probability = request.probability(_only(request.splits()))
     examples = list(request.examples().values())[-1]
     options: Any = {"bins": request.bins, "level": request.level, "probability": probability}
     return figures.margin_diagrams(curves.margin_groups(examples.pairs, examples.margin, **options))
@@ -294,11 +392,6 @@ def _map(request: Request) -> Figure:
 
 def _only(found: Mapping[str, Any]) -> Any:
     return next(iter(found.values()))
-
-
-def _as_data(examples: Examples) -> dict[str, Any]:
-    confidence, outcome, weight = examples.pairs
-    return {"confidence": confidence, "outcome": outcome, "sample_weight": weight}
 
 
 class Kind(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from calibrant.show.monitor import save_monitor_report
 from calibrant.show.report.build import report
 from calibrant.show.report.findings import CHECKS, Finding
-from calibrant.show.report.monitoring import save_monitor_report
 from calibrant.show.report.report import Report
 from calibrant.show.report.verdict import Verdict
 

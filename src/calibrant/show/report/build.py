@@ -22,17 +22,15 @@ from calibrant._core.engines import current_work, reporting, silently
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
 from calibrant.data.opening import Data, as_dataset, is_data
-from calibrant.show.report.measure import find_subgroups, measure
+from calibrant.show.report.measure import find_subgroups, measure, try_methods, usual_methods
 from calibrant.show.report.model import Subject
-from calibrant.show.report.remedies import try_methods, usual_methods
-from calibrant.show.report.report import Report
-from calibrant.show.report.results import Provenance
+from calibrant.show.report.report import Provenance, Report
 from calibrant.workflows.evaluate import AUTO
 
 PREFER = ("test", "", "val")
 """Splits to measure, if none is named."""
-USUAL_STEMS = ("logits", "outputs", "predictions", "preds", "test", "val")
-"""Names of files that do not tell models apart."""
+DEFAULTS = {"bins": 15, "level": 0.9, "seed": 0}
+"""Options that a command need not repeat."""
 
 Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
@@ -66,8 +64,8 @@ def report(
     split : str or sequence of str, optional
         Split to measure: test, else the plain arrays, else val, by default. Several are compared.
     fit_split : str, optional
-        Split to fit methods on: val, else the plain arrays, by default. A single split is cut at
-        random into two halves.
+        Split to fit methods on: val, else the plain arrays, by default. In a single split each
+        example is measured with fits on the others, as in :func:`calibrant.compare`.
     by, sample_weight : str or array, optional
         Subgroups to report on, and weights of the examples, as in :func:`calibrant.evaluate`.
         Subgroups of all other columns are searched by :func:`calibrant.find_slices`; "auto" forms
@@ -110,9 +108,9 @@ def report(
     one, *others = [_subject(name, *each, options, progress) for name, each in sets.items()]
     first = one.name, one.evaluation["ece"]
     return Report(
-        title or f"Calibration of {_title(sets)}",
+        title or f"Calibration of {one.name if not others else f'{len(sets)} sets of predictions'}",
         [one, *(replace(other, first=first) for other in others)],
-        _provenance(sets, {**options, "by": by, "sample_weight": sample_weight}),
+        _provenance(sets, {"split": split, **options, "by": by, "sample_weight": sample_weight}),
     )
 
 
@@ -141,8 +139,10 @@ def _named(data: Any, labels: Values | None) -> dict[str, Any]:
         paths = [each.path if isinstance(each, Dataset) else os.fspath(each) for each in data]
         return dict(zip(_distinct(paths), data, strict=True))
     path = data.path if isinstance(data, Dataset) else data
-    name = _stem(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else "predictions"
-    return {name: data}
+    if not isinstance(path, (str, os.PathLike)) or path == IN_MEMORY:
+        return {"predictions": data}
+    typed = Path(path)  # as it was typed, and without folders that others do not have
+    return {typed.stem if typed.is_absolute() else str(typed.with_suffix("")): data}
 
 
 def _is_several(data: Mapping[Any, Any]) -> bool:
@@ -154,17 +154,11 @@ def _is_several(data: Mapping[Any, Any]) -> bool:
 
 def _distinct(paths: Sequence[str]) -> list[str]:
     """Return the stems of paths, or the paths where stems repeat; twice the same is refused."""
-    stems = list(map(_stem, paths))
+    stems = [Path(path).stem or path for path in paths]
     names = stems if len(set(stems)) == len(stems) else list(paths)
     if len(set(names)) < len(names):
         raise ValueError(f"a file is named twice: {max(paths, key=paths.count)}; name each once")
     return names
-
-
-def _stem(path: str) -> str:
-    """Return the name of a file without its suffix, with its folder if the name says little."""
-    stem, folder = Path(path).stem, Path(path).absolute().parent.name
-    return f"{folder}/{stem}" if stem in USUAL_STEMS and folder else stem or path
 
 
 def _sets(
@@ -182,11 +176,6 @@ def _sets(
             both = f"{name}, {words}" if len(named) > 1 else words
             result[name if len(wanted) == 1 else both] = (dataset, chosen)
     return result
-
-
-def _title(sets: Mapping[str, tuple[Dataset, str]]) -> str:
-    names = list(sets)
-    return names[0] if len(names) == 1 else f"{len(names)} sets of predictions"
 
 
 class _Steps:
@@ -246,7 +235,8 @@ def _subject(
 def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> Provenance:
     from calibrant import __version__
 
-    shown = {key: value if _is_simple(value) else "an array" for key, value in options.items()}
+    simple = (str, int, float, list, tuple, type(None))
+    shown = {k: v if isinstance(v, simple) else "an array" for k, v in options.items()}
     return Provenance(
         calibrant=__version__,
         python=platform.python_version(),
@@ -258,28 +248,19 @@ def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, A
     )
 
 
-def _is_simple(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float, list, tuple))
-
-
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
     """Return the command line that makes this report again; empty for arrays, which have none."""
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
     if IN_MEMORY in paths:
         return ""
-    splits = dict.fromkeys(split for _, split in sets.values() if split)
-    words = ["calibrant", "report", *paths]
-    words += ["--split", ",".join(splits)] if splits else []
-    words += next(iter(sets.values()))[0].named.words
-    names = {"fit_split": None, "by": None, "sample_weight": None, "methods": None}
-    usual = {**names, "bins": 15, "level": 0.9, "seed": 0}
-    for name, default in usual.items():
+    words = ["calibrant", "report", *paths, *next(iter(sets.values()))[0].named.words]
+    for name in ("split", "fit_split", "by", "sample_weight", "methods", *DEFAULTS):
         value = options[name] or 0 if name == "level" else options[name]
-        if value != default:
+        if value not in (DEFAULTS.get(name), ""):
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
     flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}
     words += [flags[options["estimand"]]] if options["estimand"] in flags else []
     words += ["--choices"] if options["keep_argmax"] is False else []
     words += ["--skip-bad"] if any(dataset.skipped for dataset, _ in sets.values()) else []
-    return shlex.join([*words, "-o", "report.html"])
+    return shlex.join(words)

@@ -1,16 +1,35 @@
-"""Findings: what a check found, with a code, a severity, evidence and a remedy."""
+"""Findings: checks of a subject, each with its code, its meaning and its remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant.show.report import checks
-from calibrant.show.report.checks import Result
-from calibrant.show.report.model import SEVERITIES, Severity, Subject
+from calibrant._core.messages import comma_separated
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.show.pages import SEVERITIES, Severity
+from calibrant.show.report.model import (
+    MIN_EXAMPLES_OF_CLASS,
+    ClassFigures,
+    Part,
+    Subject,
+    holm,
+)
+from calibrant.show.style import percent, points
 
-DOCS = "docs/findings.md"
+SIGNIFICANT = 0.05
+"""Level of the tests; where several are made, p-values are adjusted for their number (Holm)."""
+SMALL, LARGE = 0.01, 0.05
+"""Gaps below which a finding is for information, and from which on it is serious."""
+MARGIN_FOR_YES = 2.0
+"""Examples that a yes needs, in units of those whose interval usually is just narrow enough."""
+MAX_NAMED = 5
+"""Classes and subgroups that the evidence names."""
+
+
+CALIBRATE = "Calibrate the model, as below; the predicted classes can stay as they are."
 
 
 @dataclass(frozen=True)
@@ -24,8 +43,8 @@ class Finding:
     severity : {"good", "info", "warn", "bad"}
     evidence : str
         A sentence with the numbers.
-    fix : str
-        What to do about it; empty where nothing is wrong.
+    meaning, fix : str
+        What it tells, and what to do about it; there is no fix where nothing is wrong.
     subject : str
         Name of the set of predictions.
     """
@@ -34,199 +53,549 @@ class Finding:
     title: str
     severity: Severity
     evidence: str
+    meaning: str = ""
     fix: str = ""
     subject: str = ""
 
-    @property
-    def link(self) -> str:
-        """Place in the documentation."""
-        return f"{DOCS}#{self.code.lower()}"
-
     def to_dict(self) -> dict[str, str]:
         """Return the values for JSON."""
-        return {**vars(self), "link": self.link}
+        return dict(vars(self))
+
+
+class Result(NamedTuple):
+    """What a check returns: severity and evidence, and a title or fix of its own if need be."""
+
+    severity: Severity
+    evidence: str
+    fix: str | None = None
+    title: str | None = None
 
 
 class Check(NamedTuple):
-    """An entry of ``CHECKS``."""
+    """An entry of ``CHECKS``: the texts of a finding, and the function that looks for it."""
 
     code: str
     title: str
     meaning: str
-    """What it tells, for the documentation and the page."""
     fix: str
     run: Callable[[Subject], Result | None]
 
-    def finding(self, subject: Subject) -> Finding | None:
-        """Return the finding about a subject; None where there is none."""
-        result = self.run(subject)
-        if result is None:
-            return None
-        fix = self.fix if result.fix is None else result.fix
-        title = result.title or self.title
-        return Finding(self.code, title, result.severity, result.evidence, fix, subject.name)
+
+MISCALIBRATED = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL006", "CAL018"}
+"""Findings that contradict a yes, if they are more than notes."""
+BAD = ("warn", "bad")
+CHECKS: dict[str, Check] = {}
+"""Checks by their code, filled by :func:`check` below."""
+
+
+def check(
+    code: str, title: str, *, meaning: str, fix: str
+) -> Callable[[Callable[[Subject], Result | None]], Callable[[Subject], Result | None]]:
+    """Register a function of a subject as the check for a finding; it returns None if all is well.
+
+    ``meaning`` and ``fix`` are what the page and the documentation say about it.
+    """
+
+    def register(run: Callable[[Subject], Result | None]) -> Callable[[Subject], Result | None]:
+        CHECKS[code] = Check(code, title, meaning, fix, run)
+        return run
+
+    return register
 
 
 def findings_of(subject: Subject) -> list[Finding]:
-    """Run every check; the most serious findings come first."""
-    found = [check.finding(subject) for check in CHECKS.values()]
-    there = [finding for finding in found if finding is not None]
-    return sorted(there, key=lambda finding: -SEVERITIES.index(finding.severity))
+    """Run every check; the most serious findings come first, then those with the lower code."""
+    found = []
+    for code, each in CHECKS.items():
+        result = each.run(subject)
+        if result is not None:
+            fix = each.fix if result.fix is None else result.fix
+            words = (result.title or each.title, result.severity, result.evidence, each.meaning)
+            found.append(Finding(code, *words, fix, subject.name))
+    if miscalibrated(found):  # nothing else may say the opposite
+        found = [finding for finding in found if finding.code != "CAL015"]
+    if any(finding.code == "CAL015" for finding in found):
+        found = [finding for finding in found if finding.code != "CAL019"]
+    return sorted(found, key=lambda finding: (-SEVERITIES.index(finding.severity), finding.code))
 
 
-CALIBRATE = "Calibrate the model, as below; the predicted classes can stay as they are."
-CHECKS: dict[str, Check] = {
-    check.code: check
-    for check in (
-        Check(
-            "CAL001",
-            "Over-confident",
-            "On average the model claims more confidence in its answers than it deserves. Whoever "
-            "reads a confidence as a probability expects fewer mistakes than there are.",
-            CALIBRATE,
-            checks.over_confident,
-        ),
-        Check(
-            "CAL002",
-            "Under-confident",
-            "On average the model is right more often than it claims. Thresholds reject answers "
-            "that could have been accepted.",
-            CALIBRATE,
-            checks.under_confident,
-        ),
-        Check(
-            "CAL003",
-            "Over-confident above 0.9",
-            "Answers that the model calls nearly certain are wrong more often than it says. These "
-            "are the ones that are acted on without a second look.",
-            "Calibrate the model, and set thresholds by measured errors, as below.",
-            checks.over_confident_when_sure,
-        ),
-        Check(
-            "CAL004",
-            "Off in some ranges of confidence",
-            "In these ranges confidence and accuracy differ by more than noise, whatever the "
-            "average over all examples is: too high here and too low there cancel out in it.",
-            "Calibrate with a method that bends, such as auto or smart; a temperature may not do.",
-            checks.off_in_ranges,
-        ),
-        Check(
-            "CAL005",
-            "Some classes are off",
-            "Answers of these classes are less (or more) reliable than their confidence says. A "
-            "calibrator for all classes together leaves differences between them.",
-            "Try a method with parameters for each class (svs, sms), given some hundred examples "
-            "of each, and set thresholds for each class.",
-            checks.classes_off,
-        ),
-        Check(
-            "CAL006",
-            "Some subgroups are off",
-            "In these subgroups confidence is not a probability, even if it is on average over "
-            "all. Decisions about their members are worse than about others.",
-            "Collect examples of these subgroups, and calibrate them on their own where there are "
-            "enough; report their errors.",
-            checks.subgroups_off,
-        ),
-        Check(
-            "CAL007",
-            "Few examples",
-            "The interval is so wide that the figures may be far from those of more examples.",
-            "Label more examples: four times as many halve the width of the interval.",
-            checks.too_few,
-        ),
-        Check(
-            "CAL008",
-            "Confidence hardly tells right from wrong",
-            "Right and wrong answers have similar confidences. Calibration cannot repair that: it "
-            "can make confidences honest, not informative.",
-            "Improve the model or its features, or use another score of confidence; do not select "
-            "answers by this one.",
-            checks.poor_ranking,
-        ),
-        Check(
-            "CAL009",
-            "Prefers some classes",
-            "The probabilities of these classes are, on average, not their frequencies. Language "
-            "models prefer letters of options; classifiers trained on balanced data do not know "
-            "the frequencies of use.",
-            "Correct the class frequencies (calibrant.decide.shift_prior), or use a method that "
-            "may change predictions: calibrant fit --choices, or sms, svs.",
-            checks.class_bias,
-        ),
-        Check(
-            "CAL010",
-            "The data look wrong",
-            "The figures look like those of a mistake in the data, not like those of a model: "
-            "labels in another order, a training set, probabilities in place of logits, copies of "
-            "rows.",
-            "Check how the file was written before anything else here is believed.",
-            checks.suspicious_data,
-        ),
-        Check(
-            "CAL011",
-            "Probabilities of zero",
-            "Labels have a probability of 0, so that their NLL is infinite. Each counts as 100 "
-            "nats at most, and the mean depends on that.",
-            "Calibrate, which gives zeros the probability that they have; or save logits.",
-            checks.floored,
-        ),
-        Check(
-            "CAL012",
-            "Confidences of exactly 1",
-            "Probabilities were rounded to 1, so that answers which differ cannot be ranked.",
-            "Save logits instead of probabilities, in single precision or better.",
-            checks.at_certainty,
-        ),
-        Check(
-            "CAL013",
-            "Fitted and measured on halves of one split",
-            "There is only one set of examples, so that the methods of calibration had half of it "
-            "each to be fitted and measured on. No example is used for both.",
-            "Save a validation split (val_logits, val_labels) beside the test split.",
-            checks.same_split,
-        ),
-        Check(
-            "CAL014",
-            "Calibration helps",
-            "A method of calibration brings the error down on examples that it was not fitted on.",
-            "Fit it and put it behind the model, as below.",
-            checks.fixable,
-        ),
-        Check(
-            "CAL015",
-            "No evidence of miscalibration",
-            "Confidence and accuracy agree within noise, and enough examples were measured to see "
-            "a large error.",
-            "Watch that it stays so: calibrant monitor.",
-            checks.calibrated,
-        ),
-        Check(
-            "CAL016",
-            "Worse than the first set of predictions",
-            "The calibration error is larger than that of the first file or split of this report, "
-            "beyond noise: another model, day or condition. Calibration on the one does not hold "
-            "for the other.",
-            "Calibrate on examples like these, and watch the model in use: calibrant monitor.",
-            checks.worse_than_first,
-        ),
-        Check(
-            "CAL017",
-            "Bad shards were left out",
-            "Some files could not be read, or had rows that are no predictions, and count in no "
-            "figure. If what went wrong has to do with the examples, the rest is a biased sample.",
-            "Write these shards again, and repeat the report.",
-            checks.left_out,
-        ),
-        Check(
-            "CAL018",
-            "Subgroups that are off were found",
-            "A search over the columns of the data found subgroups whose confidence is wrong on "
-            "average, intersections of columns among them. The intervals account for the search.",
-            "Calibrate by subgroup (calibrant fit --method multicalibration), collect examples "
-            "of them, and look at them again: calibrant slices.",
-            checks.subgroups_found,
-        ),
+def miscalibrated(found: Sequence[Finding]) -> list[Finding]:
+    """Return the warnings that confidence is wrong, on average or somewhere."""
+    return [each for each in found if each.code in MISCALIBRATED and each.severity in BAD]
+
+
+def _severity(gap: float) -> Severity:
+    return "bad" if gap >= LARGE else "warn" if gap >= SMALL else "info"
+
+
+def _claims(part: Part) -> str:
+    return (
+        f"{percent(part.confidence)} claimed on average, {percent(part.accuracy)} "
+        f"[{100 * part.low:.1f}, {100 * part.high:.1f}] right"
     )
-}
-"""Checks by their code."""
+
+
+def _over(part: Part) -> Severity | None:
+    """Return how serious it is that a part is over-confident; None where it is within noise."""
+    least = part.gap_ends[0]
+    if not (part.n and part.p_value < SIGNIFICANT and part.gap > 0):
+        return None
+    errors, claimed = 1 - part.high, 1 - part.confidence
+    doubled = errors >= 2 * claimed and least >= 2 * SMALL
+    return "bad" if doubled else _severity(least)
+
+
+@check(
+    "CAL001",
+    "Over-confident",
+    meaning="On average the model claims more confidence in its answers than it deserves. "
+    "Whoever reads a confidence as a probability expects fewer mistakes than there are.",
+    fix=CALIBRATE,
+)
+def _over_confident(subject: Subject) -> Result | None:
+    part = subject.answers
+    severity = _over(part)
+    if severity is None:
+        return None
+    times = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
+    ratio = f", {times:.1f} times as many as the confidences imply" if times < 1000 else ""
+    return Result(
+        severity,
+        f"{_claims(part)} of {part.n:,} answers: {percent(1 - part.accuracy)} are wrong{ratio}.",
+    )
+
+
+@check(
+    "CAL002",
+    "Under-confident",
+    meaning="On average the model is right more often than it claims. Thresholds reject answers "
+    "that could have been accepted.",
+    fix=CALIBRATE,
+)
+def _under_confident(subject: Subject) -> Result | None:
+    part = subject.answers
+    if part.p_value >= SIGNIFICANT or part.gap >= 0:
+        return None
+    least = -part.gap_ends[1]
+    severity: Severity = "warn" if least >= SMALL else "info"
+    return Result(severity, f"{_claims(part)} of {part.n:,} answers.")
+
+
+@check(
+    "CAL003",
+    "Over-confident above 0.9",
+    meaning="Answers that the model calls nearly certain are wrong more often than it says. "
+    "These are the ones that are acted on without a second look.",
+    fix="Calibrate the model, and set thresholds by measured errors, as below.",
+)
+def _over_confident_when_sure(subject: Subject) -> Result | None:
+    part = subject.sure
+    severity = _over(part)
+    if severity is None:
+        return None
+    return Result(
+        severity,
+        f"{percent(part.share)} of the answers have a {part.name}: {_claims(part)}.",
+    )
+
+
+@check(
+    "CAL004",
+    "Off in some ranges of confidence",
+    meaning="In these ranges confidence and accuracy differ by more than noise, whatever the "
+    "average over all examples is: too high here and too low there cancel out in it.",
+    fix="Calibrate with a method that bends, such as auto or smart; a temperature may not do.",
+)
+def _off_in_ranges(subject: Subject) -> Result | None:
+    off = _beyond_noise(subject.ranges)
+    if not off:
+        return None
+    off.sort(key=lambda part: -part.share * abs(part.gap))
+    named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in off)
+    share = sum(part.share for part in off)
+    size = sum(part.share * abs(part.gap) for part in off)
+    severity: Severity = "warn" if size >= SMALL or worst_range(subject) else "info"
+    return Result(
+        severity,
+        f"{len(off)} of {len(subject.ranges)} ranges of {subject.probability}, with "
+        f"{percent(share)} of the examples, are off beyond noise: {named}.",
+    )
+
+
+def worst_range(subject: Subject) -> Part | None:
+    """Return the range of confidence that is furthest off, if one is clearly so."""
+    off = [part for part in _beyond_noise(subject.ranges) if _least(part) >= LARGE]
+    return max(off, key=_least, default=None)
+
+
+@check(
+    "CAL005",
+    "Some classes are off",
+    meaning="Answers of these classes are less (or more) reliable than their confidence says. A "
+    "calibrator for all classes together leaves differences between them.",
+    fix="Try a method with parameters for each class (svs, sms), given some hundred examples of "
+    "each, and set thresholds for each class.",
+)
+def _classes_off(subject: Subject) -> Result | None:
+    measured = [each.part for each in subject.classes if each.part.n >= MIN_EXAMPLES_OF_CLASS]
+    off = _beyond_noise(measured)
+    if len(measured) < 3 or not off:
+        return None
+    word = "tags" if subject.word == "tag" else "classes"
+    named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in _worst(off))
+    severity: Severity = "warn" if max(_least(part) for part in off) >= LARGE else "info"
+    evidence = f"{len(off)} of {len(measured)} {word} are off beyond noise: {named}."
+    return Result(severity, evidence, title=f"Some {word} are off")
+
+
+@check(
+    "CAL006",
+    "Some subgroups are off",
+    meaning="In these subgroups confidence is not a probability, even if it is on average over "
+    "all. Decisions about their members are worse than about others.",
+    fix="Collect examples of these subgroups, and calibrate them on their own where there are "
+    "enough; report their errors.",
+)
+def _subgroups_off(subject: Subject) -> Result | None:
+    tested = {name: e for name, e in subject.evaluation.by.items() if e.test is not None}
+    adjusted = holm([e.test.p_value for e in tested.values() if e.test is not None])
+    off = [name for name, p in zip(tested, adjusted, strict=True) if p < SIGNIFICANT]
+    if not off:
+        return None
+    named = _listed(f"{name} (ECE {percent(tested[name]['ece'].value)})" for name in off)
+    worst = max(tested[name]["ece"].low for name in off)
+    whole = subject.evaluation
+    rest = f" Over all examples the ECE is {percent(whole['ece'].value)}."
+    evidence = (
+        f"{len(off)} of {len(tested)} subgroups by {subject.by} are off beyond noise: {named}."
+    )
+    if len(off) < len(tested) or whole.test is None or whole.test.p_value >= SIGNIFICANT:
+        return Result(_severity(worst), f"{evidence}{rest}")
+    return Result(
+        _severity(worst),
+        f"{evidence}{rest}",
+        fix="Calibrate the model (calibrant fit), then see which subgroups are still off.",
+        title="All subgroups are off, as the model is as a whole",
+    )
+
+
+@check(
+    "CAL018",
+    "Subgroups that are off were found",
+    meaning="A search over the columns of the data found subgroups whose confidence is wrong on "
+    "average, intersections of columns among them. The intervals account for the search.",
+    fix="Calibrate by subgroup (calibrant fit --method multicalibration), collect examples of "
+    "them, and look at them again: calibrant slices.",
+)
+def _subgroups_found(subject: Subject) -> Result | None:
+    if subject.slices is None or not subject.slices.slices:
+        return None
+    found = subject.slices.slices
+    named = _listed(f"{one.name} ({one.n:,} examples, {one.finding()})" for one in found)
+    return Result(
+        _severity(max(one.least for one in found)),
+        f"{len(found)} of {subject.slices.searched:,} subgroups are off by more than such a search "
+        f"finds by chance: {named}.",
+    )
+
+
+@check(
+    "CAL007",
+    "Few examples",
+    meaning="The interval is so wide that the figures may be far from those of more examples.",
+    fix="Label more examples: four times as many halve the width of the interval.",
+)
+def _too_few(subject: Subject) -> Result | None:
+    evaluation = subject.evaluation
+    value, low, high = evaluation["ece"]
+    if math.isnan(high) or high - low <= LARGE:
+        return None
+    open_ = cannot_tell(evaluation)
+    more = examples_for_yes(evaluation) - evaluation.n
+    fix = f"Label about {about(more)} more {subject.counted}: so many would allow a yes."
+    return Result(
+        "warn" if open_ else "info",
+        f"With {evaluation.n:,} {subject.counted} the ECE of {percent(value)} is only known to be "
+        f"between {percent(low)} and {percent(high)}.",
+        fix if open_ else None,
+    )
+
+
+def is_off(evaluation: Evaluation) -> bool:
+    """Return True if the calibration error is beyond noise: by its interval and by the test.
+
+    The two ask different questions, and near their levels only one may say so. Where the interval
+    is far from zero, it suffices.
+    """
+    low, test = evaluation["ece"].low, evaluation.test
+    rejected = test is not None and test.p_value < SIGNIFICANT
+    return low >= LARGE or (low >= SMALL and rejected)
+
+
+def cannot_tell(evaluation: Evaluation) -> bool:
+    """Return True if a model may be calibrated, and may be far off."""
+    return not is_off(evaluation) and not evaluation["ece"].high <= LARGE
+
+
+def examples_for_yes(evaluation: Evaluation) -> int:
+    """Return about how many examples show that a model is calibrated, if it is.
+
+    The interval of the ECE must end below a large error, and narrows with their root.
+    """
+    return math.ceil(MARGIN_FOR_YES * evaluation.n * (evaluation["ece"].high / LARGE) ** 2)
+
+
+def about(count: int) -> str:
+    """Return a number of examples, rounded up to two digits.
+
+    >>> about(1234), about(80)
+    ('1,300', '80')
+    """
+    unit = 10 ** max(len(str(max(count, 1))) - 2, 0)
+    return f"{-(-count // unit) * unit:,}"
+
+
+@check(
+    "CAL008",
+    "Confidence hardly tells right from wrong",
+    meaning="Right and wrong answers have similar confidences. Calibration cannot repair that: "
+    "it can make confidences honest, not informative.",
+    fix="Improve the model or its features, or use another score of confidence; do not select "
+    "answers by this one.",
+)
+def _poor_ranking(subject: Subject) -> Result | None:
+    estimate, errors = subject.evaluation["auroc"], 1 - subject.answers.accuracy
+    if math.isnan(estimate.value) or errors * subject.answers.n < 20:
+        return None
+    high = estimate.value if math.isnan(estimate.high) else estimate.high
+    if high >= 0.7:
+        return None
+    return Result(
+        "warn" if high < 0.6 else "info",
+        f"The AUROC of confidence is {percent(estimate.value)}; 50 % would be guessing. "
+        "A low ECE says nothing about this.",
+    )
+
+
+@check(
+    "CAL009",
+    "Prefers some classes",
+    meaning="The probabilities of these classes are, on average, not their frequencies. Language "
+    "models prefer letters of options; classifiers trained on balanced data do not know the "
+    "frequencies of use.",
+    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that may "
+    "change predictions: calibrant fit --choices, or sms, svs.",
+)
+def _class_bias(subject: Subject) -> Result | None:
+    known = [each for each in subject.classes if not math.isnan(each.claimed)]
+    adjusted = holm([each.bias_p_value for each in known])
+    off = [p for p, adj in zip(known, adjusted, strict=True) if adj < SIGNIFICANT and _biased(p)]
+    if not off:
+        return None
+    off.sort(key=lambda each: -abs(each.claimed - each.labelled))
+    named = _listed(
+        f"{p.part.name} (claimed {percent(p.claimed)}, occurs {percent(p.labelled)})" for p in off
+    )
+    severity: Severity = "warn" if abs(off[0].claimed - off[0].labelled) >= 2 * SMALL else "info"
+    word = "tags" if subject.word == "tag" else "classes"
+    return Result(severity, f"{len(off)} of {len(known)} {word}: {named}.")
+
+
+def _biased(figures: ClassFigures) -> bool:
+    return not 0.8 <= figures.claimed / max(figures.labelled, 1e-12) <= 1.25
+
+
+@check(
+    "CAL010",
+    "The data look wrong",
+    meaning="The figures look like those of a mistake in the data, not like those of a model: "
+    "labels in another order, a training set, probabilities in place of logits, copies of rows.",
+    fix="Check how the file was written before anything else here is believed.",
+)
+def _suspicious_data(subject: Subject) -> Result | None:
+    hint = subject.evaluation.hint()
+    looks = ("look like probabilities", "are copies of other rows")
+    alike = [text for text in subject.warnings if any(look in text for look in looks)]
+    alike += [] if subject.remedy is None else subject.remedy.doubts
+    said = [f"{text[0].upper()}{text[1:]}." for text in (hint, *alike) if text]
+    return Result("bad", " ".join(said)) if said else None
+
+
+@check(
+    "CAL011",
+    "Probabilities of zero",
+    meaning="Labels have a probability of 0, so that their NLL is infinite. Each counts as 100 "
+    "nats at most, and the mean depends on that.",
+    fix="Calibrate, which gives zeros the probability that they have; or save logits.",
+)
+def _floored(subject: Subject) -> Result | None:
+    said = [text for text in subject.warnings if "a probability of 0" in text]
+    return Result("warn", f"{' '.join(said)}.") if said else None
+
+
+@check(
+    "CAL012",
+    "Confidences of exactly 1",
+    meaning="Probabilities were rounded to 1, so that answers which differ cannot be ranked.",
+    fix="Save logits instead of probabilities, in single precision or better.",
+)
+def _at_certainty(subject: Subject) -> Result | None:
+    if subject.certain < 0.05:
+        return None
+    evidence = f"{percent(subject.certain)} of the answers have a confidence of exactly 1."
+    if subject.coverage and subject.coverage[0].threshold >= 1:
+        evidence += f" Of these, {percent(subject.coverage[0].error)} are wrong."
+    return Result("info", evidence)
+
+
+@check(
+    "CAL013",
+    "Fitted and measured on one split",
+    meaning="There is only one set of examples. It was cut into folds, and every example "
+    "measured with methods that were fitted on the other folds, so that all figures are about "
+    "the same examples, and none about those that a fit has seen.",
+    fix="Save a validation split (val_logits, val_labels) beside the test split, if there are "
+    "enough examples: thresholds with a guarantee need one.",
+)
+def _one_split(subject: Subject) -> Result | None:
+    remedy = subject.remedy
+    if remedy is None or not remedy.comparison.folds:
+        return None
+    return Result(
+        "info",
+        f"Each of {remedy.comparison.n_test:,} {subject.counted} of the "
+        f"{remedy.comparison.fitted_on} was measured with fits on the others: "
+        f"{remedy.comparison.measured_on.partition('; ')[2]}.",
+    )
+
+
+@check(
+    "CAL014",
+    "Calibration helps",
+    meaning="A method of calibration brings log loss and calibration error down on examples that "
+    "it was not fitted on, and the log loss by more than noise.",
+    fix="Fit it and put it behind the model, as below.",
+)
+def _helps(subject: Subject) -> Result | None:
+    remedy = subject.remedy
+    if remedy is None or not remedy.helps or remedy.chosen is None:
+        return None
+    before, after, gain = remedy.before, remedy.after, remedy.gain
+    assert before is not None
+    assert after is not None
+    assert gain is not None
+    return Result(
+        "good" if after["accuracy"].value >= before["accuracy"].value else "info",
+        f"{remedy.chosen.method} lowers the log loss by {gain} and takes the ECE from "
+        f"{percent(before['ece'].value, 2)} to {percent(after['ece'].value, 2)}, on "
+        f"{remedy.comparison.n_test:,} {subject.counted} that it was not fitted on. "
+        f"{remedy.price(subject.counted)}",
+    )
+
+
+@check(
+    "CAL019",
+    "No method clearly helps",
+    meaning="What the best of the methods gains on examples that it was not fitted on is within "
+    "noise, or nothing.",
+    fix="Leave the model as it is, and label more examples.",
+)
+def _does_not_help(subject: Subject) -> Result | None:
+    remedy = subject.remedy
+    if remedy is None or remedy.helps or len(remedy.comparison.measured) < 2:
+        return None
+    n, gain, chosen = remedy.comparison.n_test, remedy.gain, remedy.chosen
+    if gain is None or chosen is None:
+        tried = comma_separated(name for name in remedy.comparison.measured if name != "none")
+        return Result("info", f"No gain beyond noise was seen of {tried}.")
+    does = "lowers" if gain.value > 0 else "raises"
+    noise = "the ECE does not fall" if gain.low > 0 else "that is within noise"
+    fix = None
+    if gain.needed is not None and gain.needed > n:
+        more = f"label about {about(gain.needed - n)} more {subject.counted}"
+        fix = f"Leave the model as it is, and {more}: they would probably show such a gain."
+    evidence = f"{chosen.method} {does} the log loss by {gain} on {n:,} {subject.counted}: {noise}."
+    return Result("info", f"{evidence} {remedy.price(subject.counted)}", fix)
+
+
+@check(
+    "CAL015",
+    "No evidence of miscalibration",
+    meaning="Confidence and accuracy agree within noise, and enough examples were measured to "
+    "see a large error.",
+    fix="Watch that it stays so: calibrant monitor.",
+)
+def _calibrated(subject: Subject) -> Result | None:
+    evaluation = subject.evaluation
+    value, low, high = evaluation["ece"]
+    if evaluation.test is None or evaluation.test.p_value < SIGNIFICANT or cannot_tell(evaluation):
+        return None
+    if low >= SMALL:  # near its level, the test may see nothing where the interval does
+        return None
+    return Result(
+        "good",
+        f"ECE {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]: within the noise of "
+        f"{evaluation.n:,} {subject.counted} (p = {evaluation.test.p_value:.2g}).",
+        fix="",
+    )
+
+
+@check(
+    "CAL016",
+    "Worse than the first set of predictions",
+    meaning="The calibration error is larger than that of the first file or split of this "
+    "report, beyond noise: another model, day or condition. Calibration on the one does not hold "
+    "for the other.",
+    fix="Calibrate on examples like these, and watch the model in use: calibrant monitor.",
+)
+def _worse_than_first(subject: Subject) -> Result | None:
+    if subject.first is None:
+        return None
+    name, before = subject.first
+    value, low, high = subject.evaluation["ece"]
+    if math.isnan(low) or low <= before.high:
+        return None
+    return Result(
+        "warn" if low - before.high >= SMALL else "info",
+        f"ECE {percent(value)} [{100 * low:.1f}, {100 * high:.1f}], against "
+        f"{percent(before.value)} [{100 * before.low:.1f}, {100 * before.high:.1f}] of {name}.",
+    )
+
+
+@check(
+    "CAL017",
+    "Bad shards were left out",
+    meaning="Some files could not be read, or had rows that are no predictions, and count in no "
+    "figure. If what went wrong has to do with the examples, the rest is a biased sample.",
+    fix="Write these shards again, and repeat the report.",
+)
+def _left_out(subject: Subject) -> Result | None:
+    if not subject.skipped:
+        return None
+    count, *messages = subject.skipped
+    return Result("warn", f"{count[0].upper()}{count[1:]} {_listed(messages)}.")
+
+
+def _beyond_noise(parts: Sequence[Part]) -> list[Part]:
+    adjusted = holm([part.p_value for part in parts])
+    return [part for part, p in zip(parts, adjusted, strict=True) if p < SIGNIFICANT]
+
+
+def _least(part: Part) -> float:
+    """Return the smallest gap that its interval allows, without sign."""
+    low, high = part.gap_ends
+    return max(low, -high, 0.0)
+
+
+def _worst(parts: Iterable[Part]) -> list[Part]:
+    return sorted(parts, key=lambda part: -_least(part))
+
+
+def _direction(part: Part) -> str:
+    return "over" if part.gap > 0 else "under"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
+    return ", ".join(every[:MAX_NAMED]) + more

@@ -1,4 +1,4 @@
-"""Measure a split for a report: one walk over its chunks, which keeps sums."""
+"""Measure a split for a report: one walk that keeps sums, then the methods that may help."""
 
 from __future__ import annotations
 
@@ -7,36 +7,48 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from calibrant._core.binning import Bins, fill_at
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
-from calibrant.data.dataset import IN_MEMORY, Split
+from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.data.shards import Chunk
+from calibrant.decide.thresholds import threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
-from calibrant.metrics.reductions import WeightedPairs, labelled_examples, margins
+from calibrant.metrics.reductions import (
+    WeightedPairs,
+    labelled_examples,
+    margins,
+    reduce_examples,
+)
 from calibrant.show.report.model import (
     ClassFigures,
     Coverage,
+    Gain,
     Part,
+    Remedy,
     SourceFile,
     Subject,
     binomial_test,
     empty_part,
+    merged_bins,
     parts_of,
 )
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
+from calibrant.workflows.compare import compare, compared_splits
+from calibrant.workflows.effect import calibrated_sums
 from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
@@ -57,16 +69,8 @@ class _Walk:
 
     def add(self, chunk: Chunk) -> None:
         self.total.update(**chunk.columns)
-        self._add_answers(chunk)
-
-    def merge(self, other: _Walk) -> None:
-        self.total.merge(other.total)
-        self.predicted += other.predicted
-        self.margin += other.margin
-        self.ignored += other.ignored
-
-    def _add_answers(self, chunk: Chunk) -> None:
-        columns = {name: chunk.get(name) for name in ("logits", "labels", "probs", "sample_weight")}
+        names = ("logits", "labels", "probs", "sample_weight")
+        columns = {name: chunk.get(name) for name in names}
         examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
         kept = examples.labels != IGNORED
         self.ignored += int((~kept).sum())
@@ -80,6 +84,12 @@ class _Walk:
         shape = (-1, examples.classes)
         self.predicted.append(np.asarray(stated).reshape(shape)[kept].argmax(-1))
         self.margin.append(margins(np.asarray(examples.logits).reshape(shape)[kept]))
+
+    def merge(self, other: _Walk) -> None:
+        self.total.merge(other.total)
+        self.predicted += other.predicted
+        self.margin += other.margin
+        self.ignored += other.ignored
 
 
 def _walked(empty: Accumulator, chunks: Iterator[Chunk]) -> _Walk:
@@ -127,7 +137,7 @@ def measure(
         evaluation=evaluation,
         answers=everything,
         sure=_sure(answers, level),
-        certain=_share(answers, answers.confidence >= 1),
+        certain=float(np.average(answers.confidence >= 1, weights=answers.weight)),
         ranges=_ranges(evaluation, level),
         classes=_classes(split, total, answers, predicted, level),
         margins=_margins(answers, walk.margin, level),
@@ -159,14 +169,11 @@ def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     curve = risk_coverage(confidence=claimed, outcome=right, sample_weight=weight)
     wanted = np.arange(1, points + 1) / points
     index = np.unique(np.searchsorted(curve.coverage, wanted - 1e-12).clip(max=len(curve.risk) - 1))
-    columns = (curve.threshold, curve.coverage, curve.risk)
+    mass = np.ones_like(claimed) if weight is None else weight
+    _, group = np.unique(-claimed, return_inverse=True)
+    kept, doubt = (np.cumsum(np.bincount(group, x)) for x in (mass, mass * (1 - claimed)))
+    columns = (curve.threshold, curve.coverage, curve.risk, doubt / np.maximum(kept, 1e-300))
     return [Coverage(*(float(x[i]) for x in columns)) for i in index]
-
-
-def _share(answers: WeightedPairs, where: BoolArray) -> float:
-    if answers.weight is None:
-        return float(where.mean())
-    return float(answers.weight[where].sum() / answers.weight.sum())
 
 
 def find_subgroups(
@@ -190,9 +197,9 @@ def _sure(answers: WeightedPairs, level: float | None) -> Part:
 
 
 def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
-    edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in evaluation.bins.edges]
-    names = [f"{low} to {high} %" for low, high in pairwise(edges)]
-    return parts_of(evaluation.bins, names, level)
+    bins = merged_bins(evaluation.bins)
+    edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in bins.edges]
+    return parts_of(bins, [f"{low} to {high} %" for low, high in pairwise(edges)], level)
 
 
 def _margins(
@@ -235,14 +242,12 @@ def _classes(
             parts.get(k) or empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
-            bias_p_value=_bias_test(frequency[k], claimed[k], worth[k]),
+            bias_p_value=1.0
+            if math.isnan(claimed[k])
+            else binomial_test(frequency[k] * worth[k], worth[k], claimed[k]),
         )
         for k in range(size)
     ]
-
-
-def _bias_test(frequency: float, claimed: float, n: float) -> float:
-    return 1.0 if math.isnan(claimed) else binomial_test(frequency * n, n, claimed)
 
 
 def _frequencies(total: Accumulator, size: int) -> tuple[list[float], list[float]]:
@@ -280,3 +285,122 @@ def _sha256(path: str) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+POWER, MAX_RATIO = 0.8, 30.0
+"""Probability with which a gain is seen on the examples that it needs; and the share of its
+standard error beyond which it is none to speak of."""
+USUAL = ("none", "ts", "smart", "auto")
+USUAL_OF_TWO = ("none", "ts", "sigmoid", "beta", "auto")
+USUAL_OF_TAGS = ("none", "pooled", "tags")
+MAX_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Error rates for which thresholds are sought."""
+
+
+def usual_methods(estimand: EstimandChoice, classes: int) -> tuple[str, ...]:
+    """Return the methods that a report tries: few, quick and good."""
+    if estimand == "multilabel":
+        return USUAL_OF_TAGS
+    return USUAL_OF_TWO if classes == 2 else USUAL
+
+
+def try_methods(
+    dataset: Dataset,
+    *,
+    methods: Sequence[str],
+    split: str,
+    fit_split: str | None,
+    keep_argmax: bool | None,
+    estimand: EstimandChoice,
+    bins: int,
+    level: float | None,
+    seed: int,
+) -> Remedy:
+    """Compare methods on a dataset, and apply the chosen one to the examples measured."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        comparison = compare(
+            dataset,
+            methods=methods,
+            fit_split=fit_split,
+            test_split=split,
+            keep_argmax=keep_argmax,
+            estimand=estimand,
+            bins=bins,
+            level=level,
+            seed=seed,
+        )
+        splits, *_ = compared_splits(dataset, fit_split, split, seed)
+        remedy = Remedy(comparison, fit_split=splits[0].name)
+        if remedy.chosen is not None and not remedy.changes_nothing:
+            remedy = _applied(remedy, splits[1], level or 0.9)
+    if splits[0].name == splits[1].name:  # the walk before has told
+        return remedy
+    told = [str(one.message) for one in caught]
+    return replace(remedy, doubts=[one for one in told if one.startswith(comparison.fitted_on)])
+
+
+class _Losses(Accumulator):
+    """Keeps of every example the confidence of its answer, whether that is right, and the loss."""
+
+    def __init__(self, estimand: EstimandChoice) -> None:
+        super().__init__(metrics=["nll"], level=None, estimand=estimand)
+        self.parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
+
+    def like(self) -> _Losses:
+        return _Losses(self.estimand)
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        assert isinstance(other, _Losses)
+        self.parts += other.parts
+        return self
+
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+        examples, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
+        reduced = reduce_examples(examples)
+        self.parts.append((reduced.top, reduced.correct, reduced.nll))
+        return self
+
+
+def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
+    """Return what the chosen method gains on the examples measured, and what it makes possible."""
+    row = remedy.chosen
+    assert row is not None
+    assert row.calibrator is not None
+    estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
+    losses, stated = _Losses(estimand), _Losses(estimand)
+    calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
+    top, correct, after = map(np.concatenate, zip(*losses.parts, strict=True))
+    before = np.concatenate([part[2] for part in stated.parts])
+    kept, weight = measured.labels != IGNORED, None
+    if measured.weights is not None:
+        weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]
+    # tags of an example, tokens of a text and examples of a group are not independent
+    unit = np.nonzero(kept)[0] if measured.groups is None else measured.groups[np.nonzero(kept)[0]]
+    remedy = replace(remedy, gain=_gain(before - after, weight, unit, level))
+    if row.calibrator.multilabel:
+        return remedy
+    answers = WeightedPairs(top, correct.astype(np.float64), weight)
+    remedy = replace(remedy, coverage=coverage_of(answers))
+    if weight is not None or remedy.comparison.folds:
+        return remedy  # guarantees count examples, which the calibrator has not seen
+    error = 1 - float(correct.mean())
+    sought = [most for most in MAX_ERRORS if most < error]
+    pairs: Any = {"confidence": top, "outcome": answers.outcome}
+    return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
+
+
+def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> Gain:
+    """Return by how much losses are lower on average, with an interval by independent units."""
+    share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
+    _, number = np.unique(unit, return_inverse=True)
+    mean, units = float(share @ lower), int(number.max()) + 1
+    by_unit = np.bincount(number, share * (lower - mean))
+    if units < 2:
+        return Gain(mean, -math.inf, math.inf, None)
+    error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
+    reach = float(stdtrit(units - 1, (1 + level) / 2))
+    # to be seen with a probability of 0.8, a gain must be so many of its standard errors
+    ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
+    needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
+    return Gain(mean, mean - reach * error, mean + reach * error, needed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from scipy.special import betainc
@@ -16,14 +16,17 @@ from calibrant.calibrators.scaling import Identity
 from calibrant.decide.thresholds import Threshold
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.reliability import reliability_of
+from calibrant.metrics.reductions import event_probability
+from calibrant.metrics.reliability import Reliability, reliability_of
+from calibrant.show.style import percent
 from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import method_in_use
 
-Severity = Literal["good", "info", "warn", "bad"]
-SEVERITIES: tuple[Severity, ...] = ("good", "info", "warn", "bad")
-"""From harmless to serious."""
+MIN_EXAMPLES_OF_CLASS = 10
+"""Examples of a class that is shown and tested; the figures of fewer are noise."""
+MIN_EXAMPLES_OF_BIN = 25
+"""Examples that a bin of the diagrams and tables has; the ECE keeps the bins of ``evaluate``."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Part:
     """Interval of the accuracy (Clopper and Pearson)."""
     p_value: float
     """Of a binomial test that confidences are probabilities."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return {**vars(self), "gap": self.gap}
 
     @property
     def gap(self) -> float:
@@ -68,6 +75,11 @@ class ClassFigures:
     bias_p_value: float
     """Of a binomial test that ``claimed`` equals ``labelled``."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON, those of the part among them."""
+        figures = dict(vars(self))
+        return {**figures.pop("part").to_dict(), **figures}
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -76,6 +88,28 @@ class Coverage:
     threshold: float
     coverage: float
     error: float
+    expected: float
+    """Share of errors that the confidences of these examples imply."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much calibration lowers the log loss of an example, on average.
+
+    The interval is that of the differences between pairs of losses, of the same examples.
+    """
+
+    value: float
+    low: float
+    high: float
+    needed: int | None
+    """Examples that would probably show a gain of this size; None if there is none to show."""
+
+    def __str__(self) -> str:
+        value, low, high = self.value, self.low, self.high
+        if value < 0:
+            value, low, high = -value, -high, -low
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -92,16 +126,40 @@ class Remedy:
     """Methods that were tried, and what the chosen one does."""
 
     comparison: Comparison
-    chosen: Row | None
-    """None where no method could be chosen."""
-    coverage: list[Coverage]
+    coverage: list[Coverage] = field(default_factory=list)
     """Answers after calibration, on the examples that methods were measured on."""
-    thresholds: list[Threshold]
-    """Guaranteed error rates after calibration."""
+    thresholds: list[Threshold] = field(default_factory=list)
+    """Guaranteed error rates after calibration; none of a single split, which was fitted too."""
     fit_split: str = ""
     """Name of the split that methods were fitted on; empty for plain arrays."""
+    gain: Gain | None = None
+    """Of the chosen method; None where it changes nothing, or could not be measured."""
     doubts: list[str] = field(default_factory=list)
     """Mistakes in the examples of the fit, where these are not the ones measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return {
+            "comparison": self.comparison.to_dict(),
+            "chosen": self.chosen.method if self.chosen else None,
+            "helps": self.helps,
+            "gain": None if self.gain is None else vars(self.gain),
+            "coverage": self.coverage,
+            "thresholds": [each.state() for each in self.thresholds],
+        }
+
+    @property
+    def helps(self) -> bool:
+        """True if the chosen method lowers log loss and ECE, and the log loss beyond noise."""
+        if self.gain is None or self.before is None or self.after is None:
+            return False
+        return self.gain.low > 0 and self.after["ece"].value < self.before["ece"].value
+
+    @property
+    def chosen(self) -> Row | None:
+        """The method that is advised; None where no method could be chosen."""
+        method = self.comparison.choice()
+        return None if method is None else self.comparison[method]
 
     @property
     def before(self) -> Evaluation | None:
@@ -112,6 +170,18 @@ class Remedy:
     def after(self) -> Evaluation | None:
         """Figures with the chosen method."""
         return self.chosen.evaluation if self.chosen is not None else None
+
+    def price(self, counted: str) -> str:
+        """Return in words what the chosen method does to accuracy and predictions."""
+        if self.chosen is None or self.before is None or self.after is None:
+            return ""
+        before, after = self.before["accuracy"].value, self.after["accuracy"].value
+        if not self.chosen.argmax_changed:
+            return f"Accuracy stays at {percent(before)}: no prediction changes."
+        does = "rises" if after > before else "falls" if after < before else "stays the same"
+        change = "" if after == before else f" from {percent(before)} to {percent(after)}"
+        changed = f"{self.chosen.argmax_changed:,} of {self.comparison.n_test:,} {counted}"
+        return f"Accuracy {does}{change}: the predictions of {changed} change."
 
     @property
     def may_change_predictions(self) -> bool:
@@ -180,12 +250,53 @@ class Subject:
         """Name of what is measured, for sentences."""
         if self.word == "tag":
             return "probability of a tag"
-        return self.evaluation.probability or "confidence"
+        return self.with_names(self.evaluation.probability) or "confidence"
+
+    def with_names(self, text: str) -> str:
+        """Return a text about two classes with the name of the second one, if it is known."""
+        if not self.class_names or self.evaluation.estimand != "binary":
+            return text
+        name = self.class_names[1]
+        return text.replace("P(y = 1)", f"P({name})").replace("y = 1", name)
+
+    def curve(self, evaluation: Evaluation | None = None) -> Reliability:
+        """Return the numbers of a reliability diagram, in bins of enough examples."""
+        one = evaluation or self.evaluation
+        curve = reliability_of(
+            merged_bins(one.bins),
+            level=one.level,
+            probability=event_probability(one.estimand),
+            ece=one.metrics.get("ece"),
+        )
+        return curve._replace(probability=self.with_names(curve.probability))
 
     @property
     def decisions(self) -> list[Coverage]:
-        """Thresholds to decide by: of calibrated confidences where a method was chosen."""
-        return self.remedy.coverage if self.remedy and self.remedy.coverage else self.coverage
+        """Thresholds to decide by: of calibrated confidences where calibration helps."""
+        return self.remedy.coverage if self.remedy and self.remedy.helps else self.coverage
+
+
+def merged_bins(bins: Bins) -> Bins:
+    """Join neighbouring bins until each that has examples has enough of them to show something.
+
+    Empty stretches stay bins of their own.
+    """
+    filled = np.flatnonzero(bins.count)
+    if not filled.size:
+        return bins
+    starts, total = [0], 0
+    for i, count in enumerate(bins.count[: filled[-1] + 1].tolist()):
+        if total >= MIN_EXAMPLES_OF_BIN or (total == 0 < count and i > 0):
+            starts.append(i)
+            total = 0
+        total += count
+    before = np.add.reduceat(bins.count, starts)[:-1]
+    if total < MIN_EXAMPLES_OF_BIN and before.any():  # too few at the end to be a bin
+        starts = starts[: int(np.flatnonzero(before)[-1]) + 1]
+    if filled[-1] + 1 < bins.count.size:
+        starts.append(int(filled[-1]) + 1)
+    edges = np.append(bins.edges[starts], bins.edges[-1])
+    return Bins(edges, *(np.add.reduceat(getattr(bins, f.name), starts) for f in fields(bins)[1:]))
 
 
 def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:

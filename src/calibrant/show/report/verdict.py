@@ -1,21 +1,33 @@
-"""The answer to the first question, whether the confidences can be trusted."""
+"""What a report concludes: the answer, what to do now, and what was not checked."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from calibrant.show.report.checks import (
+from calibrant.data.dataset import IN_MEMORY
+from calibrant.metrics.intervals import Estimate
+from calibrant.show.pages import SEVERITIES, Severity, Snippet
+from calibrant.show.report.findings import (
     LARGE,
-    SIGNIFICANT,
     SMALL,
+    Finding,
+    about,
     cannot_tell,
-    percent,
-    points,
+    examples_for_yes,
+    is_off,
+    miscalibrated,
     worst_range,
 )
-from calibrant.show.report.findings import Finding
-from calibrant.show.report.model import Severity, Subject
+from calibrant.show.report.model import Subject
+from calibrant.show.style import percent, points
+
+ANSWERS: dict[Severity, str] = {
+    **{"good": "Yes", "info": "Too few examples to tell", "warn": "Not quite", "bad": "No"}
+}
 
 
 @dataclass(frozen=True)
@@ -51,24 +63,29 @@ def verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
     if "CAL010" in codes:
         doubt = codes["CAL010"].evidence
         return Verdict("bad", "Check the data first", doubt, figure, interval)
-    severity = _severity(subject, codes)
-    answers = {"good": "Yes", "info": "Too few examples to tell", "warn": "Not quite", "bad": "No"}
-    sentence = f"{_claims(subject)} {_conclusion(subject, severity)}"
-    return Verdict(severity, answers[severity], sentence, figure, interval)
+    severity, against = _severity(subject), None
+    for finding in miscalibrated(findings):
+        if SEVERITIES.index(finding.severity) > SEVERITIES.index(severity):
+            severity, against = finding.severity, finding
+    conclusion = _conclusion(subject, severity)
+    if against is not None and against.code not in ("CAL001", "CAL002"):
+        conclusion = f"That alone would be within noise, but not everything is: {against.evidence}"
+    return Verdict(
+        severity, ANSWERS[severity], f"{_claims(subject)} {conclusion}", figure, interval
+    )
 
 
-def _severity(subject: Subject, codes: dict[str, Finding]) -> Severity:
+def _severity(subject: Subject) -> Severity:
+    """Return how far off the calibration error is beyond noise, over all and in its ranges."""
     evaluation = subject.evaluation
     value, low, _ = evaluation["ece"]
     if evaluation.test is None:  # without intervals
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
-    # near its level, the test may see nothing where the interval is far from zero
-    if evaluation.test.p_value >= SIGNIFICANT and low < SMALL:
-        return "info" if cannot_tell(evaluation) else "good"
-    over = codes.get("CAL001")
-    if low >= LARGE or (over is not None and over.severity == "bad"):
+    if low >= LARGE:
         return "bad"
-    return "warn" if low >= SMALL or worst_range(subject) else "good"
+    if is_off(evaluation) or worst_range(subject):
+        return "warn"
+    return "info" if cannot_tell(evaluation) else "good"
 
 
 def _claims(subject: Subject) -> str:
@@ -89,7 +106,8 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     if severity == "info":
         return (
             f"With {subject.evaluation.n:,} {subject.counted} the error could be anywhere from "
-            f"{percent(ece.low)} to {percent(ece.high)}."
+            f"{percent(ece.low)} to {percent(ece.high)}. A yes needs about "
+            f"{about(examples_for_yes(subject.evaluation))}."
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
@@ -109,3 +127,155 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     if part.gap_ends[1] < 0:
         return f"It is right more often than it says, by {points(-part.gap)}."
     return f"The stated {subject.probability} is too high in some places and too low in others."
+
+
+def subgroups_text(subject: Subject, verdict: Verdict) -> str:
+    """Return what a search for subgroups says, so that silence is not taken for a pass."""
+    found = subject.slices
+    if found is None:
+        return ""
+    if not found.searched:
+        return f"None were: no value of a column has {found.min_size:,} examples."
+    if found.is_off:
+        return found.verdict()
+    accuracy = subject.answers.accuracy
+    reach = found.critical * math.sqrt(accuracy * (1 - accuracy) / found.min_size)
+    unseen = (
+        f"In subgroups of {found.min_size:,} examples, gaps of less than about {points(reach)} "
+        "cannot be told from noise."
+    )
+    if verdict.severity == "good":
+        return f"{found.verdict()} {unseen}"
+    return f"Subgroups cannot be told from the model as a whole. {unseen}"
+
+
+CALIBRATED = "calibrated.npz"
+"""File that the advised commands write."""
+
+
+def snippets(subject: Subject) -> list[Snippet]:
+    """Commands and code for what to do next."""
+    if subject.remedy is not None and not subject.remedy.helps:
+        return _to_keep(subject)
+    return [*_to_calibrate(subject), *_to_keep(subject)]
+
+
+def _path(subject: Subject) -> str:
+    return "predictions.npz" if subject.path == IN_MEMORY else subject.path
+
+
+def _to_calibrate(subject: Subject) -> list[Snippet]:
+    path, file = _path(subject), shlex.quote(_path(subject))
+    remedy = subject.remedy
+    method = remedy.chosen.method if remedy and remedy.chosen else "auto"
+    fitted_on = remedy.fit_split if remedy else ""
+    flag = _split_flag(fitted_on, "val")
+    option = f", split={fitted_on!r}" if flag else ""
+    if subject.word == "tag":
+        flag, option = f"{flag} --multilabel", f'{option}, estimand="multilabel"'
+    elif remedy and remedy.may_change_predictions:
+        flag, option = f"{flag} --choices", f'{option}, options={{"keep_argmax": False}}'
+    commands = (
+        f"calibrant fit {file} --method {method}{flag} -o calibrator",
+        f"calibrant apply calibrator {file} -o {CALIBRATED}",
+        "calibrant export calibrator -o calibrator.onnx",
+    )
+    code = (
+        "import calibrant as cal\n",
+        f'calibrator = cal.fit({path!r}, method="{method}"{option})',
+        'cal.save(calibrator, "calibrator")',
+        "probs = calibrator.predict_proba(logits)",
+    )
+    return [
+        Snippet("Fit a calibrator, and apply it", "bash", "\n".join(commands)),
+        Snippet("The same in Python", "python", "\n".join(code)),
+    ]
+
+
+def _to_keep(subject: Subject) -> list[Snippet]:
+    flag = _split_flag(subject.split, "test")
+    flag += " --multilabel" if subject.word == "tag" else ""
+    remedy = subject.remedy
+    file, evaluation = shlex.quote(_path(subject)), subject.evaluation
+    if remedy is not None and remedy.after is not None and remedy.helps:
+        file, evaluation = CALIBRATED, remedy.after
+    gate = f"calibrant evaluate {file}{flag} --max-ece {_limit(evaluation['ece']):g}"
+    stop = Snippet("Stop a release that is worse", "bash", gate)
+    if subject.word == "tag":  # a monitor takes exclusive classes only
+        return [stop]
+    watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
+    return [
+        Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
+        stop,
+    ]
+
+
+def _split_flag(name: str, usual: str) -> str:
+    """Return the option that names a split; empty for one that the command takes by itself."""
+    return f" --split {shlex.quote(name)}" if name not in ("", usual) else ""
+
+
+def _limit(ece: Estimate) -> float:
+    """Return a limit that the ECE of other examples will keep too, if nothing changes."""
+    most = ece.value if math.isnan(ece.high) else max(ece.value, ece.high)
+    return max(0.02, math.ceil(100 * most) / 100)
+
+
+class Unchecked(NamedTuple):
+    """Something that was not checked, and how to check it."""
+
+    what: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.how})" if self.how else self.what
+
+
+def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
+    """Return what was not checked about a subject; ``others`` are in the same report."""
+    remedy, several = subject.remedy, subject.evaluation.classes > 2 and subject.word == "class"
+    every = [
+        (
+            not subject.by and subject.slices is None,
+            "Subgroups: no column was named",
+            "add columns, such as a country, device or customer group, or pass --by auto",
+        ),
+        (
+            remedy is None,
+            f"Methods of calibration: {subject.remedy_error}",
+            "calibrant compare",
+        ),
+        (
+            subject.evaluation.test is None,
+            "Noise: intervals and the test were switched off",
+            "pass --level 0.9",
+        ),
+        (
+            all(math.isnan(part.claimed) for part in subject.classes),
+            "Frequencies of classes: there are too many classes",
+            "",
+        ),
+        (
+            subject.weighted,
+            "Guaranteed thresholds: these count examples, and do not know weights",
+            "leave the weights out",
+        ),
+        (
+            not subject.weighted and remedy is not None and remedy.comparison.folds > 0,
+            "Guaranteed thresholds: they need examples that no method was fitted on",
+            "calibrant decide, which sets half of the examples aside",
+        ),
+        (
+            True,
+            "Labels: they were taken to be right, and examples to be independent",
+            "look at a sample of confident mistakes; drop duplicates",
+        ),
+        (
+            not others,
+            "Other days, places and versions of the model",
+            "pass several files, or several --split, for a comparison",
+        ),
+        (True, "Drift after today", "calibrant monitor, with labelled examples as they come"),
+        (several, "Inputs unlike all of these", "calibrant.metrics.ood_auroc"),
+    ]
+    return [Unchecked(what, how) for applies, what, how in every if applies]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from calibrant._core.showing import threshold_text
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.registry import METRICS
 from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
-from calibrant.show.metrics import diagram, metrics_table, subgroup_table
-from calibrant.show.report import tables
-from calibrant.show.report.checks import percent
-from calibrant.show.report.findings import CHECKS, Finding
-from calibrant.show.report.model import SEVERITIES, Part, Remedy, Severity, Subject
-from calibrant.show.report.results import Results
-from calibrant.show.report.snippets import Snippet, snippets
-from calibrant.show.report.unchecked import Unchecked
-from calibrant.show.report.verdict import Verdict
+from calibrant.show.metrics import metrics_table, reliability_svg, subgroup_table
+from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
+from calibrant.show.report.findings import Finding
+from calibrant.show.report.model import (
+    MIN_EXAMPLES_OF_CLASS,
+    ClassFigures,
+    Part,
+    Remedy,
+    Subject,
+)
+from calibrant.show.report.verdict import Unchecked, Verdict, snippets, subgroups_text
 from calibrant.show.slices import slices_table
+from calibrant.show.style import percent
 from calibrant.show.tables import Table
 from calibrant.show.workflows import methods_table
 
@@ -27,315 +34,278 @@ MAX_CLASSES = 1000
 """Rows of the tables of classes, over all sets of predictions of a page."""
 MAX_GROUPS = 40
 """Subgroups that the chart shows."""
-WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
-"""Severities of findings, as they are shown."""
+SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+"""Shares of answers that the table of thresholds shows."""
+ANSWERED, CASES = (0.9, 0.8), 1000
+"""Shares of answers whose costs are told, and the cases of which."""
 
 
 def counted(found: Sequence[Finding]) -> str:
     """Return how many findings of each severity there are, in words."""
-    plural = {**WORDS, "warn": "warnings", "info": "notes"}
+    plural = {**SEVERITY_NAMES, "warn": "warnings", "info": "notes"}
     counts = {s: sum(finding.severity == s for finding in found) for s in SEVERITIES[::-1]}
-    texts = [f"{n} {WORDS[s] if n == 1 else plural[s]}" for s, n in counts.items() if n]
+    texts = [f"{n} {SEVERITY_NAMES[s] if n == 1 else plural[s]}" for s, n in counts.items() if n]
     return ", ".join(texts) or "Nothing was found"
 
 
-@dataclass(frozen=True)
-class SubjectView:
-    """One set of predictions; ``name`` tells its anchors from those of others."""
+def view_of(
+    subject: Subject,
+    verdict: Verdict,
+    findings: list[Finding],
+    unchecked: Sequence[Unchecked] = (),
+    *,
+    name: str = "",
+    sets: int = 1,
+) -> SimpleNamespace:
+    """Return what templates show of one set of predictions.
 
-    report: Results
-    subject: Subject
-    name: str = ""
+    ``name`` tells its anchors from those of others, of which there are ``sets`` on the page.
+    """
+    remedy = subject.remedy if subject.remedy is not None and subject.remedy.helps else None
+    return SimpleNamespace(
+        subject=subject,
+        verdict=verdict,
+        findings=findings,
+        unchecked=unchecked,
+        counted=counted(findings),
+        name=name,
+        prefix=f"{name}-" if name else "",
+        level=3 if name else 2,  # of the headings of sections
+        snippets=snippets(subject),
+        **_how_far(subject, verdict, remedy),
+        **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
+        **_remedy(subject, findings, remedy),
+        **_decisions(subject, remedy),
+    )
 
-    question = "Can I trust this model's confidence?"
-    meters_of = ("Expected mistakes", "Mistakes made")
 
-    @property
-    def prefix(self) -> str:
-        """Start of anchors."""
-        return f"{self.name}-" if self.name else ""
+def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[str, Any]:
+    """Return the examples, the figures that matter most, all figures, and the diagrams."""
+    evaluation, part = subject.evaluation, subject.answers
+    where = f"{subject.split} split of {subject.path}" if subject.split else subject.path
+    count = f"{evaluation.n:,} examples, {evaluation.classes:,} classes"
+    if subject.word == "tag":
+        count = f"{evaluation.n:,} labels of {evaluation.classes:,} tags"
+    ignored = f", {subject.ignored:,} labels ignored" if subject.ignored else ""
+    of = f" of {subject.probability}" if evaluation.probability else ""
+    interval = f", {evaluation.interval_heading} {verdict.interval}".rstrip(", ")
+    shares = {"Expected mistakes": 1 - part.confidence, "Mistakes made": 1 - part.accuracy}
+    kinds, most = ("claimed", "wrong" if part.gap > 0 else "right"), max(*shares.values(), 1e-12)
+    titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
+    titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
+    cells, after = _cells(evaluation), None if remedy is None else remedy.after
+    diagrams = [(reliability_svg(subject.curve(), _ece_text(evaluation)), "As it is")]
+    tiles = [(title, *cells[key]) for key, title in titles.items()]
+    if after is not None:
+        caption = "After calibration, on examples it was not fitted on"
+        diagrams.append((reliability_svg(subject.curve(after), _ece_text(after)), caption))
+        ends = _cells(after)
+        tiles = [(t, cells[k][0], f"after calibration {ends[k][0]}") for k, t in titles.items()]
+    table = metrics_table(evaluation)
+    rows = [
+        (*row, subject.with_names(re.sub(r",? :math:`[^`]*`", "", METRICS[key].summary)))
+        for row, key in zip(table.rows, evaluation, strict=True)
+    ]
+    headings = (*map(subject.with_names, table.headings), "meaning")
+    return {
+        "about": f"{where}: {count}{ignored}",
+        "measured": f"calibration error (ECE){of}{interval}",
+        "meters": [
+            (title, percent(share), f"{100 * share / most:.2f}", kind)
+            for (title, share), kind in zip(shares.items(), kinds, strict=True)
+        ],
+        "tiles": tiles,
+        "diagrams": diagrams,
+        "metrics": Table(headings, [(*row[:-1], row[-1].rstrip(".")) for row in rows], (0, 3)),
+    }
 
-    @property
-    def level(self) -> int:
-        """Level of the headings of sections."""
-        return 3 if self.name else 2
 
-    # ----------------------------------------------------------------------------------- verdict
+def _where(subject: Subject, verdict: Verdict, most: int) -> dict[str, Any]:
+    """Return ranges, margins, classes and subgroups; at most so many classes."""
 
-    @property
-    def verdict(self) -> Verdict:
-        """The answer about these predictions."""
-        return self.report.verdicts[self.subject.name]
+    def beyond_noise(each: ClassFigures) -> tuple[float, float]:
+        low, high = each.part.gap_ends
+        return (-max(low, -high), -abs(each.part.gap)) if each.part.n else (math.inf, 0.0)
 
-    @property
-    def about(self) -> str:
-        """Which examples, and how many."""
-        subject, evaluation = self.subject, self.subject.evaluation
-        where = f"{subject.split} split of {subject.path}" if subject.split else subject.path
-        count = f"{evaluation.n:,} examples, {evaluation.classes:,} classes"
-        if subject.word == "tag":
-            count = f"{evaluation.n:,} labels of {evaluation.classes:,} tags"
-        ignored = f", {subject.ignored:,} labels ignored" if subject.ignored else ""
-        return f"{where}: {count}{ignored}"
+    level, by = subject.evaluation.level, subject.evaluation.by
+    ordered = sorted(subject.classes, key=beyond_noise)
+    ordered.sort(key=lambda each: each.part.n < MIN_EXAMPLES_OF_CLASS)  # the others come last
+    shown = ordered[:most]
+    many = [each for each in shown if each.part.n >= MIN_EXAMPLES_OF_CLASS]
+    left_out = f"{len(shown):,} of {len(ordered):,}: the JSON form has all"
+    groups = dict(list(by.items())[:MAX_GROUPS])
+    ece = subject.evaluation["ece"].value
+    margin = "margin of the top two logits"
+    return {
+        "ranges": parts_table(subject.ranges, subject.probability, level),
+        "margins": parts_table(subject.margins, margin, level),
+        "by_class": "By tag" if subject.word == "tag" else "By class",
+        "classes": _class_table(subject, many),
+        "few_classes": _class_table(subject, shown[len(many) :]),
+        "worst_classes": _class_table(subject, ordered[:10]),
+        "classes_shown": left_out if len(shown) < len(ordered) else f"{len(ordered):,} in all",
+        "subgroups": subgroups_text(subject, verdict),
+        "slices": None if subject.slices is None else slices_table(subject.slices),
+        "groups": subgroup_table(subject.evaluation) if by else None,
+        "groups_chart": ece_chart(groups, reference=ece) if by else None,
+    }
 
-    @property
-    def measured(self) -> str:
-        """What the figure beside the verdict is, with its interval."""
-        evaluation = self.subject.evaluation
-        of = f" of {evaluation.probability}" if evaluation.probability else ""
-        interval = f", {evaluation.interval_heading} {self.verdict.interval}".rstrip(", ")
-        return f"calibration error (ECE){of}{interval}"
 
-    @property
-    def meters(self) -> list[tuple[str, str, str, str]]:
-        """Bars of the mistakes that are expected, and of those made: text, width and kind."""
-        part = self.subject.answers
-        shares = 1 - part.confidence, 1 - part.accuracy
-        kinds = "claimed", "wrong" if shares[1] > shares[0] else "right"
-        most = max(*shares, 1e-12)
-        return [
-            (name, percent(share), f"{100 * share / most:.2f}", kind)
-            for name, share, kind in zip(self.meters_of, shares, kinds, strict=True)
+def _class_table(subject: Subject, classes: Sequence[ClassFigures]) -> Table:
+    heading = "tag" if subject.word == "tag" else "predicted class"
+    table = parts_table([each.part for each in classes], heading, subject.evaluation.level)
+    rows = [
+        (*cells, percent(each.labelled, 2), percent(each.claimed, 2))
+        for cells, each in zip(table.rows, classes, strict=True)
+    ]
+    return replace(table, headings=(*table.headings, "occurs", "mean probability"), rows=rows)
+
+
+def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None) -> dict[str, Any]:
+    """Return the advice with its reasons, what each choice costs, and all methods."""
+    advice, reasons = "Leave it as it is", ["Nothing speaks against the confidences as they are."]
+    against = [each for each in findings if each.code == "CAL019"]
+    if remedy is not None and remedy.before and remedy.after and remedy.chosen:
+        advice = f"Calibrate: use {remedy.chosen.method}"
+        before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
+        reasons = [
+            f"On examples that it was not fitted on, a stated {subject.probability} is off by "
+            f"{after} on average, in place of {before}.",
+            f"{remedy.price(subject.counted)} The fit takes {remedy.chosen.fit_seconds:.1f} s.",
         ]
+    elif against:
+        reasons = [against[0].evidence, against[0].fix]
+    tried = None if subject.remedy is None else subject.remedy.comparison
+    return {
+        "advice": advice,
+        "reasons": reasons,
+        "choices": _choices(subject, remedy) if subject.coverage else None,
+        "methods": tried and methods_table(tried),
+        "methods_chart": tried and ece_chart(tried.measured, highlighted=tried.choice()),
+    }
 
-    @property
-    def tiles(self) -> list[tuple[str, str, str]]:
-        """Titles, values and intervals of the figures that matter most."""
-        after = (
-            [] if self.after is None else [("ECE after calibration", *_cells(self.after, "ece"))]
+
+def _choices(subject: Subject, remedy: Remedy | None) -> Table:
+    """Return what each choice costs, in mistakes and in work for people."""
+    choices = {"Use it as it is, and trust all answers": subject.coverage[-1]}
+    asking, points = "Ask", subject.decisions
+    if remedy is not None:
+        choices["Calibrate, and trust all answers"] = points[-1]
+        asking = "Calibrate, and ask"
+    for share in ANSWERED:
+        point = min(points, key=lambda each: abs(each.coverage - share))
+        if abs(point.coverage - share) < 0.05:
+            choices[f"{asking} a person about the least sure {100 * (1 - share):.0f} %"] = point
+    rows = []
+    for choice, point in choices.items():
+        answered = round(CASES * point.coverage)
+        mistakes = (CASES * point.coverage * share for share in (point.error, point.expected))
+        rows.append((choice, str(answered), str(CASES - answered), *(f"{x:.0f}" for x in mistakes)))
+    return Table(
+        ("choice", "answered", "sent to a person", "mistakes", "mistakes it expects"), rows
+    )
+
+
+def _decisions(subject: Subject, remedy: Remedy | None) -> dict[str, Any]:
+    """Return errors among the surest answers, as a table, a chart and a slider; and guarantees."""
+    points = subject.decisions
+    decided = {
+        "decided_by": "confidence" if remedy is None else "calibrated confidence",
+        "decisions": None,
+        "guarantees": None if remedy is None or not remedy.thresholds else _guarantees(remedy),
+    }
+    if not points:
+        return decided
+    nearest = [min(points, key=lambda point: abs(point.coverage - share)) for share in SHARES]
+    rows = [
+        (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
+        for point in dict.fromkeys(nearest)
+    ]
+    shares, errors = [p.coverage for p in points], [p.error for p in points]
+    line = Line("wrong", shares, errors, colour="wrong")
+    return {
+        **decided,
+        "decisions": Table(("answered", "confidence at least", "wrong among these"), rows),
+        "decisions_chart": line_chart(
+            [line], x_label="share answered", y_label="wrong among these"
+        ),
+        "slider": [
+            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5)) for p in points
+        ],
+        "slider_start": min(range(len(points)), key=lambda i: abs(shares[i] - 0.9)),
+    }
+
+
+def _guarantees(remedy: Remedy) -> Table:
+    """Return thresholds that keep an error rate with certainty; another fit has other ones."""
+    assert remedy.chosen is not None
+    rows = []
+    for each in remedy.thresholds:
+        cells: tuple[str, ...] = ("none found", "-", "-")
+        if math.isfinite(each.threshold):
+            shares = percent(each.coverage), percent(each.error, 2)
+            cells = (threshold_text(each.threshold), *shares)
+        rows.append((percent(each.max_error), *cells))
+    caption = (
+        f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].certainty:g} % "
+        f"certainty, for {remedy.chosen.method} as fitted here, on the "
+        f"{remedy.comparison.fitted_on}"
+    )
+    headings = ("errors at most", "confidence at least", "answered", "observed errors")
+    return Table(headings, rows, caption=caption)
+
+
+def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Table:
+    """Return claimed and observed shares of parts."""
+    interval = f"{100 * (level or 0.9):g} % interval"
+    headings = (heading, "examples", "share", "claimed", "happened", interval, "gap")
+    rows = [
+        (
+            *(part.name, f"{part.n:,}", percent(part.share)),
+            *(percent(part.confidence), percent(part.accuracy)),
+            *(f"[{100 * part.low:.1f}, {100 * part.high:.1f}]", f"{100 * part.gap:+.1f}"),
         )
-        titles = {"accuracy": "Accuracy", "auroc": "Tells right from wrong (AUROC)"}
-        titles |= {"nll": "Negative log-likelihood"}
-        own = [(title, *_cells(self.subject.evaluation, name)) for name, title in titles.items()]
-        return [*after, *own]
+        if part.n
+        else (part.name, "0", percent(0.0), "-", "-", "", "-")
+        for part in parts
+    ]
+    return Table(headings, rows, bars=headings.index("gap"))
 
-    # ---------------------------------------------------------------------------------- findings
 
-    @property
-    def findings(self) -> list[Finding]:
-        """What the checks found, the most serious first."""
-        return self.report.findings_by_subject[self.subject.name]
-
-    @property
-    def counted(self) -> str:
-        """How many findings there are."""
-        return counted(self.findings)
-
-    def word(self, finding: Finding) -> str:
-        """Return the severity of a finding in words."""
-        return WORDS[finding.severity]
-
-    def meaning(self, finding: Finding) -> str:
-        """Return what a finding tells."""
-        return CHECKS[finding.code].meaning
-
-    @property
-    def unchecked(self) -> list[Unchecked]:
-        """What was not checked."""
-        return self.report.unchecked(self.subject)
-
-    # ------------------------------------------------------------------------------ how far, where
-
-    @property
-    def after(self) -> Evaluation | None:
-        """Figures with the advised method; None where it changes nothing."""
-        remedy = self.subject.remedy
-        return None if remedy is None or remedy.changes_nothing else remedy.after
-
-    @property
-    def diagrams(self) -> list[tuple[Html, str]]:
-        """Reliability diagrams as it is and, if anything changes, after calibration."""
-        shown = [(diagram(self.subject.evaluation), "As it is")]
-        remedy = self.subject.remedy
-        if self.after is not None and remedy is not None and remedy.chosen is not None:
-            caption = f"Calibrated by {remedy.chosen.method}, on examples it was not fitted on"
-            shown.append((diagram(self.after), caption))
-        return shown
-
-    @property
-    def metrics(self) -> Table:
-        """All metrics with their meaning."""
-        return tables.explained_metrics(self.subject.evaluation)
-
-    @property
-    def plain_metrics(self) -> Table:
-        """All metrics."""
-        return metrics_table(self.subject.evaluation)
-
-    @property
-    def ranges(self) -> Table:
-        """Claims and events by range of confidence."""
-        return self._parts(self.subject.ranges, self.subject.probability)
-
-    @property
-    def margins(self) -> Table:
-        """The same by margin."""
-        return self._parts(self.subject.margins, "margin of the top two logits")
-
-    def _parts(self, parts: Sequence[Part], heading: str) -> Table:
-        return tables.parts_table(parts, heading, self.subject.evaluation.level)
-
-    @property
-    def by_class(self) -> str:
-        """Title of the classes."""
-        return "By tag" if self.subject.word == "tag" else "By class"
-
-    @cached_property
-    def classes(self) -> Table:
-        """Classes, those furthest beyond noise first."""
-        most = max(10, MAX_CLASSES // len(self.report.subjects))
-        return self.worst_classes(most)
-
-    def worst_classes(self, most: int) -> Table:
-        """Return the classes that are furthest beyond noise."""
-        return tables.classes_table(tables.worst_first(self.subject.classes)[:most], self.subject)
-
-    @property
-    def classes_shown(self) -> str:
-        """How many of the classes are shown."""
-        shown, every = len(self.classes.rows), len(self.subject.classes)
-        if shown < every:
-            return f"{shown:,} of {every:,}: the JSON form has all"
-        return f"{every:,} in all"
-
-    @property
-    def slices(self) -> Table:
-        """Subgroups that were found by a search."""
-        assert self.subject.slices is not None
-        return slices_table(self.subject.slices)
-
-    @property
-    def groups(self) -> Table:
-        """Subgroups of a column."""
-        return subgroup_table(self.subject.evaluation)
-
-    @property
-    def groups_chart(self) -> Html:
-        """The ECE of each subgroup."""
-        evaluation = self.subject.evaluation
-        groups = dict(list(evaluation.by.items())[:MAX_GROUPS])
-        return ece_chart(groups, reference=evaluation["ece"].value)
-
-    # ------------------------------------------------------------------------------------ remedy
-
-    @property
-    def remedy(self) -> Remedy:
-        """The methods that were tried."""
-        assert self.subject.remedy is not None
-        return self.subject.remedy
-
-    @property
-    def methods(self) -> Table:
-        """All methods that were tried."""
-        return methods_table(self.remedy.comparison)
-
-    @property
-    def methods_chart(self) -> Html:
-        """The ECE of each method."""
-        comparison = self.remedy.comparison
-        return ece_chart(comparison.measured, highlighted=comparison.choice())
-
-    @property
-    def advice(self) -> str:
-        """The advised method in a few words."""
-        method = self.remedy.comparison.choice()
-        return f"Use {method}" if self.after is not None else "Leave it as it is"
-
-    @property
-    def reason(self) -> str:
-        """Why the chosen method was chosen."""
-        advice = self.remedy.comparison.advice()
-        _, bracket, inside = advice.partition(" (")
-        why = inside.removesuffix(").") if bracket else advice
-        return f"{why[:1].upper()}{why[1:]}".rstrip(".") + "."
-
-    @property
-    def price(self) -> list[tuple[str, str]]:
-        """What the chosen method costs, as names and values."""
-        chosen, before, after = self.remedy.chosen, self.remedy.before, self.remedy.after
-        if chosen is None or before is None or after is None:
-            return []
-        change = after["accuracy"].value - before["accuracy"].value
-        changed = f"{chosen.argmax_changed:,} of {self.remedy.comparison.n_test:,}"
-        return [
-            ("accuracy", f"{100 * change:+.2f} points"),
-            ("predictions changed", changed),
-            ("time of the fit", f"{chosen.fit_seconds:.1f} s"),
-        ]
-
-    # --------------------------------------------------------------------------------- decisions
-
-    @property
-    def decided_by(self) -> str:
-        """Confidence that the thresholds are about."""
-        calibrated = self.subject.remedy is not None and bool(self.subject.remedy.coverage)
-        return "calibrated confidence" if calibrated else "confidence"
-
-    @property
-    def decisions(self) -> Table:
-        """Errors among the answers at some thresholds."""
-        return tables.decisions_table(self.subject.decisions)
-
-    @property
-    def decisions_chart(self) -> Html:
-        """Errors among the surest answers."""
-        points = self.subject.decisions
-        shares, errors = [p.coverage for p in points], [p.error for p in points]
-        line = Line("wrong", shares, errors, colour="wrong")
-        return line_chart([line], x_label="share answered", y_label="wrong among these")
-
-    @property
-    def slider(self) -> list[tuple[str, float, float]]:
-        """Threshold, share answered and error of each place of the slider."""
-        return [
-            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5))
-            for p in self.subject.decisions
-        ]
-
-    @property
-    def slider_start(self) -> int:
-        """Place of the slider at first: nine tenths are answered."""
-        shares = [point.coverage for point in self.subject.decisions]
-        return min(range(len(shares)), key=lambda i: abs(shares[i] - 0.9))
-
-    @property
-    def guarantees(self) -> Table | None:
-        """Thresholds with a guarantee, if there are any."""
-        remedy = self.subject.remedy
-        if remedy is None or not remedy.thresholds:
-            return None
-        return tables.guarantees_table(remedy)
-
-    @property
-    def guaranteed(self) -> str:
-        """What is guaranteed, and for which calibrator: another fit has other confidences."""
-        remedy = self.remedy
-        assert remedy.chosen is not None
-        return (
-            f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].certainty:g} % "
-            f"certainty, for {remedy.chosen.method} as fitted here, on "
-            f"{remedy.comparison.fitted_on}"
+def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:
+    """Return several sets of predictions side by side."""
+    interval = subjects[0].evaluation.interval_heading or "interval"
+    headings = ("predictions", "trust?", "examples", "accuracy", "confidence", "ECE", interval)
+    rows = []
+    for subject, answer in zip(subjects, answers, strict=True):
+        shown = _cells(subject.evaluation)
+        after = subject.remedy.after if subject.remedy and subject.remedy.helps else None
+        rows.append(
+            (
+                *(subject.name, answer, f"{subject.evaluation.n:,}", shown["accuracy"][0]),
+                *(percent(subject.answers.confidence), *shown["ece"]),
+                percent(after["ece"].value, 2) if after else "-",
+            )
         )
-
-    @property
-    def snippets(self) -> list[Snippet]:
-        """Commands and code for what to do next."""
-        return snippets(self.subject)
-
-
-def _cells(evaluation: Evaluation, name: str) -> tuple[str, str]:
-    """Return the value and the interval of a metric as text."""
-    _, value, interval = dict(zip(evaluation, evaluation.table(), strict=True))[name]
-    return value, interval
+    return Table((*headings, "calibrated ECE"), rows, words=(0, 1))
 
 
 def ece_chart(
-    evaluations: dict[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     *,
     highlighted: str | None = None,
     reference: float | None = None,
 ) -> Html:
     """Return the ECE of some evaluations with their intervals."""
-    ends = zip(*(evaluation["ece"] for evaluation in evaluations.values()), strict=True)
-    options = {"highlighted": highlighted, "reference": reference}
-    return forest_chart(list(evaluations), *ends, label="ECE", **options)  # type: ignore[arg-type]
+    values, low, high = zip(*(each["ece"] for each in evaluations.values()), strict=True)
+    options: Any = {"highlighted": highlighted, "reference": reference}
+    return forest_chart(list(evaluations), values, low, high, label="ECE", **options)
+
+
+def _cells(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
+    """Return the value and the interval of each metric as text."""
+    return {name: row[1:] for name, row in zip(evaluation, evaluation.table(), strict=True)}
+
+
+def _ece_text(evaluation: Evaluation) -> str:
+    return " ".join(("ECE", *_cells(evaluation)["ece"])).rstrip()

@@ -281,7 +281,7 @@ function chosen() {
   $("keep-field").hidden = method.name !== "auto" || found.multilabel || found.classes < 3;
   const same = $("fit-split").value === $("test-split").value;
   $("split-note").textContent = same && $("fit-split").value !== "?"
-    ? "Figures that are fitted and measured on the same examples look too good: the report uses one random half for each."
+    ? "Figures that are fitted and measured on the same examples look too good: the report measures each with fits on the others."
     : "";
 }
 

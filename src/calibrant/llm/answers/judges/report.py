@@ -24,7 +24,8 @@ from calibrant.llm.answers.judges.biases import (
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
 from calibrant.metrics.intervals import Estimate
-from calibrant.show.pieces import heading, html_table, notebook, remarks
+from calibrant.show.box import Box
+from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,8 +121,8 @@ class JudgeReport(NamedTuple):
 
     def _repr_html_(self) -> str:
         headings = ("", "value", f"{100 * self.level:g} % interval")
-        table = html_table(headings, self.table())
-        return notebook(heading("Judged answers"), table, remarks(self.remarks()))
+        parts = [Table(headings, self.table())]
+        return Box("Judged answers", parts=parts, remarks=self.remarks()).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each system. Needs pandas."""

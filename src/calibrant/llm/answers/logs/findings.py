@@ -12,8 +12,10 @@ from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.showing import threshold_text
 from calibrant.llm.answers.logs.study import AnswerStudy, has_signals
 from calibrant.metrics.intervals import share_interval
-from calibrant.show.report.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
-from calibrant.show.report.model import SEVERITIES, Part, Severity, binomial_test, holm
+from calibrant.show.pages import SEVERITIES, Severity
+from calibrant.show.report.findings import LARGE, SIGNIFICANT, SMALL, cannot_tell
+from calibrant.show.report.model import Part, binomial_test, holm
+from calibrant.show.style import percent, points
 
 _FEW_OF_A_KIND = 10
 """Answers that a kind of question must have among those that the map was not fitted on."""

@@ -15,12 +15,10 @@ from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.show.html import document
 from calibrant.show.metrics import diagram, risk_chart
-from calibrant.show.report.checks import percent
-from calibrant.show.report.snippets import Snippet
-from calibrant.show.report.tables import parts_table
-from calibrant.show.report.view import WORDS
+from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
+from calibrant.show.report.view import parts_table
+from calibrant.show.style import percent
 from calibrant.show.tables import Table
 
 _QUESTION = "Are these confidences chances to be right?"
@@ -51,7 +49,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     names = [PAGE, MAP, ROWS]
     if find_spec("matplotlib") is not None:
         from calibrant.show.figures import reliability_diagrams
-        from calibrant.show.figures.files import save_figure
+        from calibrant.show.figures.look import save_figure
 
         drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
         save_figure(drawn, target / PICTURE)
@@ -115,7 +113,7 @@ def answer_page(study: AnswerStudy) -> str:
         ece=percent(value),
         measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
         tiles=[(title, value, interval) for title, (_, value, interval) in tiles.items()],
-        notes=[(note, WORDS[note.severity]) for note in notes_of(study)],
+        notes=[(note, SEVERITY_NAMES[note.severity]) for note in notes_of(study)],
         before=diagram(study.before),
         after=diagram(study.after),
         metrics=_side_by_side(study.before, study.after, "with the map"),

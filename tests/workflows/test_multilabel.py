@@ -152,13 +152,11 @@ def test_compare_measures_methods_for_tags(file, arrays):
     assert "those that keep" not in comparison.advice()
 
 
-def test_compare_cuts_one_split_by_rows(arrays):
+def test_compare_cross_fits_one_split(arrays):
     data = {"logits": arrays["val_logits"], "labels": arrays["val_labels"]}
-    comparison = cal.compare(
-        data, methods={"mine": TagScaling()}, level=None
-    )  # the calibrator knows
-    assert comparison.estimand == "multilabel"
-    assert comparison.n_fit + comparison.n_test == (arrays["val_labels"] != -100).sum()
+    comparison = cal.compare(data, methods={"mine": TagScaling()}, level=None)
+    assert comparison.estimand == "multilabel"  # the calibrator knows
+    assert comparison.n_fit == comparison.n_test == (arrays["val_labels"] != -100).sum()
     with pytest.raises(ValueError, match="unknown multi-label method 'ts'"):
         cal.compare(data, methods="ts", estimand="multilabel")
     with pytest.raises(ValueError, match="TemperatureScaling is for exclusive classes"):

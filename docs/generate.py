@@ -39,7 +39,7 @@ MORE = {
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
-    "monitor": ("report.Alarm", "report.Drift", "estimates.WindowEstimate"),
+    "monitor": ("report.Alarm", "report.Drift", "windows.WindowEstimate"),
     "estimate": (
         *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
         *("sampling.choose_labels", "sampling.LabelSample"),

@@ -273,7 +273,7 @@ async def async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[An
 def _with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], bool]:
     """Return a request that asks for log-probabilities, and whether it did so before.
 
-    >>> with_logprobs({"model": "m"}, "chat")
+    >>> _with_logprobs({"model": "m"}, "chat")
     ({'model': 'm', 'logprobs': True}, False)
     """
     if form == "responses":

@@ -17,7 +17,8 @@ from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
-from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 from calibrant.llm.answers.graded import Source

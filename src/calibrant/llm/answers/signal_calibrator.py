@@ -24,7 +24,7 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_f
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,

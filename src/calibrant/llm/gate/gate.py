@@ -32,7 +32,7 @@ from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import one_line, threshold_text
 from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
 from calibrant.llm.answers.graded import GRADES, AnswerRows, Source, SourceError, unpacked_cell

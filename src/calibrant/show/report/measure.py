@@ -21,7 +21,7 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.data.shards import Chunk
-from calibrant.decide.thresholds import threshold
+from calibrant.decide.threshold_limits import threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage

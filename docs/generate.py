@@ -111,7 +111,7 @@ def write(folder: Path) -> None:
     for name, text in api_pages().items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
-    for page in folder.glob("tutorial_*.md"):
+    for page in (folder / "quickstart.md", *folder.glob("tutorial_*.md")):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
         notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
 

@@ -52,7 +52,7 @@ MORE = {
         "groups.Group",
     ),
     "show.figures": ("from_data.figure", "from_data.draw_file"),
-    "show.report": (*("report.Report", "report.Provenance", "model.Subject", "model.Part"),),
+    "show.report": ("report.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.choices.ask_choices", "answers.choices.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),

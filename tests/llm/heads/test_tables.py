@@ -107,20 +107,20 @@ def test_texts_have_the_states_of_prompts(model, documents, tmp_path, shard):
     table = collect(model, documents, tmp_path, tokens_per_shard=shard, prompts=True, batch=40)
     order = [4, 0, 6]
     texts = table.texts(np.concatenate([np.flatnonzero(table.documents == n) for n in order]))
-    for number, text in zip(order, texts, strict=True):
+    for number, (states, places) in zip(order, texts, strict=True):
         ids, labels = (np.array(documents[number][key]) for key in ("input_ids", "labels"))
         found = model(input_ids=torch.tensor(ids)[None], output_hidden_states=True)
-        np.testing.assert_allclose(text.states, found.hidden_states[-1][0, :-1], atol=2e-3)
-        np.testing.assert_array_equal(text.places, np.flatnonzero(labels[1:] != -100))
+        np.testing.assert_allclose(states, found.hidden_states[-1][0, :-1], atol=2e-3)
+        np.testing.assert_array_equal(places, np.flatnonzero(labels[1:] != -100))
 
 
 def test_texts_of_tables_without_prompts(model, tmp_path):
     plain = [{"input_ids": document["input_ids"]} for document in drawn_documents()]
     table = collect(model, plain, tmp_path, tokens_per_shard=12)
     assert table.whole  # nothing is masked
-    (text,) = table.texts(table.documents == 3)
-    np.testing.assert_array_equal(text.states, table.hidden(table.documents == 3))
-    np.testing.assert_array_equal(text.places, np.arange(13 - 1))
+    ((states, places),) = table.texts(table.documents == 3)
+    np.testing.assert_array_equal(states, table.hidden(table.documents == 3))
+    np.testing.assert_array_equal(places, np.arange(13 - 1))
 
 
 @pytest.mark.parametrize(

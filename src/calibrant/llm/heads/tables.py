@@ -75,13 +75,6 @@ class TableShard(NamedTuple):
         return np.asarray(rows - np.repeat(begin, np.diff(starts, append=len(rows))))
 
 
-class Text(NamedTuple):
-    """Hidden states ``(t, width)`` of a document, and the positions ``(m,)`` that count."""
-
-    states: Hidden
-    places: IntArray
-
-
 class TokenTable:
     """Hidden state, records and document of each labelled token of some texts.
 
@@ -157,10 +150,11 @@ class TokenTable:
         parts = [shard.records.take(rows) for shard, rows in located]
         return parts[0] if len(parts) == 1 else concatenate(parts).take(order)
 
-    def texts(self, selection: Selection) -> list[Text]:
-        """Return the states of each selected document, up to its last token that counts.
+    def texts(self, selection: Selection) -> list[tuple[Hidden, IntArray]]:
+        """Return the states ``(t, width)`` of each document, and the positions that count.
 
-        All tokens of each document must be selected, in order.
+        The states end with the last token that counts. All tokens of each document must be
+        selected, in order.
         """
         numbers, texts = self._numbers(selection), []
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
@@ -168,7 +162,7 @@ class TokenTable:
             ((shard, rows),), _ = self._located(run[:1])
             begin = int(shard.rows(rows)[0] - self.places[run[0]])
             places = self.places[run[0] : run[-1] + 1]
-            texts.append(Text(shard.hidden[begin : begin + int(places[-1]) + 1], places))
+            texts.append((shard.hidden[begin : begin + int(places[-1]) + 1], places))
         return texts
 
     def document_lengths(self, documents: IntArray) -> IntArray:

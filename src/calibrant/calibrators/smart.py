@@ -194,7 +194,7 @@ class PaperSMART(SMART):
     """
 
     name = "smart_paper"
-    summary = "SMART with the settings of its authors, to repeat their figures"
+    summary = "SMART with the settings of its authors"
 
     def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__(hidden=(16, 16), likelihood=0.0, start="random", steps=2000, seed=seed)

@@ -30,7 +30,7 @@ from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
 from calibrant.llm.heads import fit
-from calibrant.llm.heads.documents import BadDocument, Encoded
+from calibrant.llm.heads.documents import BadDocument, Encoded, encode_document
 from calibrant.llm.heads.evaluate import paired_gain
 from calibrant.llm.heads.tables import TokenTable
 

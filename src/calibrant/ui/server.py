@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 
 with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     import h11

@@ -441,7 +441,7 @@ shuffled labels for JSON
     calibrant evaluate shuffled.npz --level 0 --json
     tells: "hint": "accuracy .* is no better than that of guessing .*: check that labels
 a limit in percent
-    calibrant evaluate data.npz --max-ece 3
+    calibrant evaluate data.npz --max ece=3
     exits with 2: error: the limit of ece must be a fraction \(0.03 is 3 %\), got 3
 a limit of a misspelt metric
     calibrant evaluate data.npz --max ecee=0.05

@@ -35,12 +35,6 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
-@option(
-    "--score",
-    type=click.Choice(["lac", "aps", "raps"]),
-    default="aps",
-    help="Set type: lac (smallest), aps (adaptive) or raps (many classes).",
-)
 @option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
 @option(

@@ -22,11 +22,6 @@ from calibrant.cli.help import FILE, option, verb
 @shared.split_option("estimate")
 @shared.SAMPLE_WEIGHT
 @option(
-    "--threshold",
-    **shared.FRACTION,
-    help="Accept answers from this confidence on: estimate their share and error as well.",
-)
-@option(
     "--labelled",
     type=FILE,
     metavar="CSV",

@@ -10,7 +10,7 @@ import torch
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.tables import TokenTable, open_table, sole_writer
+from calibrant.llm.heads.tables import TokenTable, open_table
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from tests.support.language_models import (
     assert_same_table,
@@ -167,12 +167,3 @@ def test_folders_that_are_no_tables(model, documents, tmp_path):
     (tmp_path / "shard-00000" / "hidden.npy").unlink()
     with pytest.raises(ValueError, match="is damaged or missing"):
         open_table(tmp_path)
-
-
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
-    for name in (".shard-00003.0123", "shard-00002"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "top.npy").write_bytes(b"half")
-    with sole_writer(tmp_path):
-        assert not (tmp_path / ".shard-00003.0123").exists()
-        assert (tmp_path / "shard-00002" / "top.npy").exists()

@@ -10,7 +10,8 @@ misunderstands the first turn is wrong in the next ones, too. What is independen
 The guarantee of a threshold is about the mean loss of the units of which it accepts something.
 Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
 and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
-"Distribution-free, risk-controlling prediction sets"): the smaller one of :math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
+"Distribution-free, risk-controlling prediction sets"): the smaller one of
+:math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
 :math:`e \, P(\mathrm{Bin}(m, \alpha) \le \lceil m r \rceil)`, which is valid for any losses in
 [0, 1].
 """

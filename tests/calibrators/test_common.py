@@ -1,4 +1,4 @@
-"""What every calibrator promises, held against all of them."""
+"""What every calibrator guarantees, held against all of them."""
 
 import contextlib
 import copy
@@ -410,7 +410,7 @@ def test_size_counts_what_is_learned_and_warns(name, data, classes):
     )
 
 
-# Promises that only some make
+# Guarantees that only some make
 
 
 def near_ties(rng, rows, classes, dtype):

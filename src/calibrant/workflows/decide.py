@@ -79,7 +79,7 @@ class FittedRule:
         return dict(zip(names, (self.fitted, self.checked), strict=True))
 
     def verdict(self) -> str:
-        """Return whether the check agrees with the promise."""
+        """Return whether the check agrees with the guarantee."""
         return self.rule.verdict(self.checked)
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class AppliedRule:
     tallies: dict[str, Tally]
 
     def verdict(self) -> str:
-        """Return whether the labelled examples agree with the promise."""
+        """Return whether the labelled examples agree with the guarantee."""
         return self.rule.verdict(Tally.total(self.tallies.values()))
 
     def __repr__(self) -> str:

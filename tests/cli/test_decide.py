@@ -29,7 +29,7 @@ def test_a_threshold_is_explained_saved_and_applied(run):
     )
     assert row in " ".join(out.split())
     assert f"{fitted.size:,} ({100 * fitted.size / fitted.n:.1f} %)" in out
-    assert f"The labels of {checked.judged} examples agree with the promise." in out
+    assert f"The labels of {checked.judged} examples agree with the guarantee." in out
     assert err == "wrote rule\n"
     assert artifacts.load("rule", DecisionRule).guarantee == expected.rule.guarantee
 

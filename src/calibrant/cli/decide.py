@@ -75,7 +75,7 @@ def decide(
       calibrant decide new.npz --rule rule -o decisions.csv
 
     \b
-    Exit status: 0 done, 2 could not run, or too few examples for the promise:
+    Exit status: 0 done, 2 could not run, or too few examples for the guarantee:
     no answer is accepted, or every set holds all classes. Nothing is written
     then.
     """  # noqa: D301

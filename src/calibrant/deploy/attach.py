@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_whole, warn, warnings_at_caller
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant._core.showing import as_markdown
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 
 with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     import uvicorn

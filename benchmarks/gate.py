@@ -1,13 +1,14 @@
-"""Promises of gates, kept or broken, on simulated answers whose truth is known.
+"""Guarantees of gates, kept or broken, on simulated answers whose truth is known.
 
-For each situation, gates are fitted to many samples of graded answers. A promise is broken if, in
-a large sample of new answers, more of the accepted (or verified) ones are wrong than promised; this
-may happen in a share of ``1 - certainty`` of the samples. The naive threshold, the lowest one with
-few enough errors among the answers it was found with, and promises that take turns for independent
-answers stand beside it. Other tables are of the drift watch and, with a folder of graded answers
-(files SET.MODEL.jsonl), of real answers: gates are fitted to half as many answers as a file has,
-drawn from it with replacement, so that the file is the population by which promises are judged. The
-oracle accepts the most answers by decreasing confidence of which few enough are wrong.
+For each situation, gates are fitted to many samples of graded answers. A guarantee fails if, in
+a large sample of new answers, more of the accepted (or verified) ones are wrong than guaranteed;
+this may happen in a share of ``1 - certainty`` of the samples. The naive threshold, the lowest one
+with few enough errors among the answers it was found with, and guarantees that take turns for
+independent answers stand beside it. Other tables are of the drift watch and, with a folder of
+graded answers (files SET.MODEL.jsonl), of real answers: gates are fitted to half as many answers
+as a file has, drawn from it with replacement, so that the file is the population by which
+guarantees are judged. The oracle accepts the most answers by decreasing confidence of which few
+enough are wrong.
 
     python benchmarks/gate.py --answers ANSWERS --runs 200 -o docs/data
 
@@ -36,7 +37,7 @@ from calibrant.llm.answers.rows import AnswerRows, read_answers
 MAX_ERROR, CERTAINTY, MISSES = 0.1, 0.9, 0.3
 Table = Iterator[tuple[str, ...]]
 NEW = 60_000
-"""New answers, or conversations, by which promises are judged."""
+"""New answers, or conversations, by which guarantees are judged."""
 
 
 class Answers(NamedTuple):
@@ -96,7 +97,7 @@ def related(rng: np.random.Generator, n: int) -> Answers:
 
 
 def loss(answers: Answers, chosen: np.ndarray, unit: str) -> float:
-    """Share of wrong ones among the chosen answers, as the promise counts them."""
+    """Share of wrong ones among the chosen answers, as the guarantee counts them."""
     if not chosen.any():
         return 0.0
     if unit == "answer":
@@ -153,7 +154,7 @@ SITUATIONS = (
 
 
 def measure(situation: Situation, runs: int) -> dict[str, float]:
-    """Shares of broken promises, and the mean share of accepted answers."""
+    """Shares of broken guarantees, and the mean share of accepted answers."""
     draw, n, options = situation
     unit = options.get("unit", "answer")
     new = draw(np.random.default_rng(10**6), NEW)
@@ -180,7 +181,7 @@ def measure(situation: Situation, runs: int) -> dict[str, float]:
 
 
 def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
-    """Shares of accepted answers and broken promises, of gates for the answers of a file."""
+    """Shares of accepted answers and broken guarantees, of gates for the answers of a file."""
     graded = read_answers(file)
     confidence, right = graded.confidences()[0], graded.grades()
     order = np.argsort(-confidence, kind="stable")

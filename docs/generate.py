@@ -52,7 +52,7 @@ MORE = {
         "groups.Group",
     ),
     "show.figures": ("from_data.figure", "from_data.draw_file"),
-    "show.report": (*("report.Report", "report.Provenance", "model.Subject", "model.Part"),),
+    "show.report": ("report.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.choices.ask_choices", "answers.choices.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
@@ -111,7 +111,7 @@ def write(folder: Path) -> None:
     for name, text in api_pages().items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
-    for page in folder.glob("tutorial_*.md"):
+    for page in (folder / "quickstart.md", *folder.glob("tutorial_*.md")):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
         notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
 

@@ -8,7 +8,7 @@ is measured on the second half, as it is and after a map that was fitted on the 
 abstention, the map is fitted on a third of the first half, the threshold found with the other two
 thirds, and the error of the answers given is counted on the second half. One row for each file,
 rule and map: means over the splits, ``sd`` over them. ``over`` is the share of splits in which the
-second half shows more errors than allowed, to be compared with the 5 % that are promised for the
+second half shows more errors than allowed, to be compared with the 5 % that are guaranteed for the
 population. ``nll`` is the log loss of "right or wrong". Maps of the geometric mean are also fitted
 on the first 50, 100 and 200 answers of the first half only: ``fitted``.
 

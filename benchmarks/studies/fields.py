@@ -10,10 +10,10 @@ as it is (``raw``), one map of it for all fields (``one map``), a beta map for e
 signals of the tokens, too (``all``).
 
 fields_gate.csv has gates with the map of all signals: the half that the map has not seen is halved
-again, for the thresholds and for the measure. A ``field`` gate promises a share of wrong fields, a
-``document`` gate one of documents in which a field is wrong or missing, among those accepted whole.
-``broken`` is the share of splits with more errors than promised, which may be 5 %, and a little
-more because the measure is an estimate itself.
+again, for the thresholds and for the measure. A ``field`` gate guarantees a share of wrong fields,
+a ``document`` gate one of documents in which a field is wrong or missing, among those accepted
+whole. ``broken`` is the share of splits with more errors than guaranteed, which may be 5 %, and a
+little more because the measure is an estimate itself.
 
 table_fields.csv and table_fields_gate.csv are what the documentation shows, and are printed.
 """

@@ -126,14 +126,14 @@ def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     write_rows(tmp_path / "new.jsonl", [{k: r[k] for k in r if k != "correct"} for r in rows])
     start = ("llm", "gate", "check", gate, tmp_path / "new.jsonl", "--state", state)
     code, out, _ = run(*start)
-    assert "is missing: whether the promise was withdrawn is unknown" in out  # it was not begun
+    assert "is missing: whether the guarantee was withdrawn is unknown" in out  # it was not begun
     assert run("llm", "gate", "watch", gate, "--state", state, "--new")[0] == 0
     code, out, _ = run(*start)
     assert "accept" in {json.loads(line)["verdict"] for line in out.splitlines()}
     look = ("llm", "gate", "watch", gate, "--state", state)
     code, out, _ = run(*look, "--fail")
     assert code == 0
-    assert "the promise holds" in out
+    assert "the guarantee holds" in out
     half = [{"id": r["id"], "correct": r["correct"]} for r in rows[:700]]
     half.append({"id": "never seen", "correct": True})
     write_rows(tmp_path / "ids.jsonl", half)

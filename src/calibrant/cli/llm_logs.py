@@ -56,7 +56,7 @@ def of_log(command: Callable[..., Any]) -> Callable[..., Any]:
     "--certainty",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.9,
-    help="Certainty of that promise.",
+    help="Certainty of that guarantee.",
 )
 @click.option("--seed", default=0, help="Seed of the halves for map and threshold.")
 def report(

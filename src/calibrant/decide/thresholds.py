@@ -19,8 +19,7 @@ from calibrant._core.checks import (
     as_scores,
     warn,
 )
-from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_figure, as_html, frame, one_line, threshold_text
 from calibrant.decide.probabilities import check_share
 from calibrant.metrics.intervals import clopper_pearson
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
@@ -129,7 +128,7 @@ def threshold(
 
     over the draw of the examples, for any number of them, calibrated or not. They must be
     independent, from the population to which the threshold will be applied, and not those on
-    which the model or its calibrator was fitted. The promise is about all accepted examples
+    which the model or its calibrator was fitted. The guarantee is about all accepted examples
     together, not about a class or a subgroup among them.
 
     Thresholds are tried on a fixed grid, from high to low. Of m accepted examples k are wrong, and

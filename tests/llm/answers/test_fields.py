@@ -310,7 +310,7 @@ def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
         kinds=kinds,
     )
     assert 0 < fitted.apply(alone)[0]["calibrated"] < 1
-    # and so are whole documents, by a gate with a promise
+    # and so are whole documents, by a gate with a guarantee
     gate = fit_gate(documents_of(AnswerRows.of(rows)), max_error=0.5)
     judged = gate.check(documents_of(AnswerRows.of(rows)))
     accepted = np.array([one.verdict == "accept" for one in judged])

@@ -1,4 +1,4 @@
-"""Gates keep their promises in simulations, for each kind of question and after a verifier."""
+"""Gates keep their guarantees in simulations, for each kind of question and after a verifier."""
 
 import warnings
 
@@ -127,7 +127,7 @@ def test_promises_for_all_kinds_hold_together():
         together += one.accept.coverage > 0
     most = binom.ppf(0.999, runs, 1 - terms.certainty)
     assert easy == runs
-    assert by_kind <= most < together  # one threshold for all breaks the promise for a kind
+    assert by_kind <= most < together  # one threshold for all breaks the guarantee for a kind
 
 
 def test_rare_kinds_share_a_threshold_with_a_warning(rng):

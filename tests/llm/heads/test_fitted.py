@@ -8,8 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import calibrant as cal
-from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
-from calibrant.llm.heads.modules import HEADS, make_head
+from calibrant.llm.heads.fitted import HEADS, FittedHead, TokenPredictions, make_head
 from tests.support.definitions import slow_ece
 from tests.support.language_models import TINY, random_head
 

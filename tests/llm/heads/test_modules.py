@@ -6,15 +6,9 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads.modules import (
-    HEADS,
-    Memory,
-    ShapeHead,
-    bounded,
-    make_head,
-    shape_features,
-    shape_features_of_logits,
-)
+from calibrant.llm.heads.ats import Memory
+from calibrant.llm.heads.fitted import HEADS, make_head
+from calibrant.llm.heads.modules import ShapeHead, bounded, shape_features, shape_features_of_logits
 from tests.support.language_models import (
     random_head,
 )

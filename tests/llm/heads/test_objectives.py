@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads.objectives import OBJECTIVES, loss, selective
+from calibrant.llm.heads.ats import selective
+from calibrant.llm.heads.objectives import OBJECTIVES, loss
 from tests.support.language_models import (
     random_head,
 )

@@ -16,7 +16,7 @@ from calibrant.show.report.model import Gain
 from calibrant.show.report.verdict import verdict_of
 from tests.show.report.conftest import drawn
 
-DOCS = Path(__file__).parents[3] / "docs" / "findings.md"
+DOCS = Path(__file__).parents[3] / "docs" / "report.md"
 
 
 def codes(data, **options):
@@ -235,7 +235,7 @@ def test_ranges_far_off_forbid_a_yes_though_the_average_is_fine():
 @pytest.mark.parametrize("code", CHECKS)
 def test_every_code_is_documented(code):
     check, text = CHECKS[code], " ".join(DOCS.read_text("utf-8").split())
-    assert f"({code.lower()})= ## {code}: {check.title}" in text
+    assert f"({code.lower()})= ### {code}: {check.title}" in text
     for sentence in (check.meaning, check.fix):
         assert " ".join(sentence.split()) in text
 

@@ -19,8 +19,7 @@ import numpy as np
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
-from calibrant._core.showing import one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.documents import BadDocument
 

@@ -4,7 +4,7 @@ An answer whose confidence is not that of its whole text is handed to a person: 
 or empty, one of which some text has no log-probability, and one whose confidence does not say where
 it comes from.
 
-A promise holds for answers like those it was found with. Two tests watch for others, each a
+A guarantee holds for answers like those it was found with. Two tests watch for others, each a
 :class:`~calibrant.monitor.Monitor`:
 
 - of grades: calibrated confidences and whether the answers were right, against those of the fit;
@@ -13,8 +13,8 @@ A promise holds for answers like those it was found with. Two tests watch for ot
   bets.
 
 While the answers do not change, the probability of ever raising an alarm is at most
-``false_alarms``, half of it for each test. After an alarm the promise is withdrawn until a new gate
-is fitted.
+``false_alarms``, half of it for each test. After an alarm the guarantee is withdrawn until a new
+gate is fitted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.thresholds import Threshold
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
@@ -115,7 +114,7 @@ def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
 
 
 class Gate:
-    """A map from confidences to probabilities, thresholds on them, and what these promise.
+    """A map from confidences to probabilities, thresholds on them, and what these guarantee.
 
     :func:`fit_gate` makes gates; :func:`calibrant.save` keeps everything in one artifact.
 
@@ -123,10 +122,10 @@ class Gate:
     ----------
     calibrator : AnswerCalibrator or SignalCalibrator
     bands : sequence of Band
-        One for all kinds of questions, or one for each set of kinds with promises of its own.
+        One for all kinds of questions, or one for each set of kinds with guarantees of its own.
     terms : Terms
     drift : DriftReference
-        What the answers looked like for which the promises were found.
+        What the answers looked like for which the guarantees were found.
 
     Examples
     --------
@@ -178,8 +177,8 @@ class Gate:
         answers : AnswerRows
             Of :func:`~calibrant.llm.answers.rows.read_answers` or ``AnswerRows.of``.
         withdrawn : str
-            Reason why nothing is promised any more (:attr:`GateWatch.withdrawn`): then every answer
-            is handed to a person.
+            Reason why nothing is guaranteed any more (:attr:`GateWatch.withdrawn`): then every
+            answer is handed to a person.
 
         Raises
         ------
@@ -249,7 +248,7 @@ class Gate:
         band = self._band(str(row.get("kind") or ""))
         if withdrawn or band is None:
             kind = printable_name(str(row.get("kind") or "none"))
-            unseen = f"nothing is promised about questions of kind {kind}: none was graded"
+            unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
             return Verdict("person", score, None, "", withdrawn or unseen)
         decision, limit, reason = band.decide(score)
         return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
@@ -258,7 +257,7 @@ class Gate:
         return self._by_kind.get(kind) if self._by_kind else self.bands[0]
 
     def promise(self, decision: Decision = "accept") -> str:
-        """Return what is promised about answers with a decision, in words; empty if nothing is."""
+        """Return the guarantee about answers with a decision, in words; empty if there is none."""
         if decision == "accept" and not self.accepts_some:
             return ""
         text = self.terms.promises()[decision]

@@ -199,7 +199,7 @@ def _to_keep(subject: Subject) -> list[Snippet]:
     file, evaluation = shlex.quote(_path(subject)), subject.evaluation
     if remedy is not None and remedy.after is not None and remedy.helps:
         file, evaluation = CALIBRATED, remedy.after
-    gate = f"calibrant evaluate {file}{flag} --max-ece {_limit(evaluation['ece']):g}"
+    gate = f"calibrant evaluate {file}{flag} --max ece={_limit(evaluation['ece']):g}"
     stop = Snippet("Stop a release that is worse", "bash", gate)
     if subject.word == "tag":  # a monitor takes exclusive classes only
         return [stop]

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.llm.answers.calibrating import cross_validated
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, read_answers

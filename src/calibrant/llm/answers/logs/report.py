@@ -117,7 +117,8 @@ def answer_page(study: AnswerStudy) -> str:
         before=diagram(study.before),
         after=diagram(study.after),
         metrics=_side_by_side(study.before, study.after, "with the map"),
-        promise=found.promise() or "No answer is accepted: too little is known for such a promise.",
+        promise=found.promise()
+        or "No answer is accepted: too little is known for such a guarantee.",
         threshold=_threshold(found),
         risk=None if curve is None else risk_chart(curve),
         signals=None if study.signals is None else _signals(study.signals),

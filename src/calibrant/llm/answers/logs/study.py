@@ -1,4 +1,4 @@
-"""From the graded answers of a log to a map, a threshold with a promise, and figures."""
+"""From the graded answers of a log to a map, a threshold with a guarantee, and figures."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class AnswerStudy:
 def study_answers(
     log: Log, *, max_error: float = 0.1, certainty: float = 0.9, seed: int = 0
 ) -> AnswerStudy:
-    """Fit a map to the answers of a log, and find a threshold that keeps a promise.
+    """Fit a map to the answers of a log, and find a threshold that keeps a guarantee.
 
     The map is fitted on a random half of the questions, and the threshold found on the other: with
     probability ``certainty``, at most ``max_error`` of the answers above it are wrong

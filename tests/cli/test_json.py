@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant._core.json_form import json_text
+from calibrant._core.showing import json_text
 from calibrant.llm.answers.graded import write_rows
 from tests.support.graded_answers import graded_answers
 from tests.support.json_page import check_content, check_output, tables, verbs

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.artifacts import load
 from calibrant.llm.answers.calibrating import calibrated, confidence_of
 from calibrant.llm.answers.calibrator import AnswerCalibrator

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
-from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
 from calibrant.data.metadata import Condition
 from calibrant.metrics.intervals import Estimate
 

@@ -13,8 +13,7 @@ from scipy.special import expit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
 from calibrant._core.options import WithOptions
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold

@@ -15,8 +15,7 @@ import numpy as np
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
-from calibrant._core.showing import one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.lines import Row, placed_rows, usable
 from calibrant.llm.answers.option_bias import OptionBias

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.llm.answers.calibrating import calibrated, cross_validated_answers
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.graded import GRADES, AnswerRows, GradedAnswers, Source, read_rows

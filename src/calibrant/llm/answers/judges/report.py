@@ -9,8 +9,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import printable_name
-from calibrant._core.showing import one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.judges.biases import (
     JudgeAgreement,

@@ -19,7 +19,8 @@ from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
-from calibrant.llm.heads.modules import HEADS, SHAPE_FEATURES, make_head
+from calibrant.llm.heads.fitted import HEADS, make_head
+from calibrant.llm.heads.modules import SHAPE_FEATURES
 from calibrant.monitor import Monitor
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature

@@ -29,7 +29,7 @@ def test_a_threshold_is_explained_saved_and_applied(run):
     )
     assert row in " ".join(out.split())
     assert f"{fitted.size:,} ({100 * fitted.size / fitted.n:.1f} %)" in out
-    assert f"The labels of {checked.judged} examples agree with the promise." in out
+    assert f"The labels of {checked.judged} examples agree with the guarantee." in out
     assert err == "wrote rule\n"
     assert artifacts.load("rule", DecisionRule).guarantee == expected.rule.guarantee
 
@@ -48,11 +48,11 @@ def test_a_threshold_is_explained_saved_and_applied(run):
 
 def test_sets_of_a_calibrated_model_in_json(run):
     assert run("fit", "p.npz", "--method", "ts", "-o", "ts")[0] == 0
-    arguments = ("decide", "p.npz", "--coverage", "0.8", "--score", "lac", "--calibrator", "ts")
+    arguments = ("decide", "p.npz", "--coverage", "0.8", "--calibrator", "ts")
     code, out, _ = run(*arguments, "--save", "rule", "-o", "sets.csv", "--json")
     assert code == 0
     found = json.loads(out)
-    expected = decide("p.npz", coverage=0.8, score="lac", calibrator=artifacts.load("ts"))
+    expected = decide("p.npz", coverage=0.8, calibrator=artifacts.load("ts"))
     assert found["rule"] == {"kind": "sets", **expected.rule.guarantee.state()}
     assert found["checked_on"]["coverage"] == 1 - expected.checked.wrong / expected.checked.n
     assert found["checked_on"]["mean_size"] == expected.checked.size / expected.checked.n

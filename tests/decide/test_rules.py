@@ -83,7 +83,7 @@ def test_a_check_of_a_threshold_is_a_binomial_test():
     expected = sum(math.comb(12, k) * 0.25**k * 0.75 ** (12 - k) for k in range(6, 13))
     assert rule.p_value(Tally(50, 20, 12, 6)) == pytest.approx(expected)
     assert rule.verdict(Tally(50, 20, 12, 6)).startswith("The labels of 12 examples agree")
-    assert "contradict the promise (p = 0.0" in rule.verdict(Tally(50, 20, 12, 8))
+    assert "contradict the guarantee (p = 0.0" in rule.verdict(Tally(50, 20, 12, 8))
     assert rule.verdict(Tally(50, 20, 0, 0)) == ""
 
 

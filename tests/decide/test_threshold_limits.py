@@ -276,7 +276,7 @@ def test_a_rule_flags_counts_and_judges(rng):
     assert figures["precision"] == pytest.approx(tp / (tp + fp))
     chances = binom.sf(fn - 1, tp + fn, 0.2), binom.sf(fp - 1, tp + fp, 0.5)
     assert rule.p_value(tally) == pytest.approx(min(1, 2 * min(chances)))
-    assert "agree with the promise" in rule.verdict(tally)
+    assert "agree with the guarantee" in rule.verdict(tally)
     assert "contradict" in rule.verdict(Tally(100, 10, 10, 1, 100, 60))
     assert rule.instruction().startswith("Flag an example as dog if the probability")
     assert rule.headings == ("examples", "flagged", "precision", "recall")

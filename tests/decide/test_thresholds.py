@@ -1,4 +1,4 @@
-"""Thresholds keep their promise, in simulations whose truth is known and by the definition."""
+"""Thresholds keep their guarantee, in simulations whose truth is known and by the definition."""
 
 import itertools
 import math

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Chunk, Examples
+from calibrant._core.chunks import Examples, LabelledRows
 from calibrant._core.torch_models import top_class
 
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
@@ -329,7 +329,7 @@ def _fill(
 class Gaps(NamedTuple):
     """The gaps of a chunk; the buffers are overwritten by the next one."""
 
-    chunk: Chunk
+    chunk: LabelledRows
     top: Tensor  # (rows,) class of the largest logit
     best: Tensor  # (rows, 1) that logit
     own_gap: Tensor  # (rows,) of the label, float64

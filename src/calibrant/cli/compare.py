@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 @shared.METADATA
 @shared.CHOICES
 @shared.LEVEL
-@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.MULTILABEL

@@ -53,12 +53,6 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
-@option(
-    "--score",
-    type=click.Choice(["lac", "aps", "raps"]),
-    default="aps",
-    help="Set type: lac (smallest), aps (adaptive) or raps (many classes).",
-)
 @option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
 @option(
@@ -99,7 +93,7 @@ def decide(
       calibrant decide new.npz --rule rule -o decisions.csv
 
     \b
-    Exit status: 0 done, 2 could not run, or too few examples for the promise:
+    Exit status: 0 done, 2 could not run, or too few examples for the guarantee:
     no answer is accepted, or every set holds all classes. Nothing is written
     then.
     """  # noqa: D301

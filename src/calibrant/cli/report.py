@@ -39,10 +39,7 @@ from calibrant.cli.help import FILE, option, verb
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
 @shared.CHOICES
-@shared.BINS
 @shared.LEVEL
-@shared.SEED
-@option("--title", metavar="TEXT", help="Title of the report.")
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNLIKELY = 0.05
-"""Probability below which a check contradicts a promise."""
+"""Probability below which a check contradicts a guarantee."""
 
 
 class Tally(NamedTuple):
@@ -65,7 +65,7 @@ def renumbered(
 class DecisionRule(nn.Module):
     """A threshold or conformal sets, and the calibrator whose probabilities they are about.
 
-    Saved together, they cannot be mixed up: a threshold promises nothing about other
+    Saved together, they cannot be mixed up: a threshold guarantees nothing about other
     probabilities than those it was found with.
 
     Parameters
@@ -267,9 +267,9 @@ class DecisionRule(nn.Module):
         return [counts.trials(one.name, one.limit, costs) for one in self.guarantee.limits]
 
     def p_value(self, tally: Tally) -> float:
-        """Return the probability of as many mistakes as counted, or more, if the promise holds.
+        """Return the probability of as many mistakes as counted, or more, if the guarantee holds.
 
-        At the limit of the promise: binomial for a threshold, beta-binomial for sets, whose
+        At the limit of the guarantee: binomial for a threshold, beta-binomial for sets, whose
         coverage varies with the examples they were fitted on. Of several limits it is the least,
         times their number; of costs it is a bound (Hoeffding and Bentkus).
         """
@@ -289,14 +289,14 @@ class DecisionRule(nn.Module):
         return min(1.0, len(p_values) * min(p_values))
 
     def verdict(self, tally: Tally) -> str:
-        """Return whether labelled decisions agree with the promise; empty without labels."""
+        """Return whether labelled decisions agree with the guarantee; empty without labels."""
         if not tally.judged:
             return ""
         p = self.p_value(tally)
         if p >= UNLIKELY:
-            return f"The labels of {tally.judged:,} examples agree with the promise."
+            return f"The labels of {tally.judged:,} examples agree with the guarantee."
         return (
-            f"The labels of {tally.judged:,} examples contradict the promise (p = {p:.2g}): they "
+            f"The labels of {tally.judged:,} examples contradict the guarantee (p = {p:.2g}): they "
             "differ from those of the fit, or the model or its calibrator has seen the latter."
         )
 

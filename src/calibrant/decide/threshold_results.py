@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_figure, as_html, frame, one_line, threshold_text
 from calibrant.metrics.reductions import Data, Input
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_limits import threshold, thresholds
 from calibrant.decide.threshold_results import Threshold

@@ -32,9 +32,8 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import joined
 from calibrant._core.messages import comma_separated
-from calibrant._core.sampling import uniform
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.rows import uniform
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.opening import Data

@@ -14,11 +14,10 @@ from calibrant.decide.rules import DecisionRule
 from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Input
-from calibrant.show.box import Box, Verdict, box_of, drawing_of
+from calibrant.show.box import Box, Chart, Verdict, box_of, drawing_of
 from calibrant.show.calibrators import charts
 from calibrant.show.charts import bar_chart
 from calibrant.show.figures.selective import set_size_plot, threshold_plot
-from calibrant.show.html import Html
 from calibrant.show.tables import LONGEST, facts
 
 if TYPE_CHECKING:
@@ -61,14 +60,14 @@ def rule_box(rule: DecisionRule) -> Box:
 
 
 @charts.register(PriorCorrection)
-def _change_chart(calibrator: PriorCorrection) -> list[Html]:
+def _change_chart(calibrator: PriorCorrection) -> list[Chart]:
     """Return the change of the classes whose share changes most."""
     if not calibrator.old_prior_.numel():
         return []
     change = (calibrator.new_prior_ - calibrator.old_prior_).cpu().numpy()
     most = np.argsort(-np.abs(change), kind="stable")[:LONGEST]
     names = [f"class {k}" for k in most]
-    return [bar_chart(names, change[most], label="change of the share")]
+    return [Chart(bar_chart, names, change[most], label="change of the share")]
 
 
 @drawing_of.register(Threshold)

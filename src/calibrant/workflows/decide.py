@@ -25,12 +25,11 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
-from calibrant._core.showing import as_html, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_html, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
+from calibrant.data.columns import CLASS_NAMES
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
-from calibrant.data.keys import CLASS_NAMES
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
@@ -83,7 +82,7 @@ class FittedRule:
         return dict(zip(names, (self.fitted, self.checked), strict=True))
 
     def verdict(self) -> str:
-        """Return whether the check agrees with the promise."""
+        """Return whether the check agrees with the guarantee."""
         return self.rule.verdict(self.checked)
 
     def __repr__(self) -> str:
@@ -125,7 +124,7 @@ class AppliedRule:
     tallies: dict[str, Tally]
 
     def verdict(self) -> str:
-        """Return whether the labelled examples agree with the promise."""
+        """Return whether the labelled examples agree with the guarantee."""
         return self.rule.verdict(Tally.total(self.tallies.values()))
 
     def __repr__(self) -> str:

@@ -17,8 +17,7 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.showing import as_drawing, as_html, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_drawing, as_html, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Split

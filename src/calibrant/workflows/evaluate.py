@@ -16,8 +16,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
-from calibrant._core.copies import warn_of_copies
-from calibrant._core.sampling import Sample
+from calibrant._core.rows import Sample, warn_of_copies
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk

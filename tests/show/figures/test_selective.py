@@ -116,7 +116,7 @@ def test_the_bars_of_sets_are_their_sizes(rng, classes):
     assert drawn_share == pytest.approx(100)
     assert sum(bar.get_height() for bar in missed) == pytest.approx(100 * (1 - held.mean()))
     title = axes.get_legend().get_title().get_text()
-    assert f"covered {100 * held.mean():.1f} %, promised 80 %" in title
+    assert f"covered {100 * held.mean():.1f} %, guaranteed 80 %" in title
     assert_whole(axes.figure)
     (unknown,) = fitted.plot(logits).containers
     assert sum(bar.get_height() for bar in unknown) == pytest.approx(100)

@@ -1,4 +1,4 @@
-r"""What a gate promises about answers, turns or conversations, and what it says of an answer.
+r"""What a gate guarantees about answers, turns or conversations, and what it says of an answer.
 
 Answers that belong together, such as the turns of a conversation, are not independent: a model that
 misunderstands the first turn is wrong in the next ones, too. What is independent is the *unit*:
@@ -7,10 +7,11 @@ misunderstands the first turn is wrong in the next ones, too. What is independen
 - ``turn``: the loss of a conversation is the share of wrong ones among its accepted turns.
 - ``conversation``: the loss of a conversation is 1 if any of its accepted turns is wrong.
 
-The promise of a threshold is about the mean loss of the units of which it accepts something. Losses
-of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units and a
-mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021, "Distribution-free,
-risk-controlling prediction sets"): the smaller one of :math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
+The guarantee of a threshold is about the mean loss of the units of which it accepts something.
+Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
+and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
+"Distribution-free, risk-controlling prediction sets"): the smaller one of
+:math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
 :math:`e \, P(\mathrm{Bin}(m, \alpha) \le \lceil m r \rceil)`, which is valid for any losses in
 [0, 1].
 """
@@ -70,7 +71,7 @@ class Scored(NamedTuple):
 
 
 def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
-    """Return the lowest threshold that keeps its promise about the unit.
+    """Return the lowest threshold that keeps its guarantee about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
     probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
@@ -126,16 +127,16 @@ _PROMISES = {
 
 
 class Terms(NamedTuple):
-    """What a gate promises.
+    """What a gate guarantees.
 
     Attributes
     ----------
     max_error : float
         Largest share of wrong answers, turns or conversations.
     certainty : float
-        Probability that all promises are kept.
+        Probability that all guarantees hold.
     unit : {"answer", "turn", "conversation"}
-        What the promise counts, and what is independent.
+        What the guarantee counts, and what is independent.
     verifier_misses : float or None
         Largest share of the wrong answers in the band to verify that a verifier lets through; None
         if there is no verifier.
@@ -147,7 +148,7 @@ class Terms(NamedTuple):
     verifier_misses: float | None = None
 
     def check(self) -> Terms:
-        """Return the terms; raise if nothing can be promised by them."""
+        """Return the terms; raise if nothing can be guaranteed by them."""
         check_share(self.max_error, "max_error", "0.05 allows 5 % of wrong answers")
         check_share(self.certainty, "certainty", "0.95 means 95 %")
         checks.check_choice("unit", self.unit, get_args(Unit))
@@ -167,7 +168,7 @@ class Terms(NamedTuple):
         return min(1.0, self.max_error / (self.verifier_misses or 1.0))
 
     def promises(self) -> dict[Decision, str]:
-        """Return what is promised about each decision, in words."""
+        """Return what is guaranteed about each decision, in words."""
         error, certain = _percent(self.max_error), _percent(self.certainty)
         texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
         texts["accept"] = f"With {certain} certainty, {_PROMISES[self.unit].format(error)}."
@@ -190,7 +191,7 @@ class Band(NamedTuple):
     verify : Threshold or None
         Of the answers that are not accepted; None without a verifier.
     kinds : tuple of str or None
-        Kinds of questions for which the promises hold together; None for any.
+        Kinds of questions for which the guarantees hold together; None for any.
     """
 
     accept: Threshold
@@ -252,7 +253,7 @@ class Verdict(NamedTuple):
     threshold : float or None
         The threshold that decided.
     promise : str
-        What is promised about all answers with this verdict; empty if nothing is.
+        What is guaranteed about all answers with this verdict; empty if nothing is.
     reason : str
     """
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from calibrant._core.messages import printable
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed, printable
 
 if TYPE_CHECKING:
     import openai

@@ -171,7 +171,7 @@ def set_size_plot(sizes: SetSizes, ax: Axes | None = None) -> Axes:
         colour = look.colours.wrong
         axes.bar(number, missed, bottom=right, color=colour, label="true class missed", **bars)
         within = 100 * float(sizes.covered.sum())
-        title += f"\ncovered {within:.1f} %, promised {100 * sizes.promised:g} %"
+        title += f"\ncovered {within:.1f} %, guaranteed {100 * sizes.promised:g} %"
     axes.set(xlabel="classes in the set", ylabel="share of the examples (%)")
     axes.set_xticks(number, [*map(str, number)])
     if len(number) == FEW + 1:

@@ -179,7 +179,7 @@ def _promise(study: AnswerStudy) -> Note:
         f"{found.promise()} It accepts calibrated chances from "
         f"{threshold_text(found.threshold)} on: {percent(found.coverage)} of {found.n:,} answers "
         f"that the map was not fitted on, of which {percent(found.error)} are wrong.",
-        "The promise is for questions like these, from the same model and prompt.",
+        "The guarantee is for questions like these, from the same model and prompt.",
     )
 
 
@@ -198,7 +198,7 @@ def _kinds(study: AnswerStudy) -> Note | None:
         "warn",
         "Some kinds of questions are off after calibration",
         ", ".join(named) + more + ".",
-        "Fit a map for each of these kinds; the promise holds for all kinds together.",
+        "Fit a map for each of these kinds; the guarantee holds for all kinds together.",
     )
 
 
@@ -255,7 +255,7 @@ def _data(study: AnswerStudy) -> Note | None:
     facts = {
         f"{study.log.left_out:,} answers of the log were left out": study.log.left_out,
         f"{study.repeated:,} answers are to questions that come more than once, while intervals "
-        "and promise take answers as independent": study.repeated,
+        "and guarantee take answers as independent": study.repeated,
         f"{of_all} were cut off at their largest length": truncated,
     }
     said = [text for text, count in facts.items() if count]

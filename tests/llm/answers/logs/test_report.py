@@ -7,9 +7,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
-from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.report import answer_lines, answer_page, save_answer_report
+from calibrant.llm.answers.rows import AnswerRows, read_answers
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
 
@@ -113,7 +113,7 @@ def test_the_folder_has_all_that_is_needed(study, tmp_path):
     assert all((tmp_path / "report" / name).exists() for name in names)
     loaded = cal.load(tmp_path / "report" / "map", AnswerCalibrator)
     assert loaded.threshold_ == study.threshold
-    rows = read_rows(tmp_path / "report" / "calibrated.jsonl").rows
+    rows = read_answers(tmp_path / "report" / "calibrated.jsonl").rows
     assert [row["calibrated"] for row in rows] == [row["calibrated"] for row in study.rows]
 
 

@@ -14,15 +14,8 @@ from typing import IO, Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.lines import (
-    Item,
-    Row,
-    converted,
-    parsed,
-    question_of,
-    text_of,
-    token_material,
-)
+from calibrant.llm.answers.logs.completions import question_of, text_of, token_material
+from calibrant.llm.answers.rows import Item, Row, converted, parsed
 from calibrant.llm.heads.documents import BadDocument
 
 _ZSTANDARD = 93

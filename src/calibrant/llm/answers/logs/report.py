@@ -58,7 +58,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
     with replacing(target / PAGE) as temporary:
-        # halves of characters, which UTF-8 does not have, are written as escapes
+        # lone surrogates, which UTF-8 does not have, are written as escapes
         temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
     return names
 

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy
 from calibrant.calibrators.objectives import nll
 from calibrant.llm import open_table
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.modules import bounded, make_head
+from calibrant.llm.heads.fitted import make_head
+from calibrant.llm.heads.modules import bounded
 from calibrant.llm.heads.objectives import loss
 from calibrant.llm.heads.tables import TokenTable
 

@@ -53,14 +53,14 @@ MORE = {
         "groups.Group",
     ),
     "show.figures": ("from_data.figure", "from_data.draw_file"),
-    "show.report": (*("report.Report", "report.Provenance", "model.Subject", "model.Part"),),
+    "show.report": ("report.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.choices.ask_choices", "answers.choices.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
         *("answers.choices.choice_logits_from_top", "answers.choices.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
-        *("answers.graded.Source", "answers.calibrating.fit_answers"),
-        "answers.calibrating.apply_answers",
+        *("answers.rows.Source", "answers.calibrating.fit_answers"),
+        "answers.calibrator.AnswerMap",
         *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
         "gate.watch.judge_rows",
         *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit"),
@@ -98,6 +98,9 @@ SKLEARN = """## scikit-learn
 ```{eval-rst}
 .. autoclass:: calibrant.deploy.sklearn.CalibratedClassifier
    :members: fit, predict, predict_proba
+
+.. autoclass:: calibrant.deploy.sklearn_thresholds.ThresholdClassifier
+   :members: fit, predict, predict_proba
 ```
 """
 """Without the methods that scikit-learn adds, whose texts refer to its own documentation."""
@@ -112,7 +115,7 @@ def write(folder: Path) -> None:
     for name, text in api_pages().items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
-    for page in folder.glob("tutorial_*.md"):
+    for page in (folder / "quickstart.md", *folder.glob("tutorial_*.md")):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
         notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
 

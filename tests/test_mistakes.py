@@ -299,7 +299,7 @@ an error in percent
 a coverage in percent
     cal.conformal(logits, labels, coverage=90)
     raises: coverage must be between 0 and 1, got 90: 0.9 means 90 %
-a promise that few examples cannot keep
+a guarantee that few examples cannot keep
     cal.threshold(logits, labels, max_error=0.001)
     warns: no threshold keeps the error at 0.001 .* label more, calibrate first, or allow more
 probabilities as logits for sets
@@ -441,7 +441,7 @@ shuffled labels for JSON
     calibrant evaluate shuffled.npz --level 0 --json
     tells: "hint": "accuracy .* is no better than that of guessing .*: check that labels
 a limit in percent
-    calibrant evaluate data.npz --max-ece 3
+    calibrant evaluate data.npz --max ece=3
     exits with 2: error: the limit of ece must be a fraction \(0.03 is 3 %\), got 3
 a limit of a misspelt metric
     calibrant evaluate data.npz --max ecee=0.05
@@ -488,7 +488,7 @@ shuffled labels in a comparison
 copied rows in a report
     calibrant report copied.npz --methods= --level 0 -o -
     tells: Check the data first..* 540 of the first 600 rows are copies of other rows
-a promise that the examples do not allow
+a guarantee that the examples do not allow
     calibrant decide data.npz --max-error 0.001
     exits with 2: warning: no threshold keeps the error at 0.001
 probabilities as logits for a decision
@@ -497,7 +497,7 @@ probabilities as logits for a decision
 probabilities as logits to be calibrated
     calibrant apply ts as_probs.npz -o out2.npz
     tells: warning: logits of as_probs.npz look like probabilities: .* save them as probs
-two promises
+two guarantees
     calibrant decide data.npz --max-error 0.1 --coverage 0.9
     exits with 2: name one of --max-error, --coverage and --rule
 an artifact that is none

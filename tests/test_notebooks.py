@@ -13,8 +13,11 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+PAGES = [DOCS / "quickstart.md", *sorted(DOCS.glob("tutorial_*.md"))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted(DOCS.glob("tutorial_*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_cell_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BROWSER", "true")  # for reports that are opened

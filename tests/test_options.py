@@ -17,7 +17,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.maccal import MaskedClassifier
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.llm.heads.modules import HEADS
+from calibrant.llm.heads.fitted import HEADS
 from calibrant.losses import CRL, LOSSES, FeDLaS
 from tests.support.calibrators import EVERY_METHOD
 

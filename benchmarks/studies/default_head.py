@@ -30,7 +30,7 @@ from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
 from calibrant.llm.heads import fit
-from calibrant.llm.heads.documents import BadDocument, DocumentEncoder, Encoded
+from calibrant.llm.heads.documents import BadDocument, Encoded, encode_document
 from calibrant.llm.heads.evaluate import paired_gain
 from calibrant.llm.heads.tables import TokenTable
 
@@ -101,10 +101,10 @@ def encoded(corpus: str, data: Path, tokenizer: Any) -> list[Encoded]:
         for pair in (instructions(data) if corpus == "lima" else answers(data))
     ]
     random.Random(0).shuffle(documents)
-    encode, found = DocumentEncoder(tokenizer, LENGTH), []
+    found = []
     for document in documents[: 2 * sum(SIZES[corpus])]:
         try:
-            text = encode(document, corpus)
+            text = encode_document(document, corpus, tokenizer, LENGTH)
         except BadDocument:  # an answer is empty
             continue
         found += [text] if len(text.targets) else []  # nothing of the answer is within the length

@@ -12,7 +12,7 @@ and ``shift.npz``, and ``tabular``) and writes batches to the folder TASKS, to w
 of every batch and writes ``estimate.csv`` and ``estimate_labels.csv``. ``simulate`` measures
 coverage where calibration holds (``estimate_coverage.csv``), where it does not and labels show it
 (``estimate_hidden.csv``), and which shifts are seen (``estimate_seen.csv``). ``tables`` makes the
-tables and the figure of ``docs/estimate.md``. All of it takes about an hour.
+tables and the figure of ``docs/guarantees.md``. All of it takes about an hour.
 
 A task has raw probabilities: ``fit_probs`` with ``fit_labels`` for calibrators, a labelled
 reference, and batches by the name of their shift. nannyml calibrates by itself, on both

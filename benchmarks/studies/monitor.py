@@ -5,7 +5,7 @@
 
 DATA are folders with ``predictions.npz`` (val and test) and ``shift.npz`` (the test images under
 corruptions); without them only the simulations run. The second form prints the tables of
-``docs/monitor.md``. ``--streams`` and ``--only`` make it shorter; whole, it takes half an hour.
+``docs/guarantees.md``. ``--streams`` and ``--only`` make it shorter; whole, it takes half an hour.
 
 Simulated confidences are those of a classifier of moderate skill, 84 % on average. A row says, in
 percent of the streams, how many raised an alarm before there was a drift (``false``) and how many

@@ -27,12 +27,11 @@ from calibrant.calibrators.smart import SmartIndicator, SmartObjective
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 FEW = ("cifar10_resnet50", "cifar10_vgg19_bn", "cifar100_vgg16_bn", "cifar100_wideresnet16x4")
 """Files that the study of few samples takes, to end within half an hour."""
-FAITHFUL = {"start": "identity", "likelihood": 0.0, "steps": 2000}
 VARIANTS = {
     "none": cal.calibrators.Identity,
     "ts": cal.TemperatureScaling,
     "smart": cal.SMART,
-    "smart as published": lambda: cal.SMART(**FAITHFUL),
+    "smart_paper": cal.SMART.paper,
     "smart, no likelihood": lambda: cal.SMART(likelihood=0.0),
     "smart from identity": lambda: cal.SMART(start="identity"),
     "odds": cal.calibrators.OddsScaling,

@@ -3,7 +3,7 @@
     python benchmarks/studies/tables.py docs/data
 
 Reads the rows of the studies in a folder (``real_models.csv``, ``smart_claims.csv``,
-``training.csv``, ``gate.csv``) and writes the tables beside them.
+``smart_networks.csv``, ``training.csv``, ``gate.csv``) and writes the tables beside them.
 """
 
 import statistics
@@ -56,6 +56,7 @@ def tables(folder: Path) -> dict[str, list[Sequence[str]]]:
         "table_variants": claimed(claims, "variant", "method", "SMART and others"),
         "table_objectives": claimed(claims, "objective", "setting", "objective"),
         "table_indicators": claimed(claims, "indicator", "setting", "indicator"),
+        "table_smart_networks": of_networks(read(folder / "smart_networks.csv")),
         "table_samples": crossed(claims, "samples", lambda row: row["setting"], "samples"),
         "table_shift": crossed(claims, "shift", severity, "severity"),
     }
@@ -141,6 +142,30 @@ def claimed(claims: Rows, study: str, key: str, title: str) -> list[Sequence[str
         figures = f"{100 * mean(part, 'ece'):.2f}", f"{mean(part, 'nll'):.4f}"
         table.append((name, *figures, f"{mean(part, 'auroc'):.4f}"))
     return table
+
+
+def of_networks(rows: Rows) -> list[Sequence[str]]:
+    """ECE on the networks of the SMART paper: its figures beside the best and the mean seed."""
+    table: list[Sequence[str]] = [
+        (
+            *("network", "raw, paper", "raw", "SMART, paper", "`smart_paper`, best seed"),
+            *("`smart_paper`, mean", "`smart`, mean", "`ts`"),
+        )
+    ]
+    columns: list[list[float]] = []
+    for name, part in grouped(rows, lambda row: row["file"]).items():
+        found = {
+            method: [100 * float(row["ece"]) for row in some]
+            for method, some in grouped(part, lambda row: row["method"]).items()
+        }
+        means = {method: statistics.fmean(values) for method, values in found.items()}
+        figures = [means["paper, none"], means["none"], means["paper, smart"]]
+        figures += [min(found["smart_paper"]), means["smart_paper"], means["smart"], means["ts"]]
+        columns.append(figures)
+        _, loss, data, network = name.split("_", 3)
+        table.append((f"{data}, {network}, {loss}", *(f"{x:.2f}" for x in figures)))
+    average = [statistics.fmean(column) for column in zip(*columns, strict=True)]
+    return [*table, ("mean", *(f"{x:.2f}" for x in average))]
 
 
 def crossed(

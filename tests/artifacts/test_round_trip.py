@@ -15,7 +15,7 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
 from calibrant.llm import AnswerCalibrator, FittedHead
-from calibrant.llm.heads.modules import HEADS, make_head
+from calibrant.llm.heads.fitted import HEADS, make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind

@@ -1,4 +1,4 @@
-"""What every calibrator promises, held against all of them."""
+"""What every calibrator guarantees, held against all of them."""
 
 import contextlib
 import copy
@@ -32,7 +32,16 @@ MONOTONE = [
 ]
 TEMPERED = [name for name, kind in EVERY_METHOD.items() if issubclass(kind, TemperatureCalibrator)]
 SIZES = {
-    **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
+    **{
+        "none": 0,
+        "ts": 1,
+        "shrunk_ts": 1,
+        "ets": 3,
+        "vector": 12,
+        "matrix": 42,
+        "dirichlet": 42,
+        "cts": 6,
+    },
     **{"sms": 43, "svs": 13, "rank_gaps": 6},
     **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0, "maccal": 0},
     **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
@@ -401,7 +410,7 @@ def test_size_counts_what_is_learned_and_warns(name, data, classes):
     )
 
 
-# Promises that only some make
+# Guarantees that only some make
 
 
 def near_ties(rng, rows, classes, dtype):

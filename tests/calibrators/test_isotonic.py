@@ -241,7 +241,7 @@ def test_confidences_that_round_to_one_are_told_apart(rng):
             np.testing.assert_allclose(found, [0.6, 0.95], atol=0.05)
 
 
-# Truth, and what is promised
+# Truth, and what is guaranteed
 
 
 def test_a_known_distortion_is_undone(rng):

@@ -181,10 +181,29 @@ def test_a_temperature_that_falls_with_the_margin_is_recovered(rng):
 
 def test_the_settings_of_the_paper_run_to_their_end(rng):
     logits, labels = simulated(rng, 600)
-    smart = SMART(start="identity", likelihood=0, steps=2000)
-    smart.fit(2 * logits, labels)
+    smart = fitted(SMART.paper(), 2 * logits, labels)
+    assert smart.size(10) == 321
     assert smart.solution_ is not None
     assert smart.solution_.converged
     assert 200 < smart.solution_.steps < 2000
     assert error(smart, 2 * logits, labels) < 0.05
     assert 1.4 < smart.temperature(2 * logits).mean() < 2.8
+
+
+def test_random_weights_start_as_those_of_torch(rng):
+    """Mean and deviation of the first temperatures over many seeds, against torch's layers."""
+    logits, labels = drawn(rng, 100, 4)
+    x = torch.from_numpy((margins(logits) - margins(logits).mean()) / margins(logits).std())[
+        :, None
+    ]
+    ours, theirs = [], []
+    for seed in range(300):
+        smart = fitted(SMART(start="random", steps=1, seed=seed), logits, labels)
+        ours.append(smart.temperature(logits))
+        torch.manual_seed(seed)
+        layers = torch.nn.Sequential(
+            torch.nn.Linear(1, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1), torch.nn.Softplus()
+        ).double()
+        theirs.append(layers(x).detach().numpy()[:, 0] + 0.1)
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), rel=0.03)
+    assert np.std(ours, axis=0).mean() == pytest.approx(np.std(theirs, axis=0).mean(), rel=0.1)

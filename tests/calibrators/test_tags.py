@@ -1,4 +1,4 @@
-"""Calibrators of tags: known lines, the definition of the posterior mode, and every promise."""
+"""Calibrators of tags: known lines, the definition of the posterior mode, and every guarantee."""
 
 import re
 from contextlib import nullcontext
@@ -183,7 +183,7 @@ def test_passes_over_all_examples_refine_a_fit_on_some(data, kind):
     assert fitted.solution_.converged
 
 
-# --------------------------------------------------------------------------------- the promises
+# --------------------------------------------------------------------------------- the guarantees
 
 
 def test_probabilities_are_sigmoids_of_rising_lines(fitted, data):

@@ -29,7 +29,7 @@ def test_a_threshold_is_explained_saved_and_applied(run):
     )
     assert row in " ".join(out.split())
     assert f"{fitted.size:,} ({100 * fitted.size / fitted.n:.1f} %)" in out
-    assert f"The labels of {checked.judged} examples agree with the promise." in out
+    assert f"The labels of {checked.judged} examples agree with the guarantee." in out
     assert err == "wrote rule\n"
     assert artifacts.load("rule", DecisionRule).guarantee == expected.rule.guarantee
 
@@ -48,11 +48,11 @@ def test_a_threshold_is_explained_saved_and_applied(run):
 
 def test_sets_of_a_calibrated_model_in_json(run):
     assert run("fit", "p.npz", "--method", "ts", "-o", "ts")[0] == 0
-    arguments = ("decide", "p.npz", "--coverage", "0.8", "--score", "lac", "--calibrator", "ts")
+    arguments = ("decide", "p.npz", "--coverage", "0.8", "--calibrator", "ts")
     code, out, _ = run(*arguments, "--save", "rule", "-o", "sets.csv", "--json")
     assert code == 0
     found = json.loads(out)
-    expected = decide("p.npz", coverage=0.8, score="lac", calibrator=artifacts.load("ts"))
+    expected = decide("p.npz", coverage=0.8, calibrator=artifacts.load("ts"))
     assert found["rule"] == {"kind": "sets", **expected.rule.guarantee.state()}
     assert found["checked_on"]["coverage"] == 1 - expected.checked.wrong / expected.checked.n
     assert found["checked_on"]["mean_size"] == expected.checked.size / expected.checked.n
@@ -93,7 +93,7 @@ def test_a_saved_rule_that_decides_nothing_is_refused(run):
     artifacts.save(rule, "rule")
     code, out, err = run("decide", "p.npz", "--rule", "rule", "-o", "out.csv")
     assert (code, out) == (2, "")
-    assert "error: rule: No answer is accepted: too few examples" in err
+    assert "error: rule: No answer is accepted: an error of at most 0.001 %" in err
     assert not decide("p.npz", max_error=0.5).rule.decides_nothing
     assert not decide("p.npz", coverage=0.5).rule.decides_nothing
 
@@ -101,7 +101,7 @@ def test_a_saved_rule_that_decides_nothing_is_refused(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name one of --max-error, --coverage and --rule"),
+        ((), "name one of --max-error, --coverage, --rule"),
         (("--max-error", "0.1", "--coverage", "0.9"), "name one of"),
         (("--rule", "rule", "--fit-split", "val"), "leave out --calibrator, --save"),
         (("--rule", "nowhere"), "there is no artifact nowhere"),

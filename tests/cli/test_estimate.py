@@ -40,7 +40,7 @@ def test_a_withdrawn_promise_fails_if_asked(run, files):
     arguments = ("estimate", "shifted.npz", "--reference", "reference.npz")
     code, out, _ = run(*arguments)
     assert code == 0
-    assert "The promise is withdrawn" in out
+    assert "The guarantee is withdrawn" in out
     assert run(*arguments, "--fail")[0] == 1
     assert run("estimate", "batch.npz", "--reference", "reference.npz", "--fail")[0] == 0
 

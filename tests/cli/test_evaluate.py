@@ -67,7 +67,7 @@ def test_undefined_figures_are_null(run, tmp_path, rng, level):
 
 def test_talk_stays_out_of_the_json(tmp_path):
     np.savez(tmp_path / "p.npz", probs=np.eye(3)[[0, 1, 2]], labels=[0, 1, 1])
-    done = in_shell("evaluate", tmp_path / "p.npz", "--json", "--max-ece", "0.01")
+    done = in_shell("evaluate", tmp_path / "p.npz", "--json", "--max", "ece=0.01")
     assert done.returncode == 1
     assert json.loads(done.stdout)["metrics"]["ece"]["value"] == pytest.approx(1 / 3)
     warning, limit = done.stderr.splitlines()
@@ -104,13 +104,13 @@ def test_split(run, split_file, options, split, n):
     assert table.splitlines()[0] == f"{split_file}, {split} split"
 
 
-def test_max_ece_is_a_fraction_that_may_be_reached(run, path):
+def test_a_limit_is_a_fraction_that_may_be_reached(run, path):
     ece = json.loads(run("evaluate", path, "--json", "--metrics", "ece")[1])["metrics"]["ece"]
-    limit = ("evaluate", path, "--metrics", "ece", "--level", "0", "--max-ece")
-    assert run(*limit, repr(ece["value"]))[0] == 0
-    assert run(*limit, math.nextafter(ece["value"], 0))[0] == 1
-    assert run(*limit, "1")[0] == 0
-    code, out, err = run(*limit, "0.01")
+    limit = ("evaluate", path, "--metrics", "ece", "--level", "0", "--max")
+    assert run(*limit, f"ece={ece['value']!r}")[0] == 0
+    assert run(*limit, f"ece={math.nextafter(ece['value'], 0)!r}")[0] == 1
+    assert run(*limit, "ece=1")[0] == 0
+    code, out, err = run(*limit, "ece=0.01")
     assert code == 1
     assert "ECE" in out  # the table is printed all the same
     by = ece["value"] - 0.01
@@ -122,7 +122,7 @@ def test_only_the_point_value_counts_for_the_limit(run, path):
     ece = json.loads(run("evaluate", path, "--json", "--metrics", "ece")[1])["metrics"]["ece"]
     middle = (ece["value"] + ece["high"]) / 2
     assert ece["value"] < middle < ece["high"]
-    assert run("evaluate", path, "--metrics", "ece", "--max-ece", middle)[0] == 0
+    assert run("evaluate", path, "--metrics", "ece", "--max", f"ece={middle}")[0] == 0
     code, _, err = run("evaluate", path, "--metrics", "ece", "--max", f"ece.high={middle}")
     assert code == 1
     assert err.startswith("the upper end of ECE")
@@ -262,15 +262,15 @@ def failing(name):
         "no bins": (["p.npz", "--bins", "0"], "error: bins must be a positive whole number"),
         "bad level": (["p.npz", "--level", "90"], "Error: .*--level.*90"),
         "percent limit": (
-            ["p.npz", "--max-ece", "3"],
+            ["p.npz", "--max", "ece=3"],
             r"error: the limit of ece must be a fraction",
         ),
         "limit of nan": (
-            ["p.npz", "--max-ece", "nan"],
+            ["p.npz", "--max", "ece=nan"],
             "error: the limit of ece must be .*got nan",
         ),
         "limit unmeasured": (
-            ["p.npz", "--max-ece", "0.1", "--metrics", "nll"],
+            ["p.npz", "--max", "ece=0.1", "--metrics", "nll"],
             "Error: the limits need ece among the --metrics",
         ),
         "typo": (["p.npz", "--splt", "val"], "Error: No such option.*--split"),

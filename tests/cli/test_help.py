@@ -114,12 +114,12 @@ def test_set_lists_the_options_of_the_method(run, path):
 
 
 def test_quiet_leaves_results_and_errors(run, path):
-    code, out, err = run("fit", path, "--method", "ts", "-q")
+    code, out, err = run("-q", "fit", path, "--method", "ts")
     assert (code, err) == (0, "")
     assert "ECE" in out
-    assert run("apply", "calibrator", path, "-o", "out.npz", "--quiet") == (0, "", "")
-    assert run("apply", "calibrator", "gone.npz", "-o", "out.npz", "-q")[2].startswith("error: ")
-    code, _, err = run("evaluate", path, "--max-ece", "0.001", "--metrics", "ece", "-q")
+    assert run("--quiet", "apply", "calibrator", path, "-o", "out.npz") == (0, "", "")
+    assert run("-q", "apply", "calibrator", "gone.npz", "-o", "out.npz")[2].startswith("error: ")
+    code, _, err = run("-q", "evaluate", path, "--max", "ece=0.001", "--metrics", "ece")
     assert code == 1
     assert "exceeds the limit" in err
 

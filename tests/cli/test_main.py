@@ -39,7 +39,7 @@ def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, sh
         raise problem
 
     monkeypatch.setattr(workflow, "evaluate", fails)
-    found, out, err = run("evaluate", path, "--max-ece", "0.5")
+    found, out, err = run("evaluate", path, "--max", "ece=0.5")
     assert (found, out) == (code, "")
     assert shown in err
 
@@ -49,7 +49,7 @@ def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, sh
     ("command", "code"),
     [
         (["evaluate", "p.npz", "--metrics", "ece"], 0),
-        (["evaluate", "p.npz", "--metrics", "ece", "--json", "--max-ece", "0.01"], 1),
+        (["evaluate", "p.npz", "--metrics", "ece", "--json", "--max", "ece=0.01"], 1),
         (["--help"], 0),
     ],
 )
@@ -75,7 +75,7 @@ def stopped_with(monkeypatch, *arguments, **streams):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["gone.npz"], 2), (["p.npz", "--max-ece", "0.01"], 1)]
+    ("arguments", "code"), [(["gone.npz"], 2), (["p.npz", "--max", "ece=0.01"], 1)]
 )
 def test_nobody_reads_the_messages(path, monkeypatch, arguments, code):
     """As in ``calibrant evaluate p.npz 2>&1 >out | true``: the exit code does not change."""

@@ -64,7 +64,7 @@ COMMANDS = [
 
 
 def test_every_verb_takes_them(run, table):
-    assert run("fit", table, *NAMES, "--method", "ts", "-q")[0] == 0
+    assert run("-q", "fit", table, *NAMES, "--method", "ts")[0] == 0
     for command in COMMANDS:
         code, _, err = run(*command.replace("{}", table).split(), *NAMES)
         assert code == 0, (command, err)
@@ -78,7 +78,7 @@ def test_every_verb_takes_them(run, table):
 
 
 def test_apply_keeps_the_names(run, table):
-    run("fit", table, *NAMES, "--method", "ts", "-q")
+    run("-q", "fit", table, *NAMES, "--method", "ts")
     for out in ("out.csv", "out.npz"):
         code, _, err = run("apply", "calibrator", table, *NAMES, "-o", out)
         assert code == 0

@@ -22,8 +22,8 @@ def test_a_figure_is_called_like_its_kind(run, path):
 
 
 def test_options_reach_the_figure(run, path):
-    common = ("--sample-weight", "importance", "--bins", "7")
-    code, _, err = run("plot", path, "--by", "region", "--dark", *common, "-o", "a.svg")
+    common = ("--by", "region", "--sample-weight", "importance")
+    code, _, err = run("plot", path, *common, "--dark", "-o", "a.svg")
     assert (code, err) == (0, "wrote a.svg\n")
     assert "#14181d" in Path("a.svg").read_text()  # the dark paper
     assert run("fit", path, "--method", "ts", "-o", "ts")[0] == 0

@@ -7,10 +7,10 @@ import pytest
 
 
 def test_a_page_is_written_and_the_verdict_said(run, path):
-    code, out, err = run("report", path, "--methods", "", "-o", "report.html", "--title", "Mine")
+    code, out, err = run("report", path, "--methods", "", "-o", "report.html")
     assert (code, out) == (0, "")
     assert err.startswith("wrote report.html\nNo. On average it is")
-    assert "<h1>Mine</h1>" in Path("report.html").read_text("utf-8")
+    assert "<h1>Calibration of p</h1>" in Path("report.html").read_text("utf-8")
     assert run("report", path, "--methods", "", "--level", 0, "-o", "report.html")[2].startswith(
         "replaced"
     )

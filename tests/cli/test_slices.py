@@ -52,7 +52,7 @@ def test_known_groups(run, table):
     out = run("slices", table, "--by", "site", "--calibrator", "calibrator")[1]
     assert "B after" in out
     assert "TPR %" in out
-    for option in (("--columns", "age"), ("--depth", "2"), ("--min-size", "9")):
+    for option in (("--columns", "age"), ("--depth", "2")):
         code, _, err = run("slices", table, "--by", "site", *option)
         assert code == 2
         assert f"{option[0]} is for a search" in err

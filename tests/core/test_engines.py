@@ -108,12 +108,12 @@ def test_progress_is_that_of_the_outermost_steps():
 def test_refusals(monkeypatch):
     with pytest.raises(ValueError, match=r"workers must be at least 1, got -1"):
         WorkerPool(-1)
-    with pytest.raises(ValueError, match="name one of them"), use(workers=2, dask="tcp://here"):
+    with pytest.raises(ValueError, match="name one of them"), use(workers=2, executor=Here()):
         pass
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(ImportError, match=r"pip install 'calibrant\[dask\]'"),
-        use(dask="tcp://here"),
+        use(workers="tcp://here"),
     ):
         pass
 

@@ -31,7 +31,7 @@ LAST = LOWEST * 2**OCTAVES
 FLOOR = math.log(_partition.LEAST_REST)
 
 CONFIDENCE = 2e-5
-"""Error of the confidence that is allowed: a fifth of what the documentation promises."""
+"""Error of the confidence that is allowed: a fifth of what the documentation guarantees."""
 LOG_ODDS = 1e-4
 """Error of the log-odds of the top class, down to odds of one in 1e13."""
 SLOPE = 2e-3

@@ -1,4 +1,4 @@
-"""Prediction sets cover as promised, whatever the precision, the batch or the ties."""
+"""Prediction sets cover as guaranteed, whatever the precision, the batch or the ties."""
 
 import itertools
 import math

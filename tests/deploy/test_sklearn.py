@@ -147,7 +147,7 @@ NOT_REPEATED = {
 
 @pytest.mark.filterwarnings(
     # the checks fit a dozen rows, or separable ones, or those of one class
-    "ignore:too little to calibrate on",
+    "ignore:.*too few to choose a method",
     "ignore:no best temperature in",
     "ignore:Blend has .. parameters for",
     "ignore:OddsScaling found no optimum",

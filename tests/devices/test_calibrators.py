@@ -1,4 +1,4 @@
-"""What every calibrator promises about devices, by the registries: none can be forgotten."""
+"""What every calibrator guarantees about devices, by the registries: none can be forgotten."""
 
 import copy
 import functools

@@ -10,7 +10,8 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.modules import HEADS, make_head, shape_features_of_logits
+from calibrant.llm.heads.fitted import HEADS, make_head
+from calibrant.llm.heads.modules import shape_features_of_logits
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 

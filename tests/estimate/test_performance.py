@@ -1,4 +1,4 @@
-"""Estimated performance: known truths, the promise, labels, files and refused input."""
+"""Estimated performance: known truths, the guarantee, labels, files and refused input."""
 
 import math
 

@@ -16,12 +16,11 @@ from calibrant.artifacts import objects
 from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import HEADS, make_head
+from calibrant.llm.heads.fitted import HEADS, FittedHead, make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage

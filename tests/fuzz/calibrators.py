@@ -1,4 +1,4 @@
-"""Calibrators keep their promises on few, tied, masked and extreme examples."""
+"""Calibrators keep their guarantees on few, tied, masked and extreme examples."""
 
 import warnings
 from typing import Any
@@ -133,7 +133,7 @@ def check_probs(calibrator: Any, logits: Any, probs: np.ndarray) -> None:
 
 
 def check_logits(calibrator: Any, logits: Any, beside: Any) -> None:
-    """The order of classes, as far as it is promised, near ties included."""
+    """The order of classes, as far as it is guaranteed, near ties included."""
     before = torch.as_tensor(logits)
     out = torch.as_tensor(calibrator.transform(logits, beside))
     if before.ndim == 1 or calibrator.multilabel:

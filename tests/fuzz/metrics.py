@@ -101,7 +101,7 @@ def compare(rng: np.random.Generator, name: str, passed: dict[str, Any], *column
     elif name == "smooth_ece":
         compare_smooth(found, *columns)
     elif name == "smce":
-        assert abs(found - slow.lipschitz_program(*columns)) < 1e-6  # what HiGHS promises
+        assert abs(found - slow.lipschitz_program(*columns)) < 1e-6  # what HiGHS guarantees
     else:
         close(found, defined(name, confidence, outcome, weight, bins), name)
 

@@ -14,7 +14,7 @@ import torch
 
 from calibrant import artifacts
 from calibrant.llm import FittedHead
-from calibrant.llm.heads.modules import make_head
+from calibrant.llm.heads.fitted import make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage

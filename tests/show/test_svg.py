@@ -178,7 +178,7 @@ def test_estimates_are_bars_crosses_and_measured_dashes():
     *names, one, other, third, fourth = titles(chart)
     assert not names
     assert one.endswith("90 % (80 % to 100 %)")
-    assert other.endswith("50 %, promise withdrawn")
+    assert other.endswith("50 %, guarantee withdrawn")
     assert third.endswith("40 %")
     assert fourth == f"not estimated: measured {HOSTILE} 70 %"
     assert [text for text in texts(chart) if text in KINDS] == KINDS

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import make_head, shape_features_of_logits
+from calibrant.llm.heads.fitted import FittedHead, make_head
+from calibrant.llm.heads.modules import shape_features_of_logits
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import tiny_model
 

@@ -8,7 +8,7 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads.modules import make_head
+from calibrant.llm.heads.fitted import make_head
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 

@@ -74,7 +74,7 @@ def executor(cluster):
 
 
 def test_the_workers_are_described(cluster):
-    with use(dask=cluster.scheduler_address) as work:
+    with use(workers=cluster.scheduler_address) as work:
         assert work.description == f"2 dask workers of {cluster.scheduler_address}"
         assert isinstance(work.executor, ClusterExecutor)
 
@@ -241,7 +241,7 @@ def limit_files(size):
 
 def test_on_the_command_line(shards, cluster, run):
     code, out, err = run(
-        "evaluate", shards, "--dask", cluster.scheduler_address, "--level", "0", "--json"
+        "evaluate", shards, "--workers", cluster.scheduler_address, "--level", "0", "--json"
     )
     assert code == 0
     assert f'"n": {calibrant.evaluate(ARRAYS, level=None).n}' in out
@@ -251,7 +251,7 @@ def test_on_the_command_line(shards, cluster, run):
 
 
 def test_a_shard_that_kills_every_worker_is_named(shards, cluster):
-    with use(dask=cluster.scheduler_address):
+    with use(workers=cluster.scheduler_address):
         one = open_dataset(shards / "3.npz").split()
         with pytest.raises(ChildProcessError, match=r"while they worked on .*3\.npz"):
             list(one.walk(killed_always, "labels"))
@@ -259,7 +259,7 @@ def test_a_shard_that_kills_every_worker_is_named(shards, cluster):
 
 def test_no_scheduler(shards, run, monkeypatch):
     monkeypatch.setattr("calibrant._core.engines._CONNECT_SECONDS", 0.5)
-    code, out, err = run("evaluate", shards, "--dask", "tcp://127.0.0.1:9")
+    code, out, err = run("evaluate", shards, "--workers", "tcp://127.0.0.1:9")
     assert (code, out) == (2, "")
     assert err.startswith("error: no dask scheduler answers at tcp://127.0.0.1:9 (")
 
@@ -269,14 +269,14 @@ def test_workers_and_scheduler_that_go_away(tmp_path, shards):
     split = open_dataset(shards).split()
     with scheduler_process(tmp_path) as started:
         short = dask.config.set({"calibrant.no-workers-timeout": "1s"})
-        with short, use(dask=started.address):
+        with short, use(workers=started.address):
             results = split.walk(slow_rows, "labels")
             assert next(results) == 20
             started.worker.kill()
             with pytest.raises(ConnectionError, match="has had no workers for 1 s: start some"):
                 list(results)
         quick = dask.config.set({"distributed.comm.timeouts.connect": "2s"})
-        with quick, use(dask=started.address):
+        with quick, use(workers=started.address):
             kill = threading.Timer(1, started.scheduler.kill)
             kill.start()
             with pytest.raises(ConnectionError, match="the scheduler was lost"):

@@ -211,9 +211,10 @@ def test_on_the_command_line(tmp_path, run):
     assert code == 0
     assert '"n": 93' in out
     assert err.startswith("skipped 6 bad shards of 12:\n")
-    code, out, err = run("evaluate", tmp_path, "--workers", "1", "--dask", "tcp://here")
-    assert code == 2
-    assert "--workers and --dask are two engines" in err
+    for wrong in ("-1", "many"):
+        code, _, err = run("evaluate", tmp_path, "--workers", wrong)
+        assert code == 2
+        assert f"'{wrong}' is neither a number of processes nor an address" in err
 
 
 def test_reports_keep_single_pairs(monkeypatch):
@@ -320,21 +321,21 @@ def test_json_names_the_skipped_shards_and_the_summary_leaves_them_out(
     monkeypatch.chdir(tmp_path)
     os.mkdir("in")
     names = write_bad_shards(Path("in"))
-    code, out, err = run(*verb, "in", "--skip-bad", "--dask", "here", "--json")
+    code, out, err = run(*verb, "in", "--skip-bad", "--workers", "tcp://here", "--json")
     assert code == 0
     skipped = json.loads(out)["skipped"]
     assert set(skipped) == {os.path.join("in", f"{name}.npz") for name in names}
     assert "NaN" in skipped[os.path.join("in", "nan.npz")]
     unit = "1 methods" if verb[0] == "compare" else "100 examples"
-    assert re.search(rf"^{unit} in [\d.]+ s on 1 dask worker of here", err, re.M), err
+    assert re.search(rf"^{unit} in [\d.]+ s on 1 dask worker of tcp://here", err, re.M), err
 
 
 def test_the_dashboard_is_named(tmp_path, run, cluster):
     np.savez(tmp_path / "a.npz", **ARRAYS)
-    code, _, err = run("evaluate", tmp_path / "a.npz", "--dask", "here", "--level", "0")
+    code, _, err = run("evaluate", tmp_path / "a.npz", "--workers", "tcp://here", "--level", "0")
     assert code == 0
     first, last = err.splitlines()
     assert first == "dashboard: http://10.0.0.1:8787/status"
     assert re.fullmatch(
-        r"90 examples in [\d.]+ s on 1 dask worker of here: [\d,]+ examples per second", last
+        r"90 examples in [\d.]+ s on 1 dask worker of tcp://here: [\d,]+ examples per second", last
     )

@@ -17,8 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from calibrant._core.messages import printable
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed, printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,8 +69,7 @@ def current_work() -> Work:
 @contextmanager
 def use(
     *,
-    workers: int | None = None,
-    dask: str | None = None,
+    workers: int | str | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Work]:
@@ -79,10 +77,9 @@ def use(
 
     Parameters
     ----------
-    workers : int, optional
-        Processes of this machine; 0 stands for one on each core.
-    dask : str, optional
-        Address of the scheduler of a dask cluster, such as ``"tcp://10.0.0.1:8786"``.
+    workers : int or str, optional
+        Number of processes of this machine, 0 for one on each core; or the address of the scheduler
+        of a dask cluster, such as ``"tcp://10.0.0.1:8786"``.
     executor : concurrent.futures.Executor, optional
         Any other executor, used through its ``map`` alone.
     progress : callable, optional
@@ -98,25 +95,20 @@ def use(
     >>> seen
     ['10000 of 10000']
     """
-    named = [
-        name
-        for name, value in (("workers", workers), ("dask", dask), ("executor", executor))
-        if value is not None
-    ]
-    if len(named) > 1:
-        raise ValueError(f"{' and '.join(named)} are different engines: name one of them")
+    if workers is not None and executor is not None:
+        raise ValueError("workers and executor are different engines: name one of them")
     work = current_work()
     if progress is not None:
         work = work._replace(progress=progress)
     with ExitStack() as stack:
         if executor is not None:
             work = work._replace(executor=executor)
-        elif dask is not None:
-            client = stack.enter_context(_dask_client(dask))
+        elif isinstance(workers, str):
+            client = stack.enter_context(_dask_client(workers))
             count = len(client.scheduler_info(n_workers=-1)["workers"])
-            workers_of = f"{count} dask worker{'s' * (count != 1)} of {dask}"
+            text = f"{count} dask worker{'s' * (count != 1)} of {workers}"
             page = client.dashboard_link or ""
-            work = Work(ClusterExecutor(client), work.progress, workers_of, page)
+            work = Work(ClusterExecutor(client), work.progress, text, page)
         elif workers is not None:
             pool = stack.enter_context(WorkerPool(workers or _available_cores()))
             text = f"{pool.workers} worker{'s' * (pool.workers != 1)}"

@@ -39,6 +39,8 @@ TWO_CLASSES = (
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
 P(y = 1), which two classes have."""
 MIN_EXAMPLES = 50  # number of examples below which a choice would be a guess
+SHRUNK, SHRUNK_BELOW = "shrunk_ts", 500
+"""The safe choice, and the number of examples below which it replaces ``ts`` and doing nothing."""
 FOLDS, FEWER_FOLDS_FROM = (5, 3), 2000  # number of folds, and with so many examples
 MAX_EXAMPLES, MAX_LOGITS = 10_000, 1 << 21
 """Number of examples and of logits that a choice is made on at most; members are fitted on all."""
@@ -77,9 +79,10 @@ class Auto(RecordsCalibrator):
 
     Many examples leave one method, few leave an average, which is safer than any of its members.
     Weights below 0.05 are dropped. Where the average gains less than half a standard error over
-    doing nothing, nothing is done. A method with less than five examples per parameter is no
-    candidate. Methods that need features take part if the fit gets features; if one is in the
-    average, predictions need them too.
+    doing nothing, nothing is done. Below 500 examples ``shrunk_ts`` (:class:`ShrunkTemperature`)
+    takes the place of ``ts`` and of doing nothing, and below 50 it is all that is fitted. A method
+    with less than five examples per parameter is no candidate. Methods that need features take part
+    if the fit gets features; if one is in the average, predictions need them too.
 
     Parameters
     ----------
@@ -189,9 +192,9 @@ class Auto(RecordsCalibrator):
     def _weigh(self, data: _Data) -> tuple[dict[str, float], str]:
         """Weights of the members by name, and the reasons."""
         self.candidates_, right = [], data.records.correct
-        if problem := _too_little(right):
-            warn(f"{problem}. Nothing is changed")
-            return {"none": 1.0}, f"left as it is: {problem}"
+        if problem := _no_choice(right):
+            warn(f"{problem}: a temperature near 1 is all that is fitted")
+            return {SHRUNK: 1.0}, f"chose {SHRUNK}: {problem}"
         some, keep = data.sample(self.seed), self._keeps(data)
         names = self._usable(data)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
@@ -264,6 +267,8 @@ class Auto(RecordsCalibrator):
         usual: Sequence[str] = KEEPING if self._keeps(data) else CHANGING
         if data.records.classes == 2:
             usual = [name for name in KEEPING if name != REST] if self.keep_argmax else TWO_CLASSES
+        if len(data.records) < SHRUNK_BELOW:
+            usual = [SHRUNK if name == "ts" else name for name in usual]
         usable = [name for name in self.candidates or usual if data.offers(name)]
         if not usable:
             raise ValueError(
@@ -444,7 +449,8 @@ class _Judge:
         share /= share.sum()
         weights = {n: w for n, w in zip(names, share.tolist(), strict=True) if w}
         gain, error = self.gain(self.average(weights).nll)
-        return {"none": 1.0} if "none" in names and gain <= MIN_GAIN_IN_ERRORS * error else weights
+        safe = "none" if SHRUNK not in names else SHRUNK
+        return {safe: 1.0} if safe in names and gain <= MIN_GAIN_IN_ERRORS * error else weights
 
     def gain(self, nll: FloatArray) -> tuple[float, float]:
         """How much lower a negative log-likelihood is than without calibration, and the error."""
@@ -486,16 +492,13 @@ class _Judge:
         ]
 
 
-def _too_little(right: BoolArray) -> str:
-    """Return why nothing can be learned of examples that are ``right`` or not; empty if it can."""
+def _no_choice(right: BoolArray) -> str:
+    """Return why examples that are ``right`` or not do not tell methods apart; empty if they do."""
     count = len(right)
     if count < MIN_EXAMPLES:
-        needed = f"at least {MIN_EXAMPLES} are needed"
-        return f"too little to calibrate on: {count:,} examples, and {needed}"
+        return f"{count:,} examples are too few to choose a method, which takes {MIN_EXAMPLES}"
     if right.all() or not right.any():
-        return (
-            f"all {count:,} examples are {'right' if right[0] else 'wrong'}, which teaches nothing"
-        )
+        return f"all {count:,} predictions are {'right' if right[0] else 'wrong'}"
     return ""
 
 

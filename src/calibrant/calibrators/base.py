@@ -43,9 +43,9 @@ from calibrant._core.class_names import (
     kept_names,
     without_frames,
 )
-from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import check_constructor
+from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
@@ -407,7 +407,7 @@ class Calibrator(nn.Module):
         return self._finished(wide, top, self._transform(wide - top, top, features))
 
     def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
-        """Calibrated logits whose largest is 0 and, where promised, at the argmax of ``wide``."""
+        """Calibrated logits whose largest is 0 and, where guaranteed, at the argmax of ``wide``."""
         if self.keeps_argmax:
             # A class below the top stays below it by an amount that survives the softmax.
             below = -2 * torch.finfo(wide.dtype).eps

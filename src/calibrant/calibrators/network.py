@@ -65,9 +65,9 @@ def trained(
 ) -> tuple[dict[str, FloatArray], Solution]:
     """Train a network of inputs ``(n, width)`` by Adam on all examples.
 
-    It starts at one temperature for all: the best one, or 1 for ``start="identity"``. It ends
-    after ``steps``, or after as many without progress as its ``patience``. Returns the values of
-    the buffers of :func:`untrained`, and the result of the search.
+    It starts at one temperature for all, the best one or 1 for ``start="identity"``, or at that of
+    random weights. It ends after ``steps``, or after as many without progress as its ``patience``.
+    Returns the values of the buffers of :func:`untrained`, and the result of the search.
     """
     # A margin is infinite where one class is possible: no temperature matters there.
     finite = np.where(np.isfinite(inputs), inputs, np.nan)
@@ -83,11 +83,12 @@ def trained(
     values = {"mean_": mean, "deviation_": deviation, "low_": low, "high_": high}
 
     best = best_sharpness(records, warns=True).x[0]
+    first = {"ts": float(np.exp(-best)), "identity": 1.0, "random": None}[start]
     widths = (inputs.shape[1], *hidden, 1)
     measure = partial(objective, records.tracked())
     solution = adam(
         _network_objective(np.asarray((held - mean) / deviation), widths, measure),
-        _initial(widths, float(np.exp(-best)) if start == "ts" else 1.0, seed),
+        _initial(widths, first, seed),
         steps=steps,
         rate=_RATE,
         patience=patience,
@@ -112,16 +113,17 @@ def temperatures(calibrator: Any, inputs: Tensor) -> Tensor:
     return F.softplus(x) + _MIN_TEMPERATURE
 
 
-def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
-    """Parameters of a network that gives every example one temperature."""
-    # hidden layers are drawn as torch draws them; the last one is zero but for its bias
+def _initial(widths: Sequence[int], temperature: float | None, seed: int) -> FloatArray:
+    """Parameters of a network that gives every example one temperature, or random ones for None."""
     rng = np.random.default_rng(seed)
     layers = []
-    for fan_in, fan_out in pairwise(widths[:-1]):
+    for fan_in, fan_out in pairwise(widths):  # drawn as torch draws them
         bound = 1 / math.sqrt(fan_in)
         layers += [rng.uniform(-bound, bound, size) for size in (fan_in * fan_out, fan_out)]
-    above_floor = max(temperature - _MIN_TEMPERATURE, 1e-3)
-    return np.concatenate([*layers, np.zeros(widths[-2]), [math.log(math.expm1(above_floor))]])
+    if temperature is not None:  # the last layer is zero but for its bias
+        above_floor = max(temperature - _MIN_TEMPERATURE, 1e-3)
+        layers[-2:] = [np.zeros(widths[-2]), np.array([math.log(math.expm1(above_floor))])]
+    return np.concatenate(layers)
 
 
 def _layers(parameters: FloatArray, widths: Sequence[int]) -> _Layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,13 +14,15 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import Records
 from calibrant._core.options import Count, Seed
-from calibrant._core.solve import minimise_within
+from calibrant._core.solve import minimise_scalar, minimise_within
 from calibrant.calibrators.affine import (
     Structured,
     StructuredMatrixScaling,
     StructuredVectorScaling,
 )
-from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.base import BOUNDS, Calibrator, Context
+from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.objectives import nll
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
@@ -34,6 +37,59 @@ from calibrant.calibrators.top_label import (
 
 MAX_GAP_LOGITS = 1 << 21
 """Logits that gaps are learned from at most: they have one parameter per class, and are slow."""
+
+
+class ShrunkTemperature(TemperatureCalibrator):
+    r"""One temperature, drawn towards 1 unless the examples say otherwise.
+
+    .. math:: \min_T\; \sum_i \mathrm{NLL}_i(T) + \log\bigl(1 + (\tfrac{\log T}{0.4})^2\bigr)
+
+    This is the mode of the posterior under a Cauchy prior on :math:`\log T`, which a few examples
+    move little and clear evidence moves freely. So it is safe for any number of examples, also if
+    all predictions are right. This is calibrant's own method.
+
+    Attributes
+    ----------
+    temperature_ : scalar Tensor
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 2 * rng.normal(size=(1000, 4))
+    >>> labels = (logits / 3 + rng.gumbel(size=logits.shape)).argmax(-1)  # T = 3 is right
+    >>> for n in (5, 50, 1000):
+    ...     print(round(float(ShrunkTemperature().fit(logits[:n], labels[:n]).temperature_), 1))
+    1.1
+    3.1
+    3.0
+    """
+
+    name = "shrunk_ts"
+    summary = "one temperature, drawn towards 1"
+    part_of_auto = True
+    parameter_count = 1
+    SCALE: ClassVar[float] = 0.4  # of the prior: half of it is within a factor of 1.5
+    temperature_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store(temperature_=1.0)
+
+    def _fit_records(self, records: Records) -> None:
+        worth = 1 / float(records.share @ records.share)  # as many examples of equal weight
+
+        def objective(u: float) -> float:
+            return nll(records, u).value + math.log1p((u / self.SCALE) ** 2) / worth
+
+        low, high = (-math.log(bound) for bound in reversed(BOUNDS))
+        self.solution_ = minimise_scalar(objective, low, high)
+        self._store(temperature_=math.exp(-self.solution_.x[0]))
+
+    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
+        return self.temperature_.to(top.dtype)
+
+    def _sharpness(self, records: Records) -> float:
+        return 1 / float(self.temperature_)
 
 
 class OddsScaling(TopLabelMap):

@@ -19,7 +19,7 @@ import click
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text, printable
-from calibrant.cli.help import Verbs
+from calibrant.cli.help import QUIET, Group
 from calibrant.cli.shared import say
 
 VERBS = {
@@ -96,9 +96,11 @@ def _mend_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-@click.group(cls=Verbs, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-q", "--quiet", is_flag=True, help="Write results and errors only.")
 @click.version_option(__version__, prog_name="calibrant")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, quiet: bool) -> None:
     """Measure and fix the confidence of a classifier or language model.
 
     \b
@@ -107,6 +109,7 @@ def cli() -> None:
       calibrant evaluate predictions.npz
       calibrant fit predictions.npz
     """  # noqa: D301
+    ctx.meta[QUIET] = quiet
 
 
 for module, verbs in VERBS.items():

@@ -52,8 +52,7 @@ def collect(
     model: str,
     data: str,
     inputs: str | None,
-    workers: int | None,
-    dask: str | None,
+    workers: int | str | None,
     out: str,
     **options: Any,
 ) -> None:
@@ -76,7 +75,7 @@ def collect(
     from calibrant.workflows.good_shards import describe_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    with engine.Source(workers=workers, dask=dask).working():
+    with engine.Source(workers=workers).working():
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in describe_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)

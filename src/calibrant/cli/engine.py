@@ -27,15 +27,26 @@ _COLUMNS = (
     ),
     option("--logits", metavar="COLUMN,...", section=COLUMNS, help="Columns of logits, likewise."),
 )
-_ENGINE = (
-    option(
-        "--workers",
-        type=shared.AT_LEAST_0,
-        metavar="N",
-        section=SHARDS,
-        help="Processes that share the shards; 0: one for each core.",
-    ),
-    option("--dask", metavar="ADDRESS", section=SHARDS, help="Dask cluster that shares them."),
+
+
+def _workers(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    """Return a number of processes as such, and the address of a scheduler as it is."""
+    if text is None or ":" in text:
+        return text
+    if not text.isdecimal():
+        raise click.BadParameter(
+            f"{text!r} is neither a number of processes nor an address such as tcp://10.0.0.1:8786"
+        )
+    return int(text)
+
+
+_WORKERS = option(
+    "--workers",
+    callback=_workers,
+    metavar="N|ADDRESS",
+    section=SHARDS,
+    help="Processes that share the shards, 0 for one on each core; or the scheduler of a dask "
+    "cluster.",
 )
 _SKIP_BAD = option(
     "--skip-bad",
@@ -53,14 +64,14 @@ _CACHE = option(
 
 def engine_options(command: F) -> F:
     """Add the options that choose where shards are worked on, and what becomes of bad ones."""
-    return _added(command, *_ENGINE, _SKIP_BAD)
+    return _added(command, _WORKERS, _SKIP_BAD)
 
 
 def reads_predictions(
     *, engine: bool = True, skip_bad: bool = True, cache: bool = False
 ) -> Callable[[F], F]:
     """Add the options of prediction files; the command gets them as one ``source``."""
-    options = [*_COLUMNS, *(_ENGINE if engine else ()), *((_SKIP_BAD,) if skip_bad else ())]
+    options = [*_COLUMNS, *((_WORKERS,) if engine else ()), *((_SKIP_BAD,) if skip_bad else ())]
     options += [_CACHE] if cache else []
 
     def add(command: F) -> F:
@@ -88,11 +99,10 @@ def _added(command: F, *options: Callable[[F], F]) -> F:
 class Source:
     """Opens the prediction files of a verb, and starts the engine that works on them."""
 
-    OPTIONS = ("workers", "dask", "skip_bad", "cache")
+    OPTIONS = ("workers", "skip_bad", "cache")
 
     columns: Mapping[str, Any] = field(default_factory=dict)
-    workers: int | None = None
-    dask: str | None = None
+    workers: int | str | None = None
     skip_bad: bool = False
     cache: str | None = None
     show: Callable[[int, int], object] | None = None  # progress, while the verb is working
@@ -108,15 +118,13 @@ class Source:
     @property
     def at_scale(self) -> bool:
         """True if there is an option for many shards."""
-        return any((self.workers is not None, self.dask, self.skip_bad, self.cache))
+        return any((self.workers is not None, self.skip_bad, self.cache))
 
     @contextmanager
     def working(self, unit: str = "examples") -> Iterator[None]:
         """Show progress, and use the engine, which is summed up on stderr at the end."""
         from calibrant._core.engines import reporting, use
 
-        if self.workers is not None and self.dask is not None:
-            raise click.UsageError("--workers and --dask are two engines: name one of them")
         start, longest = time.perf_counter(), 0  # examples of the longest pass
 
         def count(done: int, total: int) -> None:
@@ -124,7 +132,7 @@ class Source:
             longest = max(longest, done)
             show(done, total)
 
-        with use(workers=self.workers, dask=self.dask) as work:
+        with use(workers=self.workers) as work:
             if work.dashboard:
                 shared.say(f"dashboard: {work.dashboard}")
             with shared.progress_bar(unit) as show, reporting(count):

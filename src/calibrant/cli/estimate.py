@@ -22,11 +22,6 @@ from calibrant.cli.help import FILE, option, verb
 @shared.split_option("estimate")
 @shared.SAMPLE_WEIGHT
 @option(
-    "--threshold",
-    **shared.FRACTION,
-    help="Accept answers from this confidence on: estimate their share and error as well.",
-)
-@option(
     "--labelled",
     type=FILE,
     metavar="CSV",
@@ -84,7 +79,7 @@ def estimate(
       calibrant estimate today.npz --labelled to_label.csv
 
     \b
-    Exit status: 0 done, 1 --fail and calibration is contradicted or its promise
+    Exit status: 0 done, 1 --fail and calibration is contradicted or its guarantee
     withdrawn, 2 could not run, or --fail and nothing to check calibration with.
     """  # noqa: D301
     from calibrant.artifacts import load

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     metavar="METRIC=LIMIT,...",
     help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
 )
-@option("--max-ece", metavar="FRACTION", help="Short for --max ece=FRACTION.")
 @option("--metrics", metavar="NAME,...", help="Those of 'calibrant metrics'.  [default: all]")
 @shared.BINS
 @shared.LEVEL
@@ -52,7 +51,6 @@ def evaluate(
     split: str | None,
     most: tuple[str, ...],
     least: tuple[str, ...],
-    max_ece: str | None,
     metrics: str | None,
     level: float,
     estimand: Any,
@@ -75,7 +73,7 @@ def evaluate(
       calibrant evaluate scores.csv --labels truth --probs p_cat,p_dog
       calibrant evaluate 'shards/*.safetensors' --by country
       calibrant evaluate shards --workers 8 --skip-bad
-      calibrant evaluate predictions.npz --max-ece 0.03      (in CI)
+      calibrant evaluate predictions.npz --max ece=0.03      (in CI)
       calibrant evaluate predictions.npz --max ece.high=0.05,nll=0.4
 
     \b
@@ -87,8 +85,7 @@ def evaluate(
     from calibrant.workflows import evaluate as workflow
 
     names = shared.names_in(metrics)
-    short = () if max_ece is None else (f"ece={max_ece}",)
-    limits = _limits("--max", (*most, *short)), _limits("--min", least)
+    limits = _limits("--max", most), _limits("--min", least)
     needed = {limit.metric for limit in limits_of(*limits)}
     if names and (missing := needed - set(map(METRICS.name, names))):
         raise click.UsageError(f"the limits need {', '.join(sorted(missing))} among the --metrics")

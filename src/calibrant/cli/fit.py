@@ -174,10 +174,9 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
     from calibrant.workflows.apply import apply_shards
 
     into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
-    if not into_folder and (source.workers is not None or source.dask is not None):
+    if not into_folder and source.workers is not None:
         raise click.UsageError(
-            f"--workers and --dask write a file for each shard: {out} must be a folder, which has "
-            "no suffix"
+            f"--workers writes a file for each shard: {out} must be a folder, which has no suffix"
         )
     calibrator = load(folder)
     how = ["--multilabel"] if getattr(calibrator, "multilabel", False) else []

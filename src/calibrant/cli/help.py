@@ -1,4 +1,4 @@
-"""Commands and options: help in groups, and --quiet for every verb."""
+"""Commands and options: help in groups."""
 
 from __future__ import annotations
 
@@ -72,36 +72,7 @@ class Group(click.Group):
                 formatter.write_dl([*lines.items()])
 
 
-class Verbs(Group):
-    """The verbs."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a verb, which may be told to be quiet."""
-        super().add_command(cmd, name)
-        _add_quiet(cmd)
-
-
-def _add_quiet(command: click.Command) -> None:
-    """Add --quiet to a command, or to each of a group."""
-    if isinstance(command, click.Group):
-        for each in command.commands.values():
-            _add_quiet(each)
-        return
-    quiet = Option(
-        ["-q", "--quiet"],
-        is_flag=True,
-        expose_value=False,
-        callback=_set_quiet,
-        help="Write results and errors only.",
-    )
-    command.params.append(quiet)
-
-
-def _set_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
-
-
 def is_quiet() -> bool:
-    """Return True while a verb runs that was told to be quiet."""
+    """Return True while a verb runs after ``calibrant --quiet``."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.meta.get(QUIET, False)

@@ -24,7 +24,7 @@ STATE = click.option(
 
 @click.group(cls=Group, context_settings={"show_default": True})
 def gate() -> None:
-    """Accept answers, verify them, or hand them to a person, at a promised error."""
+    """Accept answers, verify them, or hand them to a person, at a guaranteed error."""
 
 
 @gate.command()
@@ -38,13 +38,13 @@ def gate() -> None:
     type=float,
     default=0.95,
     metavar="FRACTION",
-    help="Probability that the promise is kept.",
+    help="Probability that the guarantee holds.",
 )
 @click.option(
     "--unit",
     type=click.Choice(UNITS),
     default="answer",
-    help="What the promise counts; rows of one conversation belong together unless it is answer.",
+    help="What the guarantee counts; rows of one conversation belong together unless it is answer.",
 )
 @click.option("--by-kind", is_flag=True, help="Thresholds for each kind of question.")
 @click.option(
@@ -67,7 +67,7 @@ def gate() -> None:
     type=float,
     default=0.05,
     metavar="FRACTION",
-    help="Probability of ever withdrawing the promise without drift.",
+    help="Probability of ever withdrawing the guarantee without drift.",
 )
 @click.option("--seed", default=0, help="Seed of the split.")
 @AS_JSON
@@ -87,14 +87,14 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
     """  # noqa: D301
-    from calibrant.artifacts import save
+    from calibrant.artifacts import load, save
     from calibrant.llm import fit_gate
-    from calibrant.llm.answers.calibrating import load_map
-    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.answers.calibrator import AnswerMap
+    from calibrant.llm.answers.rows import read_answers
 
     if mapped is not None:
-        options["calibrator"] = load_map(mapped)
-    fitted = fit_gate(read_rows(file), **options)
+        options["calibrator"] = load(mapped, AnswerMap)
+    fitted = fit_gate(read_answers(file), **options)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
@@ -121,7 +121,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     than those of the fit are refused.
 
     With --state the answers are noted for the drift watch, under their id if they have one, and a
-    promise that was withdrawn is not used.
+    guarantee that was withdrawn is not used.
 
     \b
     Examples:
@@ -133,12 +133,12 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import Gate
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
     from calibrant.llm.gate.watch import judge_rows
 
     if out is not None:
         check_suffix(out)
-    rows = judge_rows(load(folder, Gate), read_rows(file), state)
+    rows = judge_rows(load(folder, Gate), read_answers(file), state)
     if out is not None:
         written = shared.how_written(out)
         write_rows(out, rows)
@@ -157,19 +157,19 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 @click.argument("grades", required=False, metavar="[GRADES]")
 @click.option("--state", required=True, metavar="FILE", help="File of the drift watch.")
 @click.option("--new", is_flag=True, help="Begin a watch: make the file, which must not exist.")
-@click.option("--fail", is_flag=True, help="Exit with 1 if the promise is withdrawn.")
+@click.option("--fail", is_flag=True, help="Exit with 1 if the guarantee is withdrawn.")
 @AS_JSON
 def watch(
     folder: str, grades: str | None, state: str, new: bool, fail: bool, form: str | None
 ) -> int:
-    """Report whether the promise of a gate still holds, and add grades that have come.
+    """Report whether the guarantee of a gate still holds, and add grades that have come.
 
     GRADES is .jsonl or .csv, with correct (true or false) for each answer: either with the id
     under which it was noted, or with the confidence or token_probs that it had. The grades of a
     conversation belong in one file; one of them counts.
 
-    Where the file of the watch is missing or damaged, nothing is promised, since the promise may
-    have been withdrawn.
+    Where the file of the watch is missing or damaged, nothing is guaranteed, since the guarantee
+    may have been withdrawn.
 
     \b
     Examples:
@@ -178,18 +178,18 @@ def watch(
       calibrant llm gate watch gate graded_today.jsonl --state watch.json --fail
 
     \b
-    Exit status: 0 done, 1 the promise is withdrawn and --fail, 2 could not run.
+    Exit status: 0 done, 1 the guarantee is withdrawn and --fail, 2 could not run.
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import Gate
-    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.answers.rows import read_answers
     from calibrant.llm.gate.watch import WatchFile, add_grades
 
     file = WatchFile(state, load(folder, Gate))
     if new:
         file.start()
     if grades is not None:
-        added = add_grades(file, read_rows(grades))
+        added = add_grades(file, read_answers(grades))
         say(f"{added.used:,} grades added, {added.unknown:,} of unknown answers")
     found = file.read()
     with until_closed():
@@ -200,7 +200,7 @@ def watch(
         else:
             console = new_console()
             console.print(found.describe(), style="dim", soft_wrap=True)
-            verdict = found.withdrawn or "no drift detected: the promise holds"
+            verdict = found.withdrawn or "no drift detected: the guarantee holds"
             console.print(verdict, style="bold", soft_wrap=True)
     return int(fail and bool(found.withdrawn))
 

@@ -56,7 +56,7 @@ def of_log(command: Callable[..., Any]) -> Callable[..., Any]:
     "--certainty",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.9,
-    help="Certainty of that promise.",
+    help="Certainty of that guarantee.",
 )
 @click.option("--seed", default=0, help="Seed of the halves for map and threshold.")
 def report(
@@ -108,8 +108,8 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
       calibrant llm answers read samples_arc_easy_2026.jsonl -o options.npz
     """  # noqa: D301
     from calibrant.llm import read_log
-    from calibrant.llm.answers.graded import check_suffix, write_rows
     from calibrant.llm.answers.logs.study import save_options
+    from calibrant.llm.answers.rows import check_suffix, write_rows
 
     if not out.endswith(".npz"):
         check_suffix(out)

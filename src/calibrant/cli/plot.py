@@ -42,7 +42,6 @@ from calibrant.cli.help import FILE, option, verb
     help="For a column of a paper (3.3 inches), a page, or slides.",
 )
 @option("--dark", is_flag=True, help="Light text on dark paper.")
-@shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL

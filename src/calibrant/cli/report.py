@@ -42,7 +42,6 @@ from calibrant.cli.help import FILE, option, verb
 @shared.BINS
 @shared.LEVEL
 @shared.SEED
-@option("--title", metavar="TEXT", help="Title of the report.")
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from calibrant._core.json_form import json_text
 from calibrant._core.messages import printable, printable_name
+from calibrant._core.showing import json_text
 from calibrant.cli.help import FILE, F, is_quiet, option
 
 if TYPE_CHECKING:

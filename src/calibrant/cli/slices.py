@@ -12,7 +12,7 @@ from calibrant.cli.help import FILE, option, verb
 if TYPE_CHECKING:
     from calibrant.slices import Groups, Slices
 
-SEARCH = ("columns", "depth", "min_size")
+SEARCH = ("columns", "depth")
 """Options of a search, not of known groups."""
 
 
@@ -26,12 +26,6 @@ SEARCH = ("columns", "depth", "min_size")
 @option(
     "--depth", default=2, type=click.IntRange(1, 3), metavar="N", help="Conditions of a subgroup."
 )
-@option(
-    "--min-size",
-    type=shared.AT_LEAST_1,
-    metavar="N",
-    help="Examples of the smallest subgroups.  [default: 30, or a 500th of all]",
-)
 @shared.CERTAIN_LEVEL
 @shared.AS_JSON
 @engine.reads_predictions()
@@ -41,7 +35,6 @@ def slices(
     by: str | None,
     folder: str | None,
     depth: int,
-    min_size: int | None,
     form: str | None,
     source: engine.Source,
     **options: Any,
@@ -73,5 +66,5 @@ def slices(
             result = measure_groups(data, by=by, **options)
         else:
             names = shared.names_in(columns)
-            result = find_slices(data, columns=names, depth=depth, min_size=min_size, **options)
+            result = find_slices(data, columns=names, depth=depth, **options)
     shared.show_result(form, result, pred, skipped=dict(data.skipped))

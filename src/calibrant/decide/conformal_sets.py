@@ -22,8 +22,7 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.class_names import numbered
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, frame, one_line
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 
@@ -220,7 +219,7 @@ def conformal(
     the upper side where no two scores are equal; with many equal scores, as of calibrators that
     give few different values, the coverage may be well above. The lower side holds for any
     probabilities: better calibrated ones give smaller sets, not truer ones. It is an average over
-    examples and over draws of the n examples, not a promise for each class or each kind of input,
+    examples and over draws of the n examples, not a guarantee for each class or each kind of input,
     and the n examples must not be those on which the model or its calibrator was fitted.
 
     Parameters

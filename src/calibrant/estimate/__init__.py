@@ -1,4 +1,4 @@
-"""Performance without labels: estimates, the promise behind them, and what to label next."""
+"""Performance without labels: estimates, the guarantee behind them, and what to label next."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class PerformanceEstimator:
     level : float
         Coverage of the intervals.
     tolerance : float
-        Largest widening, in accuracy, beyond which the promise is withdrawn.
+        Largest widening, in accuracy, beyond which the guarantee is withdrawn.
     drift_level : float
         Probability of seeing a shift where there is none, over all views together.
     false_alarms : float
@@ -162,7 +162,7 @@ class PerformanceEstimator:
         sample_weight, split
             As for :func:`calibrant.evaluate`.
         monitor : Monitor, optional
-            Its alarm, from labels of earlier batches, withdraws the promise.
+            Its alarm, from labels of earlier batches, withdraws the guarantee.
         """
         chosen = batch_split(
             data,
@@ -259,7 +259,7 @@ class PerformanceEstimator:
         return [explained, plain] if plain.size() > DISTINCT * noise else [plain, explained]
 
     def _promise(self, explanations: Sequence[Explanation]) -> tuple[Status, list[str], float]:
-        """Return the state of the promise, its reasons, and by how much intervals widen."""
+        """Return the state of the guarantee, its reasons, and by how much intervals widen."""
         if not explanations:
             return "unchecked", [], 0.0
         assert self._reference is not None

@@ -1,4 +1,4 @@
-"""Estimated performance: metrics with intervals, and the promise behind them."""
+"""Estimated performance: metrics with intervals, and the guarantee behind them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
 from calibrant.estimate.watch import Shift
 from calibrant.metrics.intervals import Estimate
 
@@ -70,7 +69,7 @@ class PerformanceEstimate(Mapping[str, Estimate]):
     widening : float
         Change of the accuracy by a shift that was not seen, for which intervals allow.
     unseen : float
-        If the promise holds: change of the accuracy by a hidden shift as large as this comparison
+        If the guarantee holds: change of the accuracy by a hidden shift as large as this comparison
         would see in four of five cases, else NaN.
     new_prior : list of float, optional
         Estimated class frequencies, if they explain the shift.
@@ -112,7 +111,7 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         if self.status in ("labels", "contradicted"):
             return f"The {size} rest on the {self.labels:,} labels, and on how they were selected."
         if self.status == "withdrawn":
-            return f"{ASSUMPTION}. This is in doubt, and no interval is promised."
+            return f"{ASSUMPTION}. This is in doubt, and no interval is guaranteed."
         shown = " as the reference shows it" if self.reference else ""
         hidden = ", or differs by a shift no larger than the one seen" * (self.status == "widened")
         every = "" if self.classes == 2 else "; Brier score and log loss need it of every class"
@@ -120,14 +119,14 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         return f"{ASSUMPTION}{shown}{hidden}{every}. {follows}."
 
     def verdict(self) -> str:
-        """Return the state of the promise, the reasons and the remedy."""
+        """Return the state of the guarantee, the reasons and the remedy."""
         against = "the reference" if self.reference else "the confidences"
         said = {
             "holds": "No shift from the reference was seen",
             "unchecked": "No interval is given, since the values are right only if the confidences "
             "are",
             "widened": f"Intervals were widened by {100 * self.widening:.1f} points of accuracy",
-            "withdrawn": "The promise is withdrawn",
+            "withdrawn": "The guarantee is withdrawn",
             "labels": f"Estimated from the {self.labels:,} labels alone, which do not contradict "
             f"{against}",
             "contradicted": f"Calibration does not hold, and the estimate rests on the "

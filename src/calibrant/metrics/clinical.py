@@ -72,7 +72,8 @@ def citl(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
     r"""Calibration in the large: the best shift of log-odds.
 
     The intercept a of :math:`\mathrm{logit}\, P(y = 1) = a + \mathrm{logit}\, p`, fitted by
-    maximum likelihood: 0 is best, and below 0 the mean of P(y = 1) is too high. NaN where all outcomes are equal. Input as for :func:`calibration_slope`.
+    maximum likelihood: 0 is best, and below 0 the mean of P(y = 1) is too high. NaN where all
+    outcomes are equal. Input as for :func:`calibration_slope`.
 
     >>> round(citl([0.0] * 4, [1, 0, 0, 0]), 4)
     -1.0986
@@ -86,10 +87,10 @@ def spiegelhalter_z(logits: Input = None, labels: Input = None, **data: Unpack[D
 
     .. math:: \frac{\sum_i (y_i - p_i)(1 - 2 p_i)}{\sqrt{\sum_i (1 - 2 p_i)^2 p_i (1 - p_i)}}
 
-    It is normal with mean 0 and deviation 1 for a calibrated model, above 0 for an over-confident one. It
-    misses errors that leave the mean Brier score as it is: see
-    :func:`calibrant.metrics.calibration_test` for a test that does not. Spiegelhalter 1986. Input
-    as for :func:`calibration_slope`.
+    It is normal with mean 0 and deviation 1 for a calibrated model, above 0 for an over-confident
+    one. It misses errors that leave the mean Brier score as it is, which
+    :func:`calibrant.metrics.calibration_test` finds. Spiegelhalter 1986. Input as for
+    :func:`calibration_slope`.
 
     >>> round(spiegelhalter_z(confidence=[0.9] * 100, outcome=[1] * 80 + [0] * 20), 3)
     3.333

@@ -257,7 +257,7 @@ class Monitor(WithOptions):
         examples that are new make a window.
 
         ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
-        the window without labels, which the file need not have; an alarm ends its promises.
+        the window without labels, which the file need not have; an alarm ends its guarantees.
         """
         dataset = as_dataset(path)
         dataset = dataset.in_order(predictions.stream_order(self.calibrator, dataset.class_names))

@@ -244,7 +244,7 @@ class Windows:
 
 
 class WindowEstimate(NamedTuple):
-    """Estimated accuracy of a window; ends are NaN if nothing is promised."""
+    """Estimated accuracy of a window; ends are NaN if nothing is guaranteed."""
 
     value: float
     low: float
@@ -257,7 +257,7 @@ class WindowEstimate(NamedTuple):
         *shares, promise = state
         value, low, high = (math.nan if x is None else float(x) for x in shares)
         if not 0 <= value <= 1 or not isinstance(promise, str):
-            raise ValueError(f"an estimate is a share with its promise, got {state!r:.200}")
+            raise ValueError(f"an estimate is a share with its guarantee, got {state!r:.200}")
         return cls(value, low, high, promise)
 
     def state(self) -> list[Any]:
@@ -282,7 +282,7 @@ class WindowEstimates:
     def keep(
         self, number: int, estimate: WindowEstimate, windows: Container[int], alarm: bool
     ) -> None:
-        """Add an estimate, without a promise after an alarm; forget those of lost windows."""
+        """Add an estimate, without a guarantee after an alarm; forget those of lost windows."""
         if alarm:
             estimate = WindowEstimate(estimate.value, math.nan, math.nan, WITHDRAWN)
         kept = {**self.by_window, number: estimate}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -23,7 +23,21 @@ class Verdict(NamedTuple):
     kind: Kind = ""
 
 
-Part: TypeAlias = "Table | Html | Beside | Box"
+class Chart:
+    """A chart that is drawn where a page shows it: a terminal needs none.
+
+    >>> Chart("<svg>{}</svg>".format, 5).__html__()
+    '<svg>5</svg>'
+    """
+
+    def __init__(self, draw: Callable[..., str], *data: Any, **options: Any) -> None:
+        self._draw = partial(draw, *data, **options)
+
+    def __html__(self) -> Html:
+        return Html(self._draw())
+
+
+Part: TypeAlias = "Table | Html | Chart | Beside | Box"
 """A table, a chart, several of them side by side, or a box inside."""
 
 

@@ -22,10 +22,9 @@ from calibrant.calibrators.learned_curves import (
 )
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.smart import SMART
-from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Chart, Verdict, box_of, drawing_of
 from calibrant.show.charts import Line, line_chart
 from calibrant.show.figures.learned import adjustment_plot, map_plot, temperature_plot
-from calibrant.show.html import Html
 from calibrant.show.style import plain
 from calibrant.show.tables import Table, facts
 
@@ -65,24 +64,24 @@ def auto_box(calibrator: Auto) -> Box:
 
 
 @singledispatch
-def charts(calibrator: Calibrator) -> list[Html]:
+def charts(calibrator: Calibrator) -> list[Chart]:
     """Return charts of what a calibrator has learned; most have none."""
     return []
 
 
 @charts.register(SMART)
-def _temperature_chart(calibrator: SMART) -> list[Html]:
+def _temperature_chart(calibrator: SMART) -> list[Chart]:
     values, temperature = calibrator.curve()
     if not values.size:
         return []
     line = [Line("temperature", values, temperature)]
     axis = calibrator.indicator.replace("_", " ")
     form: Any = {"x_format": plain, "y_format": plain}
-    return [line_chart(line, x_label=axis, y_label="temperature", **form)]
+    return [Chart(line_chart, line, x_label=axis, y_label="temperature", **form)]
 
 
 @charts.register(MaCCal)
-def _epochs_chart(calibrator: MaCCal) -> list[Html]:
+def _epochs_chart(calibrator: MaCCal) -> list[Chart]:
     names = {"keep": "keep rate", "confidence": "confidence", "accuracy": "accuracy"}
     epochs = list(range(1, len(calibrator.history) + 1))
     lines = [
@@ -90,7 +89,7 @@ def _epochs_chart(calibrator: MaCCal) -> list[Html]:
         for name, title in names.items()
     ]
     options: dict[str, Any] = {"x_format": plain, "y_range": (0, 1)}
-    return [line_chart(lines, x_label="epoch", y_label="share", **options)]
+    return [Chart(line_chart, lines, x_label="epoch", y_label="share", **options)]
 
 
 @drawing_of.register(Calibrator)

@@ -28,7 +28,7 @@ KINDS: dict[Status, Kind] = {
 
 @box_of.register(PerformanceEstimate)
 def estimate_box(estimate: PerformanceEstimate) -> Box:
-    """Return the metrics, and the promise behind them."""
+    """Return the metrics, and the guarantee behind them."""
     said = Verdict(estimate.verdict(), KINDS[estimate.status])
     remarks = [*estimate.remarks(), estimate.assumption()]
     parts = [estimates_table(estimate)]

@@ -20,7 +20,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Chart, Part, Verdict, box_of, drawing_of
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
 from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.reliability import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @box_of.register(Evaluation)
-def evaluation_box(evaluation: Evaluation, charts: Sequence[Html] = ()) -> Box:
+def evaluation_box(evaluation: Evaluation, charts: Sequence[Part] = ()) -> Box:
     """Return the test, the metrics beside their diagram, and subgroups.
 
     Further ``charts`` stand below the metrics.
@@ -50,7 +50,7 @@ def evaluation_box(evaluation: Evaluation, charts: Sequence[Html] = ()) -> Box:
         Verdict(evaluation.hint(), "warn"),
     ]
     figures = Box(parts=[metrics_table(evaluation), *charts])
-    parts = [Beside([figures, diagram(evaluation)])]
+    parts = [Beside([figures, Chart(diagram, evaluation)])]
     return Box(
         re.sub("(?<=[a-z])(?=[A-Z])", " ", type(evaluation).__name__).capitalize(),
         [evaluation.describe()],

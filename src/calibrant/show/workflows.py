@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant.metrics.evaluation import shown
 from calibrant.metrics.registry import METRICS
-from calibrant.show.box import Beside, Box, Kind, Verdict, box, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Chart, Kind, Verdict, box, box_of, drawing_of
 from calibrant.show.charts import forest_chart
 from calibrant.show.decide import rule_box
 from calibrant.show.figures.comparison import forest_plot, forest_plots
@@ -32,7 +32,8 @@ def comparison_box(comparison: Comparison) -> Box:
     """Return the methods in a table, and the intervals of ECE and NLL in charts."""
     chosen = comparison.choice()
     said = Verdict(comparison.advice(), "good" if chosen in comparison.measured else "warn")
-    charts = Beside([intervals_chart(comparison, name) for name in ("ece", "nll")])
+    shown = [name for name in ("ece", "nll") if _ordered(comparison, name)]
+    charts = Beside([Chart(intervals_chart, comparison, name) for name in shown])
     return Box(
         "Comparison",
         [comparison.describe()],
@@ -70,8 +71,6 @@ def _cells(row: Row, best: Sequence[str]) -> tuple[str, ...]:
 def intervals_chart(comparison: Comparison, metric: str) -> Html:
     """Return the intervals of the best methods, with that of no calibration as a line."""
     names = [m for m in _ordered(comparison, metric) if metric in comparison.measured[m]][:LONGEST]
-    if not names:
-        return Html()
     known = {name: comparison.measured[name][metric] for name in comparison.measured}
     before = known["none"].value if "none" in known else math.nan
     return forest_chart(
@@ -135,7 +134,9 @@ def effect_box(effect: Effect) -> Box:
     tested = effect.after.verdict()
     about = [effect.after.describe(), f"After calibration: {tested}" if tested else ""]
     said = Verdict(effect.headline(), "good" if effect.improves else "warn")
-    diagrams = Beside([diagram(effect.before, "before"), diagram(effect.after, "after")])
+    diagrams = Beside(
+        [Chart(diagram, effect.before, "before"), Chart(diagram, effect.after, "after")]
+    )
     return Box("Before and after calibration", about, [said], [effect_table(effect), diagrams])
 
 

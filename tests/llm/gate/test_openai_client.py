@@ -278,7 +278,7 @@ def test_answers_are_noted_and_grades_withdraw_the_promise(
     state.update(lambda watch: watch.observe(np.full(900, 0.99), np.arange(900) % 2))
     wait_for(lambda: chat(served, "sure").calibrant["verdict"] == "person")
     said = chat(served, "sure").calibrant
-    assert said["reason"].startswith("the promise is withdrawn: the grades contradict")
+    assert said["reason"].startswith("the guarantee is withdrawn: the grades contradict")
 
 
 def wait_for(condition):
@@ -298,7 +298,7 @@ def test_a_missing_or_damaged_state_promises_nothing(token_gate, state, caplog, 
         state.path.unlink()
     with caplog.at_level(logging.ERROR):
         judge = Judge(token_gate, state.path)
-    assert judge.withdrawn.startswith("the promise is withdrawn: ")
+    assert judge.withdrawn.startswith("the guarantee is withdrawn: ")
     assert "is unknown; if it was not, start a new file" in judge.withdrawn
     assert str(state.path) in caplog.text
     judge.note("a", 0.9)

@@ -1,4 +1,4 @@
-"""Thresholds for answers, turns and conversations keep their promises, where the truth is known."""
+"""Thresholds for answers, turns and conversations keep their guarantees on simulated data."""
 
 import warnings
 from fractions import Fraction
@@ -10,12 +10,12 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.decide import threshold
-from calibrant.decide.thresholds import threshold_grid
-from calibrant.llm.gate.verdicts import Scored, find_threshold, hoeffding_bentkus
+from calibrant.decide.threshold_search import hoeffding_bentkus, threshold_grid
+from calibrant.llm.gate.verdicts import Scored, find_threshold
 
 MAX_ERROR, CERTAINTY, RUNS = 0.1, 0.9, 200
 MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))
-"""Broken promises that chance allows, once in a thousand runs of the test."""
+"""Broken guarantees that chance allows, once in a thousand runs of the test."""
 
 
 def scored(confidence, correct, unit=None):
@@ -65,7 +65,7 @@ def limits_of(draw, unit, n, ignoring_conversations=False):
 
 
 def broken(draw, unit, limits):
-    """Number of thresholds that accept more mistakes than promised."""
+    """Number of thresholds that accept more mistakes than guaranteed."""
     known = {limit: true_loss(draw, unit, limit) for limit in np.unique(limits) if limit <= 1}
     return sum(known.get(limit, 0.0) > MAX_ERROR for limit in limits)
 

@@ -49,7 +49,7 @@ def test_grades_that_come_later_withdraw_it(gate, rng):
     watch.note(confidence, ids)
     assert watch.withdrawn == ""
     assert watch.label(ids, correct) == 3000
-    assert watch.withdrawn.startswith("the promise is withdrawn: the grades contradict")
+    assert watch.withdrawn.startswith("the guarantee is withdrawn: the grades contradict")
     assert watch.label(["r1", "other"], [True, False]) == 0
 
 
@@ -162,7 +162,7 @@ def test_without_a_readable_file_nothing_is_promised(file, rng, caplog, content)
     file.path.unlink()
     if content is not None:
         file.path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert file.withdrawn().startswith("the promise is withdrawn: ")
+    assert file.withdrawn().startswith("the guarantee is withdrawn: ")
     assert f"{file.path}" in caplog.text
     with pytest.raises(ValueError, match=r"is missing|cannot be read"):
         file.update(lambda watch: watch.note([0.9]))

@@ -1,6 +1,5 @@
 """Documents as token ids: texts, pairs, and chats with every kind of template."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -286,52 +285,13 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
     np.testing.assert_array_equal(same.labels, found.labels)
 
 
-class SlowTokenizer(transformers.PreTrainedTokenizer):
-    """A tokenizer in Python, which does not say where its tokens are in the text.
-
-    Its tokens are characters and runs of line breaks.
-    """
-
-    names = ("<s>", "<end>", "\n\n\n", *map(chr, range(128)))
-
-    def __init__(self):
-        super().__init__(bos_token="<s>", eos_token="<end>")
-
-    @property
-    def vocab_size(self):
-        return len(self.names)
-
-    def get_vocab(self):
-        return {name: number for number, name in enumerate(self.names)}
-
-    def _tokenize(self, text):
-        return re.findall(r"\n+|.", text)
-
-    def _convert_token_to_id(self, token):
-        return self.names.index(token)
-
-    def _convert_id_to_token(self, index):
-        return self.names[index]
-
-    def convert_tokens_to_string(self, tokens):
-        return "".join(tokens)
-
-
-@pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
-def test_chats_with_a_tokenizer_in_python(answer, said):
-    slow = SlowTokenizer()
-    assert not slow.is_fast
-    slow.chat_template = (
-        "{% for m in messages %}{{ m['role'] + '\n' + m['content'] + '<end>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
-    )
-    turns: list[Any] = [
-        {"role": "user", "content": "you"},
-        {"role": "assistant", "content": answer},
-    ]
-    (found,) = encode_documents([[*turns, *turns]], slow, 99)
-    assert slow.decode(found.ids) == slow.apply_chat_template([*turns, *turns], tokenize=False)
-    assert slow.decode(found.labels[found.labels != -100]) == said * 2
+def test_a_chat_needs_to_know_where_its_tokens_are(tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    tokenizer.chat_template = MARKED
+    assert len(encode_documents([CHAT], tokenizer, 99)) == 1  # the template marks the answers
+    tokenizer.chat_template = CHATML
+    with pytest.raises(ValueError, match="does not say where its tokens are in the text"):
+        encode_documents([CHAT], tokenizer, 99)
 
 
 def test_spaces_belong_to_the_words_after_them():

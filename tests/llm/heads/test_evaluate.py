@@ -15,8 +15,7 @@ import calibrant as cal
 from calibrant.llm.heads import evaluate as module
 from calibrant.llm.heads.evaluate import evaluate_table, evaluate_tokens, paired_gain
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.heads.modules import make_head
+from calibrant.llm.heads.fitted import FittedHead, make_head, token_predictions
 from calibrant.metrics.ranking import auroc_with_error
 from tests.support.language_models import simulated_table
 

@@ -21,10 +21,11 @@ from calibrant.llm.heads.fit import fit_head, options_for, split_documents
 from calibrant.llm.heads.fitted import (
     FittedHead,
     log_sharpness,
+    make_head,
     predict_rows,
     token_predictions,
 )
-from calibrant.llm.heads.modules import GlobalHead, bounded, make_head
+from calibrant.llm.heads.modules import GlobalHead, bounded
 from calibrant.llm.heads.tables import TokenTable
 from tests.support.language_models import (
     TINY,
@@ -275,7 +276,7 @@ def test_split_is_by_document():
         assert set.union(*owners) == set(range(53))
         held_out += owners[2]
     assert sorted(held_out) == list(range(53))
-    first, other = (split_documents(documents, seed, 0).test for seed in (3, 4))
+    first, other = (split_documents(documents, seed, 0)[2] for seed in (3, 4))
     assert set(documents[first]) != set(documents[other])
     everything = split_documents(documents, 3, None)
     assert [len(part) for part in everything] == [48 * 7, 5 * 7, 0]
@@ -289,11 +290,11 @@ def test_every_document_is_held_out_once():
     assert "on 40 held-out documents" in fitted.reasons
     nll = 0.0
     for fold in range(5):
-        split = split_documents(table.documents, 0, fold)
-        rows = np.sort(np.concatenate([split.train, split.stop]))
+        train, stop, test = split_documents(table.documents, 0, fold)
+        rows = np.sort(np.concatenate([train, stop]))
         temperature = best_sharpness(table.records(rows))
         simple = GlobalHead(start=float(temperature.x[0]))
-        nll += predict_rows(simple, table, split.test).nll.sum() / len(table)
+        nll += predict_rows(simple, table, test).nll.sum() / len(table)
     assert fitted.figures["global"]["nll"] == pytest.approx(nll, abs=1e-6)
     whole = best_sharpness(table.records())
     assert fitted.settings["temperature"] == pytest.approx(np.exp(-whole.x[0]), rel=1e-4)

@@ -10,7 +10,7 @@ import torch
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.tables import TokenTable, open_table, sole_writer
+from calibrant.llm.heads.tables import TokenTable, open_table
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from tests.support.language_models import (
     assert_same_table,
@@ -107,20 +107,20 @@ def test_texts_have_the_states_of_prompts(model, documents, tmp_path, shard):
     table = collect(model, documents, tmp_path, tokens_per_shard=shard, prompts=True, batch=40)
     order = [4, 0, 6]
     texts = table.texts(np.concatenate([np.flatnonzero(table.documents == n) for n in order]))
-    for number, text in zip(order, texts, strict=True):
+    for number, (states, places) in zip(order, texts, strict=True):
         ids, labels = (np.array(documents[number][key]) for key in ("input_ids", "labels"))
         found = model(input_ids=torch.tensor(ids)[None], output_hidden_states=True)
-        np.testing.assert_allclose(text.states, found.hidden_states[-1][0, :-1], atol=2e-3)
-        np.testing.assert_array_equal(text.places, np.flatnonzero(labels[1:] != -100))
+        np.testing.assert_allclose(states, found.hidden_states[-1][0, :-1], atol=2e-3)
+        np.testing.assert_array_equal(places, np.flatnonzero(labels[1:] != -100))
 
 
 def test_texts_of_tables_without_prompts(model, tmp_path):
     plain = [{"input_ids": document["input_ids"]} for document in drawn_documents()]
     table = collect(model, plain, tmp_path, tokens_per_shard=12)
     assert table.whole  # nothing is masked
-    (text,) = table.texts(table.documents == 3)
-    np.testing.assert_array_equal(text.states, table.hidden(table.documents == 3))
-    np.testing.assert_array_equal(text.places, np.arange(13 - 1))
+    ((states, places),) = table.texts(table.documents == 3)
+    np.testing.assert_array_equal(states, table.hidden(table.documents == 3))
+    np.testing.assert_array_equal(places, np.arange(13 - 1))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,3 @@ def test_folders_that_are_no_tables(model, documents, tmp_path):
     (tmp_path / "shard-00000" / "hidden.npy").unlink()
     with pytest.raises(ValueError, match="is damaged or missing"):
         open_table(tmp_path)
-
-
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
-    for name in (".shard-00003.0123", "shard-00002"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "top.npy").write_bytes(b"half")
-    with sole_writer(tmp_path):
-        assert not (tmp_path / ".shard-00003.0123").exists()
-        assert (tmp_path / "shard-00002" / "top.npy").exists()

@@ -12,7 +12,7 @@ import torch
 from calibrant.llm.answers.asking import chat_prompt
 from calibrant.llm.heads.documents import encode_documents, prompt_ids
 from calibrant.llm.models import loading
-from calibrant.llm.models.loading import add_start, load_model, load_tokenizer, load_weights
+from calibrant.llm.models.loading import load_model, load_tokenizer, load_weights
 from tests.support.language_models import tiny_model, transformers, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", "a", "b"]
@@ -63,10 +63,10 @@ def test_code_of_a_model_is_not_run(folder, monkeypatch):
 def test_trust_is_passed_on(folder, monkeypatch, trusted):
     asked = []
 
-    def recorded(path, *, trust_remote_code, **options):
+    def recorded(*, trust_remote_code, **options):
         asked.append(trust_remote_code)
         report: dict[str, list[str]] = {"missing_keys": [], "mismatched_keys": []}
-        return (tiny_model(), report) if options else word_tokenizer(WORDS)
+        return (tiny_model(), report) if "dtype" in options else word_tokenizer(WORDS)
 
     for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
         monkeypatch.setattr(kind, "from_pretrained", recorded)
@@ -108,7 +108,7 @@ def test_texts_of_gguf_models_begin_as_the_file_says(tmp_path, monkeypatch, kind
     file = gguf_file(tmp_path / "model.gguf", kind, **metadata)
     plain = word_tokenizer(WORDS)
     plain.chat_template = TEMPLATE
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
     tokenizer = load_tokenizer(file)
     start = [1] if starts else []
     text, pair, chat = encode_documents(["a b", ("a", "b"), CHAT], tokenizer, 99)
@@ -121,19 +121,21 @@ def test_texts_of_gguf_models_begin_as_the_file_says(tmp_path, monkeypatch, kind
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, "{{ raise_exception('no') }}"])
-def test_templates_that_begin_chats_themselves_are_kept(tmp_path, template):
+def test_templates_that_begin_chats_themselves_are_kept(tmp_path, monkeypatch, template):
     file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
-    tokenizer = word_tokenizer(WORDS, around="<s> $A")
-    tokenizer.chat_template = template
-    add_start(tokenizer, file)
-    assert tokenizer.chat_template == template
+    plain = word_tokenizer(WORDS, around="<s> $A")
+    plain.chat_template = template
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
+    assert load_tokenizer(file).chat_template == template
 
 
 def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
     file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
     monkeypatch.setattr(loading, "_adds_start", lambda tokenizer: False)
+    plain = word_tokenizer(WORDS)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
     with pytest.warns(UserWarning, match=r"model\.gguf asks for a beginning-of-text token"):
-        add_start(word_tokenizer(WORDS), file)
+        load_tokenizer(file)
 
 
 def test_damaged_gguf_files_are_named(tmp_path):

@@ -16,7 +16,7 @@ from calibrant.show.report.model import Gain
 from calibrant.show.report.verdict import verdict_of
 from tests.show.report.conftest import drawn
 
-DOCS = Path(__file__).parents[3] / "docs" / "findings.md"
+DOCS = Path(__file__).parents[3] / "docs" / "report.md"
 
 
 def codes(data, **options):
@@ -64,7 +64,7 @@ def test_a_class_that_is_off_is_named_among_others_that_are_not():
     wrong = (data["logits"].argmax(-1) == 2) & (np.arange(4000) % 3 == 0)
     data["labels"] = np.where(wrong, 4, data["labels"])
     found = codes(data, level=None)
-    assert "class 2 (over by" in found["CAL005"].evidence
+    assert "class 2 (too high by" in found["CAL005"].evidence
     assert "1 of 5 classes" in found["CAL005"].evidence
 
 
@@ -90,7 +90,7 @@ def test_a_preferred_class_is_found():
     data = drawn(3000)
     data["logits"] = data["logits"] + np.array([1.5, 0, 0, 0, 0])
     found = codes(data, level=None)
-    assert re.match(r"\d of 5 classes: class 0 \(claimed", found["CAL009"].evidence)
+    assert re.match(r"\d of 5 classes: class 0 \(mean probability", found["CAL009"].evidence)
 
 
 def test_shuffled_labels_and_training_sets_come_first():
@@ -235,7 +235,7 @@ def test_ranges_far_off_forbid_a_yes_though_the_average_is_fine():
 @pytest.mark.parametrize("code", CHECKS)
 def test_every_code_is_documented(code):
     check, text = CHECKS[code], " ".join(DOCS.read_text("utf-8").split())
-    assert f"({code.lower()})= ## {code}: {check.title}" in text
+    assert f"({code.lower()})= ### {code}: {check.title}" in text
     for sentence in (check.meaning, check.fix):
         assert " ".join(sentence.split()) in text
 

@@ -278,7 +278,7 @@ def test_commands_name_splits_that_are_not_the_usual_ones():
     shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
     assert "--method ts --split noise -o" in shown["Fit a calibrator, and apply it"]
     assert "\"ts\", split='noise')" in shown["The same in Python"]
-    assert "calibrated.npz --split noise --max-ece" in shown["Stop a release that is worse"]
+    assert "calibrated.npz --split noise --max ece" in shown["Stop a release that is worse"]
 
 
 def test_commands_name_no_usual_split(over_confident):

@@ -1,1 +1,1 @@
-"""The gate: accept answers, verify them, or hand them to a person, at a promised error."""
+"""The gate: accept answers, verify them, or hand them to a person, at a guaranteed error."""

@@ -11,16 +11,16 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant.decide.thresholds import Threshold
-from calibrant.llm.answers.calibrating import apply_answers, fit_answers
+from calibrant.decide.threshold_results import ShownLimit, Threshold
+from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.gate.gate import DriftReference, Gate, unscored
 from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
 
 _MIN_UNITS = 30
-"""Independent answers or conversations below which nothing can be promised."""
+"""Independent answers or conversations below which nothing can be guaranteed."""
 _ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
 
@@ -45,14 +45,14 @@ def fit_gate(
 
     .. math:: P(\text{error among accepted answers} \le \mathtt{max\_error}) \ge \mathtt{certainty}
 
-    over the draw of the graded answers (:func:`calibrant.threshold`). The promise needs
+    over the draw of the graded answers (:func:`calibrant.threshold`). The guarantee needs
     independent answers from the population that the gate will judge, and nothing else: it holds for
     any number of answers, whatever their confidences are worth.
 
     All graded answers serve the threshold, and also the map from confidences to probabilities. A
     map of two or three parameters that rises keeps the order of the answers: it decides at which of
     them the search for the threshold starts, but the test of each threshold stays that of the same
-    answers above it. ``benchmarks/gate.py`` counts how often such promises are broken: less often
+    answers above it. ``benchmarks/gate.py`` counts how often such guarantees fail: less often
     than they may be. An isotonic map has steps, and gets a random third of the answers for itself.
 
     With ``verifier_misses`` a random half decides about accepting. The other one decides which of
@@ -64,26 +64,26 @@ def fit_gate(
     Parameters
     ----------
     answers : AnswerRows
-        Graded answers of one source, of :func:`~calibrant.llm.answers.graded.read_rows` or
+        Graded answers of one source, of :func:`~calibrant.llm.answers.rows.read_answers` or
         ``AnswerRows.of``.
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
         Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
-        together, and only conversations are independent. With "turn" the promise is about the
+        together, and only conversations are independent. With "turn" the guarantee is about the
         share of wrong turns among the accepted ones of a conversation, on average over
         conversations with accepted turns; with "conversation" about the share of these
         conversations in which any accepted turn is wrong.
     by_kind : bool
         Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
-        ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the promise
-        is about them together. All promises hold at the same time with probability ``certainty``:
-        each test gets an equal part of ``1 - certainty`` (Bonferroni).
+        ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the
+        guarantee is about them together. All guarantees hold at the same time with probability
+        ``certainty``: each test gets an equal part of ``1 - certainty`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
     calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
         confidences of the answers or on their ``aggregate`` of token probabilities.
     false_alarms : float in (0, 1)
-        Probability that the drift watch (:class:`GateWatch`) ever withdraws the promise although
+        Probability that the drift watch (:class:`GateWatch`) ever withdraws the guarantee although
         nothing has changed.
     seed : int
         Of the split.
@@ -93,7 +93,7 @@ def fit_gate(
     Gate
         Which remembers model, prompt, head and sampling of the graded answers, where these state
         them, and hands answers from others to a person. With a warning if there are too few answers
-        to promise anything.
+        to guarantee anything.
 
     Examples
     --------
@@ -117,13 +117,13 @@ def fit_gate(
             _check_kinds(answers, numbers, unit)
         rises = calibrator is None and stage != "isotonic"
         # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
-        # found with the answers that decided on the kinds would not keep their promise
+        # found with the answers that decided on the kinds would not keep their guarantee
         first = 1 / 3 if calibrator is None and not rises else 0.1 if by_kind else 0.0
         parts = _parts(numbers, first, verifier_misses is not None, rng)
         if calibrator is None:
             graded = answers if rises else answers.where(parts == 0)
-            calibrator = fit_answers(graded.answers(aggregate), stage=stage)
-        chances = np.array([row["calibrated"] for row in apply_answers(calibrator, answers)])
+            calibrator = fit_answers(graded, aggregate=aggregate, stage=stage)
+        chances = calibrator.predict_rows(answers)
         scored = Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:
@@ -136,7 +136,7 @@ def fit_gate(
 
 
 def _scored_wholly(answers: AnswerRows) -> AnswerRows:
-    """Return the answers that a gate can accept, about which the promise is."""
+    """Return the answers that a gate can accept, about which the guarantee is."""
     whole = np.array([not unscored(row) for row in answers.rows], dtype=bool)
     if not whole.all():
         warn(
@@ -168,7 +168,7 @@ def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:
     if repeated:
         warn(
             f"{repeated:,} answers are to questions that others answer as well, so that they are "
-            "not independent, and the promise may be too strong: keep one answer to a question"
+            "not independent, and the guarantee may be too strong: keep one answer to a question"
         )
     return np.arange(len(named))
 
@@ -197,7 +197,7 @@ def _parts(numbers: IntArray, first: float, verified: bool, rng: np.random.Gener
     if units < _MIN_UNITS:
         raise ValueError(
             f"a gate needs {_MIN_UNITS} independent graded answers or conversations, got {units}: "
-            "even hundreds promise little"
+            "even hundreds guarantee little"
         )
     rest = 1 - first
     shares = (first, rest / 2, rest / 2) if verified else (first, rest)
@@ -219,7 +219,7 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
     if rare:
         warn(
             f"there are fewer than about {enough:,} graded answers to find a threshold with of "
-            f"kinds {comma_separated(rare)}: they share one, and the promise is about them together"
+            f"kinds {comma_separated(rare)}: they share one threshold and guarantee"
         )
     return [*own, rare] if rare else own
 
@@ -241,7 +241,7 @@ def _band(
     if terms.verifier_misses is None:
         return Band(accept, None, kinds)
     # other answers than those that the threshold for accepting was found with, and only those
-    # below it: about these the promise is
+    # below it: about these the guarantee is
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
     limit = terms.max_to_verify
     if limit < 1 and below.units:
@@ -249,7 +249,8 @@ def _band(
     lowest, coverage, error = math.inf, 0.0, math.nan
     if below.units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
-    verify = Threshold(lowest, coverage, error, math.nan, below.units, limit, certainty)
+    free = ShownLimit("error", limit, error, math.nan, below.units)
+    verify = Threshold(lowest, coverage, below.units, certainty, (free,))
     return Band(accept, verify, kinds)
 
 

@@ -4,7 +4,7 @@ An answer whose confidence is not that of its whole text is handed to a person: 
 or empty, one of which some text has no log-probability, and one whose confidence does not say where
 it comes from.
 
-A promise holds for answers like those it was found with. Two tests watch for others, each a
+A guarantee holds for answers like those it was found with. Two tests watch for others, each a
 :class:`~calibrant.monitor.Monitor`:
 
 - of grades: calibrated confidences and whether the answers were right, against those of the fit;
@@ -13,8 +13,8 @@ A promise holds for answers like those it was found with. Two tests watch for ot
   bets.
 
 While the answers do not change, the probability of ever raising an alarm is at most
-``false_alarms``, half of it for each test. After an alarm the promise is withdrawn until a new gate
-is fitted.
+``false_alarms``, half of it for each test. After an alarm the guarantee is withdrawn until a new
+gate is fitted.
 """
 
 from __future__ import annotations
@@ -29,14 +29,11 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
-from calibrant.decide.thresholds import Threshold
-from calibrant.llm.answers.calibrating import apply_answers
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
-from calibrant.llm.answers.graded import GRADES, AnswerRows, Source, SourceError, unpacked_cell
-from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
@@ -117,25 +114,24 @@ def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
 
 
 class Gate:
-    """A map from confidences to probabilities, thresholds on them, and what these promise.
+    """A map from confidences to probabilities, thresholds on them, and what these guarantee.
 
     :func:`fit_gate` makes gates; :func:`calibrant.save` keeps everything in one artifact.
 
     Parameters
     ----------
     calibrator : AnswerCalibrator or SignalCalibrator
-        Applied by :func:`calibrant.llm.answers.calibrating.apply_answers`.
     bands : sequence of Band
-        One for all kinds of questions, or one for each set of kinds with promises of its own.
+        One for all kinds of questions, or one for each set of kinds with guarantees of its own.
     terms : Terms
     drift : DriftReference
-        What the answers looked like for which the promises were found.
+        What the answers looked like for which the guarantees were found.
 
     Examples
     --------
     >>> import numpy as np
     >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.graded import AnswerRows
+    >>> from calibrant.llm.answers.rows import AnswerRows
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.beta(4, 1, 3000)
     >>> right = rng.random(3000) < confidence**2  # the model is too sure
@@ -179,10 +175,10 @@ class Gate:
         Parameters
         ----------
         answers : AnswerRows
-            Of :func:`~calibrant.llm.answers.graded.read_rows` or ``AnswerRows.of``.
+            Of :func:`~calibrant.llm.answers.rows.read_answers` or ``AnswerRows.of``.
         withdrawn : str
-            Reason why nothing is promised any more (:attr:`GateWatch.withdrawn`): then every answer
-            is handed to a person.
+            Reason why nothing is guaranteed any more (:attr:`GateWatch.withdrawn`): then every
+            answer is handed to a person.
 
         Raises
         ------
@@ -221,7 +217,7 @@ class Gate:
 
     def _chances(self, answers: AnswerRows) -> list[float | str]:
         try:
-            chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
+            chances = self.calibrator.predict_rows(answers).tolist()
             return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
         except SourceError:
             raise
@@ -252,7 +248,7 @@ class Gate:
         band = self._band(str(row.get("kind") or ""))
         if withdrawn or band is None:
             kind = printable_name(str(row.get("kind") or "none"))
-            unseen = f"nothing is promised about questions of kind {kind}: none was graded"
+            unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
             return Verdict("person", score, None, "", withdrawn or unseen)
         decision, limit, reason = band.decide(score)
         return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
@@ -261,7 +257,7 @@ class Gate:
         return self._by_kind.get(kind) if self._by_kind else self.bands[0]
 
     def promise(self, decision: Decision = "accept") -> str:
-        """Return what is promised about answers with a decision, in words; empty if nothing is."""
+        """Return the guarantee about answers with a decision, in words; empty if there is none."""
         if decision == "accept" and not self.accepts_some:
             return ""
         text = self.terms.promises()[decision]

@@ -15,8 +15,13 @@ from typing import Any, Literal
 
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
-from calibrant.llm.answers.lines import WRONG_FORM, Row, question_of
-from calibrant.llm.answers.logs.completions import asked_in, completion, request_source
+from calibrant.llm.answers.logs.completions import (
+    asked_in,
+    completion,
+    question_of,
+    request_source,
+)
+from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.verdicts import Verdict, most_careful
@@ -45,8 +50,8 @@ class Judge:
         For confidences that can be computed from the log-probabilities of tokens.
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes. A thread adds the
-        verdicts every few seconds, and reads whether the promise was withdrawn meanwhile, by grades
-        that another process added. A withdrawn promise stays so while the process runs.
+        verdicts every few seconds, and reads whether the guarantee was withdrawn meanwhile, by
+        grades that another process added. A withdrawn guarantee stays so while the process runs.
     """
 
     def __init__(self, gate: Gate, state: str | os.PathLike[str] | None = None) -> None:
@@ -80,7 +85,7 @@ class Judge:
                 self._notes.append((key, confidence))
 
     def flush(self) -> None:
-        """Add the notes to the file, and read whether the promise still holds."""
+        """Add the notes to the file, and read whether the guarantee still holds."""
         if self.file is None:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-r"""What a gate promises about answers, turns or conversations, and what it says of an answer.
+r"""What a gate guarantees about answers, turns or conversations, and what it says of an answer.
 
 Answers that belong together, such as the turns of a conversation, are not independent: a model that
 misunderstands the first turn is wrong in the next ones, too. What is independent is the *unit*:
@@ -7,10 +7,11 @@ misunderstands the first turn is wrong in the next ones, too. What is independen
 - ``turn``: the loss of a conversation is the share of wrong ones among its accepted turns.
 - ``conversation``: the loss of a conversation is 1 if any of its accepted turns is wrong.
 
-The promise of a threshold is about the mean loss of the units of which it accepts something. Losses
-of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units and a
-mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021, "Distribution-free,
-risk-controlling prediction sets"): the smaller one of :math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
+The guarantee of a threshold is about the mean loss of the units of which it accepts something.
+Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
+and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
+"Distribution-free, risk-controlling prediction sets"): the smaller one of
+:math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
 :math:`e \, P(\mathrm{Bin}(m, \alpha) \le \lceil m r \rceil)`, which is valid for any losses in
 [0, 1].
 """
@@ -23,19 +24,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import rel_entr
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import threshold_text
 from calibrant.decide.probabilities import check_share
-from calibrant.decide.thresholds import (
-    Threshold,
-    Trials,
-    binomial_p_values,
-    lowest_passing,
-    threshold,
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
+from calibrant.decide.threshold_search import (
+    Counts,
+    best_passing,
+    hoeffding_bentkus,
+    level_shares,
     threshold_grid,
 )
 from calibrant.llm.answers.calibrator import check_state
@@ -70,20 +71,21 @@ class Scored(NamedTuple):
 
 
 def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
-    """Return the lowest threshold that keeps its promise about the unit.
+    """Return the lowest threshold that keeps its guarantee about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
     probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
     """
     if unit == "answer":
-        pairs = {"confidence": answers.confidence, "outcome": answers.correct}
+        pairs: dict[str, Any] = {"confidence": answers.confidence, "outcome": answers.correct}
         return threshold(**pairs, max_error=max_error, certainty=certainty)
     losses = _losses_of_turns if unit == "turn" else _losses_of_conversations
     grid = threshold_grid(max_error)
-    accepted, wrong = losses(answers, grid)
-    p_values = binomial_p_values if unit == "conversation" else hoeffding_bentkus
-    trials = Trials(grid, accepted, wrong, p_values(accepted, wrong, max_error))
-    return lowest_passing(trials, answers.units, max_error=max_error, certainty=certainty)
+    counts = Counts(answers.units, 0, *losses(answers, grid))
+    tests = counts.trials("error", max_error)
+    if unit == "turn":
+        tests = tests._replace(test=hoeffding_bentkus)
+    return best_passing(grid, level_shares(max_error), [tests], counts, certainty=certainty)
 
 
 def _losses_of_conversations(answers: Scored, grid: FloatArray) -> tuple[IntArray, IntArray]:
@@ -113,22 +115,6 @@ def _losses_of_turns(answers: Scored, grid: FloatArray) -> tuple[IntArray, Float
     return np.array(counts, np.int64), np.array(sums)
 
 
-def hoeffding_bentkus(
-    accepted: IntArray, losses: FloatArray | IntArray, max_error: float
-) -> FloatArray:
-    """P-values of mean losses above ``max_error``, from sums of losses in [0, 1].
-
-    >>> hoeffding_bentkus(np.array([0, 100]), np.array([0.0, 2.5]), 0.1).round(4)
-    array([1.    , 0.0131])
-    """
-    mean = np.minimum(losses / np.maximum(accepted, 1), max_error)
-    divergence = rel_entr(mean, max_error) + rel_entr(1 - mean, 1 - max_error)
-    # a sum that is whole but for its last digit must not be rounded up to the next number
-    up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
-    bentkus = math.e * binomial_p_values(accepted, up, max_error)
-    return np.where(accepted > 0, np.minimum(np.exp(-accepted * divergence), bentkus), 1.0)
-
-
 Decision = Literal["accept", "verify", "person"]
 CAREFUL: tuple[Decision, ...] = ("accept", "verify", "person")
 """Decisions, the most careful one last."""
@@ -141,16 +127,16 @@ _PROMISES = {
 
 
 class Terms(NamedTuple):
-    """What a gate promises.
+    """What a gate guarantees.
 
     Attributes
     ----------
     max_error : float
         Largest share of wrong answers, turns or conversations.
     certainty : float
-        Probability that all promises are kept.
+        Probability that all guarantees hold.
     unit : {"answer", "turn", "conversation"}
-        What the promise counts, and what is independent.
+        What the guarantee counts, and what is independent.
     verifier_misses : float or None
         Largest share of the wrong answers in the band to verify that a verifier lets through; None
         if there is no verifier.
@@ -162,7 +148,7 @@ class Terms(NamedTuple):
     verifier_misses: float | None = None
 
     def check(self) -> Terms:
-        """Return the terms; raise if nothing can be promised by them."""
+        """Return the terms; raise if nothing can be guaranteed by them."""
         check_share(self.max_error, "max_error", "0.05 allows 5 % of wrong answers")
         check_share(self.certainty, "certainty", "0.95 means 95 %")
         checks.check_choice("unit", self.unit, get_args(Unit))
@@ -182,7 +168,7 @@ class Terms(NamedTuple):
         return min(1.0, self.max_error / (self.verifier_misses or 1.0))
 
     def promises(self) -> dict[Decision, str]:
-        """Return what is promised about each decision, in words."""
+        """Return what is guaranteed about each decision, in words."""
         error, certain = _percent(self.max_error), _percent(self.certainty)
         texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
         texts["accept"] = f"With {certain} certainty, {_PROMISES[self.unit].format(error)}."
@@ -205,7 +191,7 @@ class Band(NamedTuple):
     verify : Threshold or None
         Of the answers that are not accepted; None without a verifier.
     kinds : tuple of str or None
-        Kinds of questions for which the promises hold together; None for any.
+        Kinds of questions for which the guarantees hold together; None for any.
     """
 
     accept: Threshold
@@ -267,7 +253,7 @@ class Verdict(NamedTuple):
     threshold : float or None
         The threshold that decided.
     promise : str
-        What is promised about all answers with this verdict; empty if nothing is.
+        What is guaranteed about all answers with this verdict; empty if nothing is.
     reason : str
     """
 

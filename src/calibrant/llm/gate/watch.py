@@ -15,14 +15,13 @@ from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import check_state
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.rows import AnswerRows, Row
 from calibrant.llm.gate.gate import DriftReference, Gate, above
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
 _START = (
-    "whether the promise was withdrawn is unknown; if it was not, start a new file by calibrant "
+    "whether the guarantee was withdrawn is unknown; if it was not, start a new file by calibrant "
     "llm gate watch GATE --state FILE --new"
 )
 _COLUMNS = ("verdict", "threshold", "reason")
@@ -42,7 +41,7 @@ class GateWatch:
     Examples
     --------
     >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.graded import AnswerRows
+    >>> from calibrant.llm.answers.rows import AnswerRows
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.beta(4, 1, 3000)
     >>> right = rng.random(3000) < confidence
@@ -53,7 +52,7 @@ class GateWatch:
     ''
     >>> watch.note(rng.beta(2, 2, 500))  # other questions
     >>> watch.withdrawn
-    'the promise is withdrawn: the confidences differ from those at the fit, by ... answers'
+    'the guarantee is withdrawn: the confidences differ from those at the fit, by ... answers'
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -86,13 +85,13 @@ class GateWatch:
 
     @property
     def withdrawn(self) -> str:
-        """The reason why nothing is promised any more; empty while the promise holds."""
+        """The reason why nothing is guaranteed any more; empty while the guarantee holds."""
         tests = (
             (self.grades, "the grades contradict the confidences, by {:,} graded answers"),
             (self.confidences, "the confidences differ from those at the fit, by {:,} answers"),
         )
         found = [text.format(m.alarm.examples) for m, text in tests if m.alarm is not None]
-        return f"the promise is withdrawn: {' and '.join(found)}" if found else ""
+        return f"the guarantee is withdrawn: {' and '.join(found)}" if found else ""
 
     def describe(self) -> str:
         """Describe the state in a line."""
@@ -133,8 +132,8 @@ class GateWatch:
 class WatchFile:
     """The state of a watch in a file that several processes update.
 
-    Where the file is missing or damaged, nobody knows if the promise was withdrawn: nothing is
-    promised then. :meth:`start` makes the file, once for each gate.
+    Where the file is missing or damaged, nobody knows if the guarantee was withdrawn: nothing is
+    guaranteed then. :meth:`start` makes the file, once for each gate.
 
     Parameters
     ----------
@@ -173,12 +172,12 @@ class WatchFile:
         return watch
 
     def withdrawn(self) -> str:
-        """Return why nothing is promised, also if that is because the file cannot be read."""
+        """Return why nothing is guaranteed, also if that is because the file cannot be read."""
         try:
             return self.read().withdrawn
         except ValueError as error:
             LOG.error("%s", error)
-            return f"the promise is withdrawn: {error}"
+            return f"the guarantee is withdrawn: {error}"
 
     def update(self, change: Callable[[GateWatch], T]) -> T:
         """Apply a change and write the file, while other processes wait."""
@@ -201,7 +200,7 @@ def judge_rows(
 ) -> list[Row]:
     """Return rows with ``verdict``, ``calibrated``, ``threshold`` and ``reason`` of each answer.
 
-    With ``state``, the file of a watch, the answers are noted there, and a promise that was
+    With ``state``, the file of a watch, the answers are noted there, and a guarantee that was
     withdrawn is not used.
 
     >>> from calibrant.llm import fit_gate

@@ -12,16 +12,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from calibrant.llm.heads import modules
+from calibrant.llm.heads.ats import ATSHead, Memory
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import ATSHead, Head, Memory, bounded
+from calibrant.llm.heads.modules import Head, bounded, shape_features_of_logits
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import SCALES, output_embeddings
@@ -30,8 +30,6 @@ STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""
 REORDERING = ("reorder_cache", "batch_select_indices")
 """Methods of a cache that select rows of the batch; beam search calls the first."""
-LogSharpness = Callable[[Tensor, dict[str, Any]], Tensor]
-"""Log-sharpness of logits ``(..., vocabulary)``, from the arguments of the call."""
 
 
 @contextmanager
@@ -70,33 +68,60 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     layer = output_embeddings(inner)
     with huggingface.weights_loaded(layer):
         head = on_device(fitted.head, layer.weight.device)
-    with ExitStack() as stack:
-        stack.callback(torch.compiler.reset)  # compiled code does not look for hooks again
-        call = _CallState()
-        follow = _follow_texts if isinstance(head, ATSHead) else _follow_tokens
-        log_sharpness = follow(inner, head, call, stack)
+    call = _CallState()
 
-        def scale(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-            if call.scaled is not None and call.scaled() is output:
-                return output
-            logits = _tensor(output, "logits")
-            u = bounded(log_sharpness(logits, _named(module, args, kwargs)))
-            if u.shape != logits.shape[:-1]:
-                raise ValueError(
-                    f"the head needs states {tuple(logits.shape[:-1])} like the logits, got "
-                    f"{tuple(u.shape)}: use a global or shape head with {type(inner).__name__}"
-                )
-            output.logits = logits.float() * u.exp()[..., None].to(logits.device)
-            call.scaled = weakref.ref(output)
-            for state in (getattr(output, "hidden_states", None) or ())[-1:]:
-                setattr(state, SCALES, True)  # generate returns these very states
+    def listen(_: nn.Module, args: tuple[Any, ...]) -> None:
+        call.seen = args[0]
+
+    def scale(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        if call.scaled is not None and call.scaled() is output:
             return output
+        logits, seen = _tensor(output, "logits"), None
+        if head.wants in ("hidden", "sequence"):
+            seen, call.seen = call.seen, None
+            if seen is None:
+                raise RuntimeError("no hidden states seen: attach before the first compiled call")
+        if seen is not None and isinstance(head, ATSHead):
+            keep = _named(module, args, kwargs).get("logits_to_keep", 0)
+            kept = seen[:, slice(-keep, None) if isinstance(keep, int) else keep]
+            # a model that does not know logits_to_keep returns all
+            u = bounded(kept if kept.shape == logits.shape[:-1] else seen)
+        else:
+            u = bounded(log_sharpness_of_tokens(head, seen, logits))
+        if u.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"the head needs states {tuple(logits.shape[:-1])} like the logits, got "
+                f"{tuple(u.shape)}: use a global or shape head with {type(inner).__name__}"
+            )
+        output.logits = logits.float() * u.exp()[..., None].to(logits.device)
+        call.scaled = weakref.ref(output)
+        for state in (getattr(output, "hidden_states", None) or ())[-1:]:
+            setattr(state, SCALES, True)  # generate returns these very states
+        return output
 
+    with ExitStack() as stack:
+
+        def hooked(
+            register: Callable[..., Any], hook: Callable[..., Any], **options: Any
+        ) -> Callable[..., Any]:
+            """Register a hook until the end of the block; compiled models run it uncompiled."""
+            plain: Callable[..., Any] = torch.compiler.disable(hook)
+            stack.callback(register(plain, **options).remove)
+            return plain
+
+        stack.callback(torch.compiler.reset)  # compiled code does not look for hooks again
+        if isinstance(head, ATSHead):
+            follower = _TextFollower(head, call)
+            stack.callback(follower.detach)
+            backbone = huggingface.backbone_of(inner)
+            hooked(backbone.register_forward_pre_hook, follower.before, with_kwargs=True)
+            hooked(backbone.register_forward_hook, follower.after, with_kwargs=True)
+        elif head.wants == "hidden":
+            hooked(layer.register_forward_pre_hook, listen)
         # generate calls the inner model. So does a call of a PEFT model, but up to PEFT 0.20 by its
         # forward, which skips the hooks: then the outer one scales.
         for module in dict.fromkeys((inner, getattr(model, "_orig_mod", model))):
-            hook = _hooked(module.register_forward_hook, scale, stack, with_kwargs=True)
-            setattr(hook, SCALES, True)
+            setattr(hooked(module.register_forward_hook, scale, with_kwargs=True), SCALES, True)
         torch.compiler.reset()  # nor does code that was compiled before
         yield model
 
@@ -116,14 +141,14 @@ def on_device(head: Head, device: torch.device) -> Head:
     return head if same else copy.deepcopy(head).to(device)
 
 
-def _tensor(output: Any, name: str) -> Tensor:
-    tensor = getattr(output, name, None)
-    if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"the model must return an object with {name} while a head is attached, got "
-            f"{type(output).__name__}: call it with return_dict=True"
-        )
-    return tensor
+def log_sharpness_of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -> Tensor:
+    """Log-sharpness ``(...)`` by a head that looks at one token at a time."""
+    if head.wants == "hidden":
+        assert hidden is not None
+        seen = hidden.float()
+    else:
+        seen = shape_features_of_logits(logits) if head.wants == "shape" else logits
+    return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
 
 
 class _CallState(threading.local):
@@ -133,104 +158,33 @@ class _CallState(threading.local):
     past: int = 0  # tokens in the cache before this call
     scaled: weakref.ref[Any] | None = None
 
-    def take(self) -> Tensor:
-        """Return what was seen in this call, and forget it."""
-        seen, self.seen = self.seen, None
-        if seen is None:
-            raise RuntimeError("no hidden states seen: attach before the first compiled call")
-        return seen
 
+class _TextFollower:
+    """Hooks of the backbone for the ATS head, which runs on the states of all tokens.
 
-def log_sharpness_of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -> Tensor:
-    """Log-sharpness ``(...)`` by a head that looks at one token at a time."""
-    if head.wants == "hidden":
-        assert hidden is not None
-        seen = hidden.float()
-    else:
-        seen = modules.shape_features_of_logits(logits) if head.wants == "shape" else logits
-    return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
+    The memory of earlier tokens belongs to the cache of the call.
+    """
 
+    def __init__(self, head: ATSHead, call: _CallState) -> None:
+        self.head, self.call = head, call
+        # weak references: a cache and its memory are freed when a generation is over
+        self.memories: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
 
-def _follow_tokens(inner: Any, head: Head, call: _CallState, stack: ExitStack) -> LogSharpness:
-    """For heads that look at one token: listen to the input of the output embeddings."""
-    if head.wants != "hidden":
-        return lambda logits, _: log_sharpness_of_tokens(head, None, logits)
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Count the tokens in the cache."""
+        self.call.past = _length(_named(module, args, kwargs).get("past_key_values"))
 
-    def listen(_: nn.Module, args: tuple[Any, ...]) -> None:
-        call.seen = args[0]
+    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Run the head on the states of the call."""
+        hidden, named = _tensor(output, "last_hidden_state"), _named(module, args, kwargs)
+        memory = self._memory(getattr(output, "past_key_values", None), hidden, named)
+        present = _present(named.get("attention_mask"), self.call.past + hidden.shape[1])
+        _check_positions(named.get("position_ids"), present)
+        self.call.seen = self.head(hidden.float(), present=present, memory=memory)
 
-    _hooked(output_embeddings(inner).register_forward_pre_hook, listen, stack)
-    return lambda logits, _: log_sharpness_of_tokens(head, call.take(), logits)
-
-
-def _follow_texts(inner: Any, head: Head, call: _CallState, stack: ExitStack) -> LogSharpness:
-    """For the ATS head: listen to the states of all tokens that the backbone returns."""
-    assert isinstance(head, ATSHead)
-    backbone = huggingface.backbone_of(inner)
-    follower = _DecoderFollower(head)
-    stack.callback(follower.detach)
-
-    def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        call.past = _length(_named(module, args, kwargs).get("past_key_values"))
-
-    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        hidden = _tensor(output, "last_hidden_state")
-        cache = getattr(output, "past_key_values", None)
-        named = _named(module, args, kwargs)
-        call.seen = follower.log_sharpness(hidden, cache, named, call.past)
-
-    _hooked(backbone.register_forward_pre_hook, before, stack, with_kwargs=True)
-    _hooked(backbone.register_forward_hook, after, stack, with_kwargs=True)
-
-    def kept(logits: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        u, keep = call.take(), kwargs.get("logits_to_keep", 0)
-        chosen = u[:, slice(-keep, None) if isinstance(keep, int) else keep]
-        # a model that does not know logits_to_keep returns all
-        return chosen if chosen.shape == logits.shape[:-1] else u
-
-    return kept
-
-
-def _hooked(
-    register: Callable[..., Any], hook: Callable[..., Any], stack: ExitStack, **options: Any
-) -> Callable[..., Any]:
-    """Register a hook until the end of the block; compiled models run it uncompiled."""
-    plain: Callable[..., Any] = torch.compiler.disable(hook)
-    stack.callback(register(plain, **options).remove)
-    return plain
-
-
-def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by their names, including the positional ones."""
-    if not args:
-        return kwargs
-    return {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
-
-
-@dataclass
-class _DecoderFollower:
-    """Computes the log-sharpness of each call of a model, with a memory for each cache."""
-
-    head: ATSHead
-    # weak references: a cache and its memory are freed when a generation is over
-    memories: weakref.WeakKeyDictionary[Any, Memory] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-
-    def log_sharpness(
-        self, hidden: Tensor, cache: Any, kwargs: dict[str, Any], past: int
-    ) -> Tensor:
-        """Run the head on the states of a call, after ``past`` cached tokens."""
-        memory = self._memory(cache, hidden, kwargs, past)
-        present = _present(kwargs.get("attention_mask"), past + hidden.shape[1])
-        _check_positions(kwargs.get("position_ids"), present)
-        return self.head(hidden.float(), present=present, memory=memory)  # type: ignore[no-any-return]
-
-    def _memory(
-        self, cache: Any, hidden: Tensor, kwargs: dict[str, Any], past: int
-    ) -> Memory | None:
-        batch, tokens, _ = hidden.shape
-        if _length(cache) != past + tokens:
+    def _memory(self, cache: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Memory | None:
+        past = self.call.past
+        if _length(cache) != past + hidden.shape[1]:
             states = [name for name in STATES if kwargs.get(name) is not None]
             if states or kwargs.get("use_cache"):
                 raise ValueError(
@@ -245,8 +199,7 @@ class _DecoderFollower:
                 setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
         memory = self.memories[cache]
         memory.crop(past)  # speculative decoding takes tokens back
-        same = memory.keys is None or len(memory.keys) == batch
-        if len(memory) != past or not same:
+        if len(memory) != past or memory.batch not in (None, len(hidden)):
             raise ValueError(
                 f"the ATS head must have seen all {past} tokens in the cache, got "
                 f"{len(memory)}: fill it while the head is attached, and do not repeat its rows"
@@ -312,3 +265,20 @@ def _check_positions(position: Any, present: Tensor | None) -> None:
             "the ATS head needs one text in each row, got position_ids that restart: pad texts "
             "instead of packing them, or use a head that looks at one token"
         )
+
+
+def _tensor(output: Any, name: str) -> Tensor:
+    tensor = getattr(output, name, None)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"the model must return an object with {name} while a head is attached, got "
+            f"{type(output).__name__}: call it with return_dict=True"
+        )
+    return tensor
+
+
+def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by their names, including the positional ones."""
+    if not args:
+        return kwargs
+    return {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}

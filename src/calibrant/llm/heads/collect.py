@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
+from calibrant._core.atomic_files import locked
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
 from calibrant._core.engines import current_work
@@ -30,8 +33,8 @@ from calibrant._core.torch_models import (
 from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (
     Document,
-    DocumentEncoder,
     Encoded,
+    encode_document,
     encode_documents,
     padded_batches,
 )
@@ -139,7 +142,7 @@ def collect(
         settings=_settings(model, texts, tokens_per_shard),
         documents=len(share),
         prompts=prompts,
-        whole=all(len(_kept(text, prompts)) == len(_kept(text, True)) for text in texts),
+        whole=prompts or all(len(x.targets) == x.targets.max(initial=0) for x in texts),
         shards=[sum(len(share[n].targets) for n in shard) for shard in plan],
         rank=rank,
         ranks=ranks,
@@ -153,12 +156,16 @@ def collect(
         missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
         total = sum(header.shards)
         done = total - sum(header.shards[number] for number in missing)
-        report(done, total)
+
+        def told(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            report(done, total)
+
+        told(0)
         for number in missing:
-            columns: dict[str, NDArray[Any]] = {}
-            for count in _filled(reader, share, plan[number], batch, prompts, columns):
-                done += count
-                report(done, total)
+            documents_of_shard = {n: share[n] for n in plan[number]}
+            columns = _columns(reader, documents_of_shard, batch, prompts, told)
             tables.write_shard(target, number, columns)
     return tables.open_table(target)
 
@@ -185,7 +192,8 @@ def collect_file(
     device_and_dtype(device=device, dtype=dtype)
     check_document_file(documents)
     tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
-    texts = convert_documents(documents, DocumentEncoder(tokenizer, length), limit, skip_bad)
+    encode = partial(encode_document, tokenizer=tokenizer, length=length)
+    texts = convert_documents(documents, encode, limit, skip_bad)
     network = loading.load_weights(
         model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
     )
@@ -273,7 +281,16 @@ def _prepared(target: Path, header: tables.Header, *, inside: Path) -> Iterator[
     """Hold the folder of a new table, or of the same one; no other process may write there."""
     _check_folder(target, header, inside)  # nothing is written in the folder of something else
     target.mkdir(parents=True, exist_ok=True)
-    with tables.sole_writer(target):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(target / tables.HEADER, wait=False))
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{target} is being written by another process: wait until it ends, or use "
+                "another folder"
+            ) from error
+        for leftover in target.glob(".shard-*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         _check_folder(target, header, inside)
         if not (target / tables.HEADER).exists():
             tables.write_header(target, header)
@@ -302,81 +319,61 @@ def _check_folder(target: Path, header: tables.Header, inside: Path) -> None:
         )
 
 
-def _kept(text: Encoded, prompts: bool) -> IntArray:
-    """Positions whose hidden states are kept; each predicts the token after it."""
-    targets = text.targets
-    return np.arange(targets.max(initial=0)) if prompts else targets - 1
-
-
-def _filled(
+def _columns(
     reader: ModelReader,
-    texts: Sequence[Encoded],
-    numbers: Sequence[int],
+    texts: Mapping[int, Encoded],
     batch: int,
     prompts: bool,
-    columns: dict[str, NDArray[Any]],
-) -> Iterator[int]:
-    """Fill the columns of some documents, and yield the number of tokens of each batch."""
-    tokens = _rows({n: len(texts[n].targets) for n in numbers})
-    states = _rows({n: len(_kept(texts[n], prompts)) for n in numbers})
+    told: Callable[[int], None],
+) -> dict[str, NDArray[Any]]:
+    """Compute the columns of a shard from documents by number; ``told`` counts tokens of batches.
+
+    Tokens after the last one that counts are not run, and the rest is padded on the right, where
+    causal attention does not look.
+    """
+    lengths = {n: int(text.targets[-1]) for n, text in texts.items()}
+    tokens = _rows({n: len(text.targets) for n, text in texts.items()})
+    states = _rows(lengths) if prompts else tokens
+    sizes = {name: sum(map(len, tokens.values())) for name in ("documents", "states", *COLUMNS)}
+    sizes["hidden"] = sum(map(len, states.values()))
+    columns: dict[str, NDArray[Any]] = {}
 
     def put(name: str, rows: IntArray, values: NDArray[Any]) -> None:
         if name not in columns:
-            size = sum(map(len, (states if name == "hidden" else tokens).values()))
-            columns[name] = np.empty((size, *values.shape[1:]), values.dtype)
+            columns[name] = np.empty((sizes[name], *values.shape[1:]), values.dtype)
         columns[name][rows] = values
 
     # documents of similar length together; the longest come first, to run out of memory early
-    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
-    for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
+    order = sorted(texts, key=lambda n: -lengths[n])
+    for run in padded_batches([lengths[n] for n in order], batch):
         together = order[run]
-        rows, kept = (np.concatenate([of[n] for n in together]) for of in (tokens, states))
-        computed = _states(reader, [texts[n] for n in together], prompts)
-        put("hidden", kept, tables.as_half(computed.cpu().float().numpy()))
-        targets = [texts[n].targets for n in together]
-        counting = np.concatenate(
-            [
-                np.isin(_kept(texts[n], prompts), own - 1)
-                for n, own in zip(together, targets, strict=True)
-            ]
-        )
-        if prompts:
-            put("states", rows, kept[counting])
-        put("documents", rows, np.repeat(together, [len(own) for own in targets]))
-        hidden = computed[torch.from_numpy(np.flatnonzero(counting)).to(computed.device)]
-        labels = np.concatenate(
-            [texts[n].labels[own] for n, own in zip(together, targets, strict=True)]
-        )
+        ids = np.zeros((len(together), lengths[together[0]]), np.int64)
+        mask = np.zeros_like(ids)
+        for line, n in enumerate(together):
+            ids[line, : lengths[n]], mask[line, : lengths[n]] = texts[n].ids[: lengths[n]], 1
+        computed = reader.states(*(torch.from_numpy(x).to(reader.device) for x in (ids, mask)))
+        counting = []
+        for document, n in zip(computed, together, strict=True):
+            own = texts[n].targets - 1  # each state predicts the token after it
+            counting.append(document[torch.from_numpy(own).to(document.device)])
+            kept = document[: lengths[n]] if prompts else counting[-1]
+            put("hidden", states[n], tables.as_half(kept.cpu().float().numpy()))
+            put("documents", tokens[n], np.full(len(own), n))
+            if prompts:
+                put("states", tokens[n], states[n][own])
+        hidden, rows = torch.cat(counting), np.concatenate([tokens[n] for n in together])
+        labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
         step = max(1, MAX_LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))
             for name in COLUMNS:
                 put(name, rows[chunk], getattr(records, name))
-        yield len(rows)
+        told(len(rows))
+    return columns
 
 
 def _rows(sizes: dict[int, int]) -> dict[int, IntArray]:
     """Rows of each document in a shard."""
     ends = np.cumsum([*sizes.values()])
     return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
-
-
-def _states(reader: ModelReader, texts: Sequence[Encoded], prompts: bool) -> Tensor:
-    """Compute the kept hidden states ``(n, width)`` of some documents, one after the other.
-
-    Tokens after the last one that counts are not run, and the rest is padded on the right, where
-    causal attention does not look.
-    """
-    lengths = [int(text.targets[-1]) for text in texts]
-    ids = np.zeros((len(texts), max(lengths)), np.int64)
-    mask = np.zeros_like(ids)
-    for line, (text, size) in enumerate(zip(texts, lengths, strict=True)):
-        ids[line, :size], mask[line, :size] = text.ids[:size], 1
-    states = reader.states(*(torch.from_numpy(x).to(reader.device) for x in (ids, mask)))
-    kept = [_kept(text, prompts) for text in texts]
-    chosen = (
-        np.repeat(np.arange(len(texts)), [len(places) for places in kept]),
-        np.concatenate(kept),
-    )
-    return states[tuple(torch.from_numpy(x).to(states.device) for x in chosen)]

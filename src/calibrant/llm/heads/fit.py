@@ -9,7 +9,7 @@ documents take part in the comparison.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -19,16 +19,24 @@ import torch
 
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.engines import steps
-from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, check_options, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads import fitted, modules
+from calibrant.llm.heads.ats import document_batches
 from calibrant.llm.heads.evaluate import Gain, paired_gain
-from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
-from calibrant.llm.heads.modules import HEADS, LIMIT, GlobalHead, Head
+from calibrant.llm.heads.fitted import (
+    HEADS,
+    FittedHead,
+    TokenPredictions,
+    check_prompts,
+    head_options,
+    log_sharpness,
+    make_head,
+    predict_rows,
+)
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, shape_features
 from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss, objective_options
 from calibrant.llm.heads.tables import TokenTable
 
@@ -127,18 +135,16 @@ def fit_head(
     True
     """
     objective = objective or _default_objective(head)
-    of_head, of_objective = _divided(head, objective, dict(options or {}))
-    alphas = _alphas(head, objective, alpha)
+    of_head, objectives = _checked(head, objective, alpha, dict(options or {}))
     check_whole("epochs", epochs)
     check_whole("batch", batch)
-    fitted.check_prompts(HEADS[head], table)
+    check_prompts(HEADS[head], table)
     width = table.fingerprint.hidden_size
-    measure = partial(OBJECTIVES[objective], **of_objective)
     trainer = _Trainer(
         table,
         score="nll" if objective == "nll" else "brier",
-        new_head=partial(modules.make_head, head, width=width, **of_head),
-        objectives={a: measure if a is None else partial(measure, alpha=a) for a in alphas},
+        new_head=partial(make_head, head, width=width, **of_head),
+        objectives=objectives,
         epochs=epochs,
         batch=batch,
         rate=RATES.get(head, LINEAR_RATE / width) if rate is None else rate,
@@ -146,16 +152,15 @@ def fit_head(
         seed=seed,
         device=own_device(device),
     )
-    split = partial(split_documents, table.documents, seed)
     few = len(np.unique(table.documents)) <= MAX_CROSS_FITTED
     folds = FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
-    with steps(epochs * len(alphas) * (folds + (folds > 1))) as report:
-        runs = [trainer.run(split(fold), report) for fold in range(folds)]
-        results, gain = _compared(table, runs, trainer.score)
+    with steps(epochs * len(objectives) * (folds + (folds > 1))) as report:
+        runs = [trainer.run(fold, report) for fold in range(folds)]
+        results, gain = trainer.compared(runs)
         kept = keep_always or gain.mean > STANDARD_ERRORS * gain.error
         last = runs[0]
         if folds > 1:
-            last = (trainer if kept else trainer._replace(objectives={})).run(split(None), report)
+            last = (trainer if kept else trainer._replace(objectives={})).run(None, report)
     improved = last.epoch > 0 if kept else any(run.epoch for run in runs)
     kept = kept and improved
     figures = {name: result.figures() for name, result in results.items()}
@@ -169,9 +174,27 @@ def fit_head(
     settings |= {"gain": gain.mean, "standard_error": gain.error}
     if kept or folds == 1:
         settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
-    why = _reasons(head, trainer.score, kept, keep_always, improved, gain)
+    if improved:
+        which = f"the {head} head" if kept else "one temperature"
+        way = "lower" if gain.mean > 0 else "higher"
+        why = (
+            f"{which} is kept{' (keep_always)' if keep_always else ''}: on {gain.documents} "
+            f"held-out documents the {trainer.score} of the {head} head is {abs(gain.mean):.2g} "
+            f"{way} than with one temperature, with a standard error of {gain.error:.2g} (a head "
+            f"must gain more than {STANDARD_ERRORS} standard errors)"
+        )
+    else:
+        why = f"one temperature is kept: no epoch of the {head} head improved on it"
     best = last.head.cpu() if kept else simple
     return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
+
+
+def options_for(head: str, objective: str | None = None) -> Options:
+    """Return the options of a head and of its objective."""
+    known = head_options(head)
+    if head == "global":
+        return known
+    return {**known, **objective_options(objective or _default_objective(head))}
 
 
 def _default_objective(head: str) -> str:
@@ -179,73 +202,39 @@ def _default_objective(head: str) -> str:
     return "selective" if head == "ats" else DEFAULT_OBJECTIVE
 
 
-def options_for(head: str, objective: str | None = None) -> Options:
-    """Return the options of a head and of its objective."""
-    known = modules.head_options(head)
-    if head == "global":
-        return known
-    return {**known, **objective_options(objective or _default_objective(head))}
-
-
-def _divided(
-    head: str, objective: str, options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options, and divide them into those of the head and those of the objective."""
+def _checked(
+    head: str, objective: str, alpha: Alpha | None, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[float | None, Objective]]:
+    """Return the options of the head, and the objectives to train with by their alpha."""
     if "alpha" in options:
         raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
-    of_objective = objective_options(objective)
-    known = options_for(head, objective)
+    of_objective, known = objective_options(objective), options_for(head, objective)
     for name in options.keys() - known.keys():
         raise unknown_option(f"the {head} head", name, known)
     checked = check_options(known, options)
-    return (
-        {name: value for name, value in checked.items() if name not in of_objective},
-        {name: value for name, value in checked.items() if name in of_objective},
-    )
-
-
-def _alphas(head: str, objective: str, alpha: Alpha | None) -> tuple[float | None, ...]:
-    """Return the values of alpha to train with; None for objectives without it."""
+    of_head = {name: checked.pop(name) for name in options if name not in of_objective}
+    measure = partial(OBJECTIVES[objective], **checked)
     if objective != "selective" or head == "global":
         if alpha is not None:
             raise ValueError(
                 "alpha belongs to the selective objective of an adaptive head, got "
                 f"objective={objective!r} and head={head!r}"
             )
-        return () if head == "global" else (None,)
-    if alpha == "search":
-        return ALPHAS
+        return of_head, {} if head == "global" else {None: measure}
     alpha = PAPER_ALPHA if alpha is None else alpha
-    if isinstance(alpha, str) or not 0 <= alpha <= 1:
+    if alpha != "search" and (isinstance(alpha, str) or not 0 <= alpha <= 1):
         raise ValueError(f"alpha must be a number from 0 to 1 or 'search', got {alpha!r}")
-    return (alpha,)
+    alphas = ALPHAS if alpha == "search" else (alpha,)
+    return of_head, {each: partial(measure, alpha=each) for each in alphas}
 
 
-def _reasons(head: str, score: str, kept: bool, always: bool, improved: bool, gain: Gain) -> str:
-    if not improved:
-        return f"one temperature is kept: no epoch of the {head} head improved on it"
-    which = f"the {head} head" if kept else "one temperature"
-    why = " (keep_always)" if always else ""
-    way = "lower" if gain.mean > 0 else "higher"
-    return (
-        f"{which} is kept{why}: on {gain.documents} held-out documents the {score} of the {head} "
-        f"head is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
-        f"{gain.error:.2g} (a head must gain more than {STANDARD_ERRORS} standard errors)"
-    )
+def split_documents(
+    documents: IntArray, seed: int, fold: int | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Split tokens ``(n,)`` by document, into rows for training, for stopping and for testing.
 
-
-class _Split(NamedTuple):
-    """Rows of the documents to train on, to stop early by, and to test on."""
-
-    train: IntArray
-    stop: IntArray
-    test: IntArray
-
-
-def split_documents(documents: IntArray, seed: int, fold: int | None) -> _Split:
-    """Split tokens ``(n,)`` by document, one of five folds for testing; none if ``fold`` is None.
-
-    A tenth of all documents is for stopping, the rest for training.
+    One of five folds is for testing, or nothing if ``fold`` is None. A tenth of all documents is
+    for stopping.
     """
     names, member = np.unique(documents, return_inverse=True)
     count = len(names)
@@ -255,8 +244,8 @@ def split_documents(documents: IntArray, seed: int, fold: int | None) -> _Split:
     order = (np.random.default_rng(seed).permutation(count) - first)[member] % count
     test = end - first
     stop = test + max(1, round(STOP * count))
-    masks = (order >= stop, (order >= test) & (order < stop), order < test)
-    return _Split(*(np.flatnonzero(mask) for mask in masks))
+    train, stopping = order >= stop, (order >= test) & (order < stop)
+    return np.flatnonzero(train), np.flatnonzero(stopping), np.flatnonzero(order < test)
 
 
 def _enough(rows: IntArray) -> IntArray:
@@ -267,7 +256,7 @@ def _enough(rows: IntArray) -> IntArray:
 class _Run(NamedTuple):
     """A head at its best epoch, after which documents for stopping have the lowest score."""
 
-    split: _Split
+    test: IntArray
     start: float  # the best log-sharpness for all tokens
     head: Head
     epoch: int = 0
@@ -289,94 +278,92 @@ class _Trainer(NamedTuple):
     seed: int
     device: torch.device
 
-    def run(self, split: _Split, report: Callable[[], None]) -> _Run:
-        """Train a head from the best temperature on, for each alpha, and return the best one.
+    def run(self, fold: int | None, report: Callable[[], None]) -> _Run:
+        """Train a head without a fold, for each alpha, and return the best one.
 
-        Without objectives that is the temperature itself.
+        It starts at the one temperature with the best score on all documents but the test's;
+        without objectives that is the result.
         """
-        start = self._start(split)
-        runs = [
-            self._trained(split, start, objective, report)._replace(alpha=alpha)
-            for alpha, objective in self.objectives.items()
-        ]
-        simple = _Run(split, start, GlobalHead(start=start))
-        return min(runs, key=lambda run: run.score, default=simple)
-
-    def _start(self, split: _Split) -> float:
-        """Return the one log-sharpness with the best score on all documents but the test's."""
-        records = self.table.records(_enough(np.concatenate([split.train, split.stop])))
+        train, stop, test = split_documents(self.table.documents, self.seed, fold)
+        records = self.table.records(_enough(np.concatenate([train, stop])))
         if self.score == "nll":
             solution = best_sharpness(records)
         else:
             solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
-        return float(np.clip(solution.x[0], -LIMIT, LIMIT))
+        start = float(np.clip(solution.x[0], -LIMIT, LIMIT))
+        runs = [
+            _Run(test, start, *self._trained(train, stop, start, objective, report), alpha)
+            for alpha, objective in self.objectives.items()
+        ]
+        simple = _Run(test, start, GlobalHead(start=start))
+        return min(runs, key=lambda run: run.score, default=simple)
 
     def _trained(
-        self, split: _Split, start: float, objective: Objective, report: Callable[[], None]
-    ) -> _Run:
-        """Train a head until documents for stopping do not improve; the best epoch may be 0."""
+        self,
+        train: IntArray,
+        stop: IntArray,
+        start: float,
+        objective: Objective,
+        report: Callable[[], None],
+    ) -> tuple[Head, int, float]:
+        """Train a head until documents for stopping do not improve.
+
+        Returns it at its best epoch, which may be 0, with the epoch and the score there.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
             head = self.new_head(start=start).to(self.device)
-        if isinstance(head, modules.ShapeHead):
-            head.standardise(modules.shape_features(self.table.records(_enough(split.train))))
+        if isinstance(head, ShapeHead):
+            head.standardise(shape_features(self.table.records(_enough(train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
-        best, best_epoch, state = self._score(head, split), 0, deepcopy(head.state_dict())
+        best, best_epoch, state = self._stop_score(head, stop), 0, deepcopy(head.state_dict())
         for epoch in range(1, self.epochs + 1):
-            for rows, records in self._steps(head, split.train, rng):
+            for rows in self._batches(head, train, rng):
                 check_time()
                 optimiser.zero_grad()
-                u = fitted.log_sharpness(head, self.table, rows, records)
+                records = self.table.records(rows)
+                u = log_sharpness(head, self.table, rows, records)
                 loss(objective, records, u).backward()
                 optimiser.step()
             report()
-            score = self._score(head, split)
+            score = self._stop_score(head, stop)
             if score < best or self.keep_always:
                 best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
             elif epoch - best_epoch >= PATIENCE:
                 break
         head.load_state_dict(state)
-        return _Run(split, start, head, best_epoch, best)
+        return head, best_epoch, best
 
-    def _score(self, head: Head, split: _Split) -> float:
-        predictions = predict_rows(head, self.table, split.stop)
+    def _stop_score(self, head: Head, stop: IntArray) -> float:
+        predictions = predict_rows(head, self.table, stop)
         scores = predictions.scores()[self.score]
         return float(np.average(scores, weights=predictions.weight))
 
-    def _steps(
-        self, head: Head, rows: IntArray, rng: np.random.Generator
-    ) -> Iterator[tuple[IntArray, Records]]:
-        """Yield the rows and records of each step of an epoch, in a new order."""
-        table = self.table
+    def _batches(self, head: Head, rows: IntArray, rng: np.random.Generator) -> Iterator[IntArray]:
+        """Yield the rows of each step of an epoch, in a new order."""
         if head.wants == "sequence":
-            names = rng.permutation(np.unique(table.documents[rows]))
-            by_length = names[np.argsort(table.document_lengths(names), kind="stable")]
-            batches = list(table.document_chunks(by_length, self.batch))
-            for number in rng.permutation(len(batches)):
-                yield batches[number], table.records(batches[number])
+            yield from document_batches(self.table, rows, self.batch, rng)
             return
         chunks = np.array_split(rows, -(-len(rows) // CHUNK))
         for chunk in rng.permutation(len(chunks)):
             mixed = rng.permutation(chunks[chunk])
             for first in range(0, len(mixed), self.batch):
-                some = mixed[first : first + self.batch]
-                yield some, table.records(some)
+                yield mixed[first : first + self.batch]
 
+    def compared(self, runs: list[_Run]) -> tuple[dict[str, TokenPredictions], Gain]:
+        """Predict the documents that no run has seen; what heads gain there over one temperature.
 
-def _compared(
-    table: TokenTable, runs: Sequence[_Run], score: str
-) -> tuple[dict[str, TokenPredictions], Gain]:
-    """Predict the documents that no run has seen; what heads gain there over one temperature."""
-    heads: dict[str, list[Head]] = {
-        "before": [GlobalHead() for _ in runs],
-        "global": [GlobalHead(start=run.start) for run in runs],
-        "head": [run.head for run in runs],
-    }
-    results = {}
-    for name, own in heads.items():
-        parts = [predict_rows(h, table, run.split.test) for h, run in zip(own, runs, strict=True)]
-        results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
-    before, after = (results[name].scores()[score] for name in ("global", "head"))
-    documents = table.documents[np.concatenate([run.split.test for run in runs])]
-    return results, paired_gain(before, after, documents, results["head"].weight)
+        The predictions are those without a head, with one temperature, and with the heads.
+        """
+        results = {}
+        for name in ("before", "global", "head"):
+            parts = []
+            for run in runs:
+                simple = GlobalHead(start=run.start if name == "global" else 0.0)
+                own = run.head if name == "head" else simple
+                parts.append(predict_rows(own, self.table, run.test))
+            results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
+        before, after = (results[name].scores()[self.score] for name in ("global", "head"))
+        documents = self.table.documents[np.concatenate([run.test for run in runs])]
+        return results, paired_gain(before, after, documents, results["head"].weight)

@@ -5,19 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_choice, warn
 from calibrant._core.logpartition import Records
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame, frame
-from calibrant.llm.heads import modules
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
-from calibrant.llm.heads.tables import Hidden, TokenTable
+from calibrant._core.options import Options, options_of, unknown_option
+from calibrant._core.showing import columns_frame, frame, one_line
+from calibrant.llm.heads.ats import ATSHead
+from calibrant.llm.heads.modules import (
+    LIMIT,
+    SHAPE_FEATURES,
+    GlobalHead,
+    Head,
+    LinearHead,
+    MLPHead,
+    ShapeHead,
+    bounded,
+    shape_features,
+)
+from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
@@ -32,6 +42,28 @@ CHUNK = 1 << 15
 LARGEST_WEIGHT = 1e6
 """Products of larger ones, which no fit learns, may overflow to infinity and end as NaN."""
 Figures = dict[str, dict[str, float]]
+HEADS: dict[str, type[Head]] = {
+    head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, ATSHead)
+}
+"""Temperature heads by name."""
+
+
+def head_options(kind: str) -> Options:
+    """Return the options of a kind of head; its width and start are those of the data."""
+    check_choice("head", kind, tuple(HEADS))
+    options = options_of(HEADS[kind])
+    return {name: options[name] for name in options if name not in ("width", "start")}
+
+
+def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
+    """Make a new head for hidden states of a width."""
+    known = head_options(kind)
+    for option in options.keys() - known.keys():
+        raise unknown_option(f"the {kind} head", option, known)
+    build: Any = HEADS[kind]
+    if build.wants in ("hidden", "sequence"):
+        options["width"] = width
+    return cast(Head, build(start=start, **options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +174,7 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = modules.make_head(head, **{"width": 1, **options})
+        made = make_head(head, **{"width": 1, **options})
         if made.config() != options:
             wanted = made.config()
             raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
@@ -163,7 +195,7 @@ class FittedHead:
         if largest > LARGEST_WEIGHT:
             raise ValueError(f"its weights must be at most {LARGEST_WEIGHT:g}, got {largest:g}")
         self.head.load_state_dict(state)
-        width = getattr(self.head, "width", modules.SHAPE_FEATURES)
+        width = getattr(self.head, "width", SHAPE_FEATURES)
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
         if self.head(inputs).isnan().any():
             raise ValueError("its weights make temperatures NaN")
@@ -261,22 +293,13 @@ def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Record
     An ATS head needs all rows of each document, in order.
     """
     device = next(head.parameters()).device
-    if head.wants == "nothing":
-        return bounded(head(torch.empty(len(rows), 0, device=device)))
-    if head.wants == "shape":
-        return bounded(head(modules.shape_features(records).to(device)))
-    if not isinstance(head, modules.ATSHead):
-        return bounded(head(_states(table.hidden(rows), device)))
-    texts = table.texts(rows)
-    longest = max(len(text.states) for text in texts)
-    # padding comes after the tokens of a document, where causal attention does not look
-    padded = np.zeros((len(texts), longest, head.width), np.float16)
-    for line, text in zip(padded, texts, strict=True):
-        line[: len(text.states)] = text.states
-    counting = [n * longest + text.places for n, text in enumerate(texts)]
-    u = head(_states(padded, device)).reshape(-1)
-    return bounded(u[torch.from_numpy(np.concatenate(counting)).to(device)])
-
-
-def _states(hidden: Hidden, device: torch.device) -> Tensor:
-    return torch.from_numpy(hidden).to(device).float()
+    if isinstance(head, ATSHead):
+        return bounded(head.of_documents(table, rows))
+    match head.wants:
+        case "nothing":
+            inputs = torch.empty(len(rows), 0)
+        case "shape":
+            inputs = shape_features(records)
+        case _:
+            inputs = torch.from_numpy(table.hidden(rows))
+    return bounded(head(inputs.to(device).float()))

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.attach import log_sharpness_of_tokens, matching_model, on_device
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import ATSHead, Head, bounded
+from calibrant.llm.heads.modules import Head, bounded
 from calibrant.llm.models.huggingface import SCALES, end_tokens, has_head
 
 

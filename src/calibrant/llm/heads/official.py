@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
+from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import ATSHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 
 WEIGHTS = "calibration_head.safetensors"

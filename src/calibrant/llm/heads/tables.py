@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrant._core.atomic_files import locked, replacing, temporary_folder
+from calibrant._core.atomic_files import replacing, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant._core.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
@@ -73,13 +71,6 @@ class TableShard(NamedTuple):
         starts = np.flatnonzero(np.diff(self.documents, prepend=-1))
         begin = np.where(starts > 0, rows[starts - 1] + 1, 0)
         return np.asarray(rows - np.repeat(begin, np.diff(starts, append=len(rows))))
-
-
-class Text(NamedTuple):
-    """Hidden states ``(t, width)`` of a document, and the positions ``(m,)`` that count."""
-
-    states: Hidden
-    places: IntArray
 
 
 class TokenTable:
@@ -157,18 +148,19 @@ class TokenTable:
         parts = [shard.records.take(rows) for shard, rows in located]
         return parts[0] if len(parts) == 1 else concatenate(parts).take(order)
 
-    def texts(self, selection: Selection) -> list[Text]:
-        """Return the states of each selected document, up to its last token that counts.
+    def texts(self, selection: Selection) -> list[tuple[Hidden, IntArray]]:
+        """Return the states ``(t, width)`` of each document, and the positions that count.
 
-        All tokens of each document must be selected, in order.
+        The states end with the last token that counts. All tokens of each document must be
+        selected, in order.
         """
-        numbers, texts = self._numbers(selection), []
+        numbers, texts = np.arange(len(self))[selection], []
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
         for run in np.split(numbers, starts[1:]):
             ((shard, rows),), _ = self._located(run[:1])
             begin = int(shard.rows(rows)[0] - self.places[run[0]])
             places = self.places[run[0] : run[-1] + 1]
-            texts.append(Text(shard.hidden[begin : begin + int(places[-1]) + 1], places))
+            texts.append((shard.hidden[begin : begin + int(places[-1]) + 1], places))
         return texts
 
     def document_lengths(self, documents: IntArray) -> IntArray:
@@ -188,7 +180,7 @@ class TokenTable:
 
         With them comes the place of each token among the rows of all these shards.
         """
-        numbers = self._numbers(selection)
+        numbers = np.arange(len(self))[selection]
         home = np.searchsorted(self._ends, numbers, side="right")
         located = [
             (shard, numbers[home == k] - self._ends[k] + len(shard.documents))
@@ -197,20 +189,6 @@ class TokenTable:
         ]
         order = np.argsort(np.argsort(home, kind="stable"), kind="stable")
         return located or [(self._shards[0], numbers)], order
-
-    def _numbers(self, selection: Selection) -> IntArray:
-        """Numbers of the tokens of a slice, a mask or an index."""
-        if isinstance(selection, slice):
-            return np.arange(*selection.indices(len(self)))
-        chosen: NDArray[Any] = np.asarray(selection)
-        if chosen.dtype == bool:
-            if chosen.shape != (len(self),):
-                raise IndexError(f"a mask must be ({len(self)},), got {chosen.shape}")
-            return np.flatnonzero(chosen)
-        numbers: IntArray = np.where(chosen < 0, chosen + len(self), chosen).astype(np.int64)
-        if len(numbers) and not (0 <= numbers.min() <= numbers.max() < len(self)):
-            raise IndexError(f"tokens are numbered from 0 to {len(self) - 1}, got {chosen}")
-        return numbers
 
 
 def as_half(values: ArrayLike) -> Hidden:
@@ -347,22 +325,17 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableS
     columns = {name: _read_column(shard, name, tokens) for name in ("documents", *COLUMNS)}
     documents = columns.pop("documents")
     records = Records(**columns, classes=header.fingerprint.vocabulary)
-    if not _complete(records, documents, header.documents):
+    last, labels = header.documents - 1, records.labels
+    if not (
+        (records.possible > 0).all()
+        and (np.diff(documents, prepend=0, append=last) >= 0).all()
+        and ((labels >= 0) & (labels < records.classes)).all()
+    ):  # no run of a model writes such rows, of zeros for instance
         raise ValueError(
             f"{shard} has rows that were never written, or damaged ones; remove it and collect "
             "again with the same settings"
         )
     return TableShard(hidden, records, documents + shift, states)
-
-
-def _complete(records: Records, documents: IntArray, total: int) -> bool:
-    """Return False for rows that no run of a model writes, such as those of zeros."""
-    labels = records.labels
-    return bool(
-        (records.possible > 0).all()
-        and (np.diff(documents, prepend=0, append=total - 1) >= 0).all()
-        and ((labels >= 0) & (labels < records.classes)).all()
-    )
 
 
 def _read_column(shard: Path, name: str, rows: int) -> Any:
@@ -378,25 +351,6 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
             f"{path} is damaged or missing ({error}); remove {shard} and collect again"
         ) from error
     return values
-
-
-# ----------------------------------------------------------------------------------------- writing
-
-
-@contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a table; what a killed one left is removed."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / HEADER, wait=False))
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{folder} is being written by another process: wait until it ends, or use "
-                "another folder"
-            ) from error
-        for leftover in folder.glob(".shard-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield
 
 
 def write_shard(folder: Path, number: int, columns: Mapping[str, NDArray[Any]]) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from calibrant._core.checks import warn
 from calibrant._core.torch_models import (
@@ -19,7 +19,6 @@ from calibrant._core.torch_models import (
 GGUF_TEXT, GGUF_ARRAY = 8, 9
 GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
-
 GGUF_ALIGNMENT = 32
 """Bytes of which the place of the values of tensors in a GGUF file is a multiple."""
 
@@ -55,15 +54,13 @@ def load_model(
 
 def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does."""
-    source = _Source.of(path)
+    options = _place(path)
     from transformers import AutoTokenizer
 
     with _naming_the_model(path):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.path, trust_remote_code=trust_remote_code, **source.options
-        )
-    if source.options:
-        add_start(tokenizer, Path(path))
+        tokenizer = AutoTokenizer.from_pretrained(trust_remote_code=trust_remote_code, **options)
+    if "gguf_file" in options:
+        _add_start(tokenizer, Path(path))
     return tokenizer
 
 
@@ -76,155 +73,33 @@ def load_weights(
 ) -> Any:
     """Load a model without its tokenizer as :func:`load_model` does."""
     target, precision = device_and_dtype(device=device, dtype=dtype)
-    source = _Source.of(path)
+    options = _place(path)
     from transformers import AutoModelForCausalLM
 
     model: Any
     with _naming_the_model(path):
         model, report = AutoModelForCausalLM.from_pretrained(
-            source.path,
             dtype=precision,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, with the missing ones
-            **source.options,
+            **options,
         )
     check_complete(report, path, type(model).__name__)
-    if source.options:
+    if "gguf_file" in options:
         model.config._name_or_path = Path(path).name
     return (model if target is None else model.to(target)).eval()
 
 
-class _Source(NamedTuple):
-    """A model as ``from_pretrained`` takes it: a path, and the options of a ``.gguf`` file."""
-
-    path: str | os.PathLike[str]
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> _Source:
-        """Check that there is a model, as far as that shows without loading it."""
-        check_transformers("language models")
-        check_model(path)
-        file = Path(path)
-        if file.suffix == ".gguf":
-            _check_whole(file)
-            return cls(file.parent, {"gguf_file": file.name})
-        return cls(path, {})
-
-
-# -------------------------------------------------------------------------------------------- GGUF
-
-
-def add_start(tokenizer: Any, file: Path) -> None:
-    """Let a tokenizer add the beginning-of-text token, to texts and chats, if its file says so.
-
-    transformers before 5.23 ignores what the file says, and models such as Gemma make nonsense of
-    texts without that token. Runtimes of GGUF also put it before chats whose template does not.
-    """
-    if not _adds_start(tokenizer):
-        if not _wants_start(file):
-            return
-        tokenizer.add_bos_token = True
-        if not _adds_start(tokenizer):
-            warn(
-                f"{file} asks for a beginning-of-text token, which {type(tokenizer).__name__} does "
-                "not add: put it before each text, or update transformers"
-            )
-            return
-    if tokenizer.chat_template and not _renders_start(tokenizer):
-        tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
-
-
-def _adds_start(tokenizer: Any) -> bool:
-    start = tokenizer.bos_token_id
-    return start is not None and tokenizer("a")["input_ids"][:1] == [start]
-
-
-def _renders_start(tokenizer: Any) -> bool:
-    """Return True if chats begin with the token, or if the template cannot render a plain one."""
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    except TemplateError:
-        return True
-    return bool(text.startswith(tokenizer.bos_token))
-
-
-def _wants_start(file: Path) -> bool:
-    """Return what a file says about the token; sentencepiece models that say nothing have it."""
-    # the package gguf would decode every token of the vocabulary too, which takes seconds
-    with file.open("rb") as stream:
-        stream.seek(16)  # after the magic, the version and the number of tensors
-        settings = dict(_settings(stream))
-    if "tokenizer.ggml.add_bos_token" in settings:
-        return settings["tokenizer.ggml.add_bos_token"] != b"\0"
-    return settings.get("tokenizer.ggml.model") == b"llama"
-
-
-def _check_whole(file: Path) -> None:
-    """Raise if a file ends before the last of its tensors begins, as one does that was cut off."""
-    with file.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
-        stream.seek(8)
-        tensors = _number(stream, 8)
-        for _ in _settings(stream):
-            pass
-        last = max((_offset(stream) for _ in range(tensors)), default=-GGUF_ALIGNMENT)
-        values = -(-stream.tell() // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
-        if values + last >= file.stat().st_size:
-            raise _cut_off(stream)
-
-
-def _cut_off(stream: BinaryIO) -> ValueError:
-    return ValueError(f"{stream.name} is damaged or cut off: download it again")
-
-
-def _offset(stream: BinaryIO) -> int:
-    """Read the description of a tensor, and return where its values begin."""
-    stream.seek(_number(stream, 8), os.SEEK_CUR)  # its name
-    stream.seek(8 * _number(stream, 4) + 4, os.SEEK_CUR)  # its shape and type
-    return _number(stream, 8)
-
-
-def _settings(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """Yield the single values at the beginning of a GGUF file, as their bytes."""
-    for _ in range(_number(stream, 8)):
-        name, kind = stream.read(_number(stream, 8)).decode(), _number(stream, 4)
-        if kind == GGUF_ARRAY:
-            _skip(stream, _number(stream, 4), _number(stream, 8))
-        else:
-            yield (
-                name,
-                stream.read(_number(stream, 8) if kind == GGUF_TEXT else _size(stream, kind)),
-            )
-
-
-def _skip(stream: BinaryIO, kind: int, count: int) -> None:
-    """Skip the values of an array."""
-    if kind in GGUF_SIZES:
-        stream.seek(count * GGUF_SIZES[kind], os.SEEK_CUR)
-        return
-    for _ in range(count):
-        if kind == GGUF_TEXT:
-            stream.seek(_number(stream, 8), os.SEEK_CUR)
-        else:
-            _skip(stream, _number(stream, 4), _number(stream, 8))
-
-
-def _size(stream: BinaryIO, kind: int) -> int:
-    if kind not in GGUF_SIZES:
-        raise _cut_off(stream)
-    return GGUF_SIZES[kind]
-
-
-def _number(stream: BinaryIO, size: int) -> int:
-    data = stream.read(size)
-    if len(data) < size:
-        raise _cut_off(stream)
-    return int.from_bytes(data, "little")
+def _place(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` that say where a model is, which is checked."""
+    check_transformers("language models")
+    check_model(path)
+    file = Path(path)
+    if file.suffix == ".gguf":
+        _gguf_settings(file)  # a damaged file shows before the slow load
+        return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    return {"pretrained_model_name_or_path": path}
 
 
 @contextmanager
@@ -237,3 +112,90 @@ def _naming_the_model(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(f"the model {path} cannot be loaded: {error}") from error
+
+
+# -------------------------------------------------------------------------------------------- GGUF
+
+
+def _gguf_settings(file: Path) -> dict[str, bytes]:
+    """Return the values at the beginning of a GGUF file; raise if it ends before its last tensor.
+
+    The package gguf takes 20 seconds for a vocabulary of 128,000 tokens.
+    """
+    with file.open("rb") as stream:
+
+        def number(size: int) -> int:
+            data = stream.read(size)
+            if len(data) < size:
+                raise EOFError
+            return int.from_bytes(data, "little")
+
+        def value(kind: int) -> bytes:
+            if kind == GGUF_TEXT:
+                return stream.read(number(8))
+            if kind != GGUF_ARRAY:
+                return stream.read(GGUF_SIZES[kind])
+            kind, count = number(4), number(8)
+            if kind in GGUF_SIZES:
+                stream.seek(count * GGUF_SIZES[kind], os.SEEK_CUR)
+            else:
+                for _ in range(count):
+                    value(kind)
+            return b""
+
+        if stream.read(4) != b"GGUF":
+            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
+        settings, last = {}, -GGUF_ALIGNMENT
+        try:
+            number(4)  # the version
+            tensors, values = number(8), number(8)
+            for _ in range(values):
+                name = stream.read(number(8)).decode()
+                settings[name] = value(number(4))
+            for _ in range(tensors):
+                stream.seek(number(8), os.SEEK_CUR)  # its name
+                stream.seek(8 * number(4) + 4, os.SEEK_CUR)  # its shape and type
+                last = max(last, number(8))
+            begin = -(-stream.tell() // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
+            if begin + last >= file.stat().st_size:
+                raise EOFError
+        except (EOFError, KeyError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} is damaged or cut off: download it again") from error
+    return settings
+
+
+def _add_start(tokenizer: Any, file: Path) -> None:
+    """Let a tokenizer add the beginning-of-text token, to texts and chats, if its file says so.
+
+    transformers before 5.23 ignores what the file says, and models such as Gemma make nonsense of
+    texts without that token. Runtimes of GGUF also put it before chats whose template does not.
+    """
+    if not _adds_start(tokenizer):
+        settings = _gguf_settings(file)
+        # sentencepiece models whose file says nothing have it
+        unsaid = b"\1" if settings.get("tokenizer.ggml.model") == b"llama" else b"\0"
+        if settings.get("tokenizer.ggml.add_bos_token", unsaid) == b"\0":
+            return
+        tokenizer.add_bos_token = True
+        if not _adds_start(tokenizer):
+            warn(
+                f"{file} asks for a beginning-of-text token, which {type(tokenizer).__name__} does "
+                "not add: put it before each text, or update transformers"
+            )
+            return
+    if not tokenizer.chat_template:
+        return
+    from jinja2 import TemplateError
+
+    try:
+        chat = [{"role": "user", "content": "a"}]
+        rendered = tokenizer.apply_chat_template(chat, tokenize=False)
+    except TemplateError:  # the template wants more than a plain question
+        return
+    if not rendered.startswith(tokenizer.bos_token):
+        tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+
+
+def _adds_start(tokenizer: Any) -> bool:
+    start = tokenizer.bos_token_id
+    return start is not None and tokenizer("a")["input_ids"][:1] == [start]

@@ -194,7 +194,7 @@ def _named(names: Sequence[str], axes: Axes) -> list[tuple[int, str, str]]:
 
 
 class EstimatedWindow(NamedTuple):
-    """A share of one window; what is unknown is NaN, as are ends without a promise."""
+    """A share of one window; what is unknown is NaN, as are ends without a guarantee."""
 
     name: str
     value: float
@@ -214,7 +214,7 @@ def estimate_chart(windows: Sequence[EstimatedWindow], *, label: str) -> Html:
     >>> chart = estimate_chart([monday, tuesday], label="accuracy")
     >>> "mon: estimated accuracy 90 % (85 % to 95 %)" in chart
     True
-    >>> "tue: estimated accuracy 80 %, promise withdrawn" in chart
+    >>> "tue: estimated accuracy 80 %, guarantee withdrawn" in chart
     True
     """
     shown = [(k, windows[k]) for k in spread(len(windows), MAX_WINDOWS)]

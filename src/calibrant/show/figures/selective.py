@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calibrant.decide.conformal_sets import SetSizes
-    from calibrant.decide.thresholds import Threshold
+    from calibrant.decide.threshold_results import Threshold
     from calibrant.metrics.clinical import DecisionCurve
     from calibrant.metrics.ranking import RiskCoverage
 
@@ -199,7 +199,7 @@ def set_size_plot(sizes: SetSizes, ax: Axes | None = None) -> Axes:
         colour = look.colours.wrong
         axes.bar(number, missed, bottom=right, color=colour, label="true class missed", **bars)
         within = 100 * float(sizes.covered.sum())
-        title += f"\ncovered {within:.1f} %, promised {100 * sizes.promised:g} %"
+        title += f"\ncovered {within:.1f} %, guaranteed {100 * sizes.promised:g} %"
     axes.set(xlabel="classes in the set", ylabel="share of the examples (%)")
     axes.set_xticks(number, [*map(str, number)])
     if len(number) == FEW + 1:
@@ -248,7 +248,7 @@ def _odds_axis(axes: Axes, x: FloatArray) -> None:
     size = current().size
     em = (high - low + 2 * room) * size.text / 72 / (size.panel - 6 * size.text / 72)
     ticks: dict[float, str] = {}
-    free = low - room  # from here on there is no text yet
+    free = low - room  # from here on no label is drawn yet
     for share in TICKS:
         place, name = float(logit(share)), f"{100 * share:.6g} %"
         half = 0.32 * em * len(name)

@@ -33,7 +33,7 @@ KINDS = {
     "from labels": ("labels", "contradicted"),
     "no interval": ("unchecked", "withdrawn"),
 }
-"""Words of the legend, and the states of the promise that they stand for."""
+"""Words of the legend, and the states of the guarantee that they stand for."""
 
 
 @in_look
@@ -175,7 +175,7 @@ def _shares(axes: Axes, report: MonitorReport) -> None:
 
 
 def _estimates(axes: Axes, report: MonitorReport) -> None:
-    """Draw accuracies that were estimated without labels; crosses where nothing is promised."""
+    """Draw accuracies that were estimated without labels; crosses where nothing is guaranteed."""
     shares = {
         i: Estimate(row["estimate"], row["estimate_low"], row["estimate_high"])
         for i, row in enumerate(report.windows)

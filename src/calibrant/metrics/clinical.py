@@ -41,8 +41,8 @@ def calibration_slope(logits: Input = None, labels: Input = None, **data: Unpack
 
     fitted by maximum likelihood; b is the slope, below 1 where P(y = 1) is over-confident, and a
     the :func:`calibration_intercept` (Cox 1958). NaN where no finite slope is best, as when p
-    separates the classes. For two classes; of more, pass the pairs of :func:`calibrant.metrics.one_vs_rest`. Input as for
-    :func:`calibrant.ece`.
+    separates the classes. For two classes; of more, pass the pairs of one against the rest, by
+    :func:`calibrant.metrics.one_vs_rest`. Input as for :func:`calibrant.ece`.
 
     >>> z = np.repeat([-2.0, 2.0], 100)
     >>> y = np.tile(np.arange(100) < 27, 2) ^ (z > 0)  # 27 % and 73 %, where 12 % and 88 % are said
@@ -58,8 +58,8 @@ def calibration_intercept(
 ) -> float:
     """Intercept of the logistic recalibration; 0 is best.
 
-    It is that of a fit together with :func:`calibration_slope`, as in ``val.prob`` of R; with the slope fixed at 1 it is
-    :func:`citl`. Input as for :func:`calibration_slope`.
+    It is fitted together with :func:`calibration_slope`, as in ``val.prob`` of R; with the slope
+    fixed at 1 it is :func:`citl`. Input as for :func:`calibration_slope`.
 
     >>> round(calibration_intercept([-1.0, -1.0, 1.0, 1.0], [0, 1, 1, 1][::-1]), 3)
     nan

@@ -12,8 +12,7 @@ from scipy.special import chdtrc, expit, logit, ndtr, ndtri
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, Values, as_values, check_level
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.curves import parabola_weights
 from calibrant.metrics.gaps import Functional
 from calibrant.metrics.intervals import Estimate, normal_interval

@@ -97,6 +97,9 @@ SKLEARN = """## scikit-learn
 ```{eval-rst}
 .. autoclass:: calibrant.deploy.sklearn.CalibratedClassifier
    :members: fit, predict, predict_proba
+
+.. autoclass:: calibrant.deploy.sklearn_thresholds.ThresholdClassifier
+   :members: fit, predict, predict_proba
 ```
 """
 """Without the methods that scikit-learn adds, whose texts refer to its own documentation."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calibrant.decide.conformal_sets import SetSizes
-    from calibrant.decide.thresholds import Threshold
+    from calibrant.decide.threshold_results import Threshold
     from calibrant.metrics.ranking import RiskCoverage
 
 MOST_POINTS = 2000

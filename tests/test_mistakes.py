@@ -58,7 +58,7 @@ transposed logits
     raises: logits must be \(..., classes\) and labels \(...\), .* classes come last: pass logits.T
 classes in front
     cal.evaluate(np.zeros((4, 5, 3, 3)), np.zeros((4, 3, 3), int))
-    raises: classes come last: pass logits.movedim\(1, -1\)
+    raises: classes come last: pass class_dim=1, or logits.movedim\(1, -1\)
 probabilities as logits
     cal.evaluate(probs, labels, level=None)
     warns: logits look like probabilities: .* sums to one; if they are, pass them as probs=

@@ -77,8 +77,8 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "classes second": (
         *(np.zeros((4, 3, 7)), np.zeros((4, 7), int), ValueError),
-        SHAPES + r"\(4, 3, 7\) and \(4, 7\): classes come last: pass logits.movedim\(1, -1\) or "
-        r"np.moveaxis\(logits, 1, -1\)",
+        SHAPES
+        + r"\(4, 3, 7\) and \(4, 7\): classes come last: pass class_dim=1, or logits.movedim",
     ),
     "one number": (0.5, 0, ValueError, SHAPES + r"\(\) and \(\): one row"),
     "label too large": (

@@ -56,6 +56,29 @@ def as_scores(values: Values, name: str = "logits") -> Logits:
     return scores
 
 
+def classes_last(values: Values, class_dim: int | None) -> Values:
+    """Return scores with the dimension of the classes moved to the end; nothing is copied."""
+    if class_dim is None:
+        return values
+    scores = _asarray(values)
+    if not -scores.ndim <= class_dim < scores.ndim:
+        raise ValueError(
+            f"class_dim must be a dimension of the scores, got {class_dim} for the shape "
+            f"{tuple(scores.shape)}: images (n, classes, height, width) have class_dim=1"
+        )
+    if isinstance(scores, Tensor):
+        return scores.movedim(class_dim, -1)
+    return np.moveaxis(scores, class_dim, -1)
+
+
+def with_ignored(labels: Values, ignore_index: int | None) -> Values:
+    """Return labels of which another one, such as 255, stands for ignored examples."""
+    if ignore_index is None or ignore_index == IGNORED:
+        return labels
+    array = as_labels(labels)
+    return np.where(array == ignore_index, IGNORED, array)
+
+
 def check_order(logits: Values, labels: Values) -> None:
     """Raise if the first of (logits, labels) are integers and the second floats."""
     first, second = _asarray(logits), _asarray(labels)
@@ -99,7 +122,7 @@ def check_shapes(logits: Logits, labels: IntArray) -> None:
     elif logits.ndim == 2 and shape[1:] == labels.shape and 1 < shape[0] < shape[1]:
         hint = "classes come last: pass logits.T"
     elif logits.ndim > 2 and shape[:1] + shape[2:] == labels.shape:
-        hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
+        hint = "classes come last: pass class_dim=1, or logits.movedim(1, -1)"
     raise ValueError(
         f"logits must be (..., classes) and labels (...), got {shape} and {labels.shape}: {hint}"
     )

@@ -290,6 +290,8 @@ class Calibrator(nn.Module):
         head: tuple[Any, Any] | None = None,
         sample_weight: Values | None = None,
         groups: Values | None = None,
+        class_dim: int | None = None,
+        ignore_index: int | None = None,
     ) -> Self:
         """Learn from held-out logits and labels, and forget any earlier fit.
 
@@ -304,6 +306,9 @@ class Calibrator(nn.Module):
             Weights of the examples; 0 leaves one out. Only their ratios matter.
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
+        class_dim, ignore_index : int, optional
+            Dimension of the classes where it is not the last, as 1 for images ``(n, classes,
+            height, width)``, and a label of ignored examples beside -100, such as 255.
         """
         if labels is None:
             remedy = "pass fit(logits, labels)"
@@ -314,6 +319,8 @@ class Calibrator(nn.Module):
         with checks.warnings_at_caller(), full_precision():
             self.class_names_ = kept_names(class_names_of(logits))
             labels, logits = without_frames(labels, logits)
+            logits = checks.classes_last(logits, class_dim)
+            labels = checks.with_ignored(labels, ignore_index)
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand).scale_free()
             if not self.multilabel:  # tags may add up to anything
@@ -458,32 +465,48 @@ class Calibrator(nn.Module):
         return self._predicted(self, logits, features)
 
     @overload
-    def predict_proba(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
+    def predict_proba(
+        self, logits: Tensor, features: Features | None = None, *, class_dim: int | None = None
+    ) -> Tensor: ...
     @overload
     def predict_proba(
-        self, logits: ArrayLike, features: Features | None = None
+        self, logits: ArrayLike, features: Features | None = None, *, class_dim: int | None = None
     ) -> NDArray[Any]: ...
     def predict_proba(
-        self, logits: Values, features: Features | None = None
+        self, logits: Values, features: Features | None = None, *, class_dim: int | None = None
     ) -> Tensor | NDArray[Any]:
         """Calibrated probabilities, of the form of the logits; of class 1 for log-odds ``(n,)``.
 
-        Their columns have the order of those of the logits.
+        Their columns have the order of those of the logits. ``class_dim`` is the dimension of the
+        classes where it is not the last.
         """
-        return self._predicted(self._probs, logits, features)
+        if class_dim is None:
+            return self._predicted(self._probs, logits, features)
+        last: Any = checks.classes_last(logits, class_dim)
+        probs = self._predicted(self._probs, last, features)
+        if isinstance(probs, Tensor):
+            return probs.movedim(-1, class_dim)
+        return np.moveaxis(probs, -1, class_dim)
 
     @overload
-    def predict(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
+    def predict(
+        self, logits: Tensor, features: Features | None = None, *, class_dim: int | None = None
+    ) -> Tensor: ...
     @overload
-    def predict(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
-    def predict(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
+    def predict(
+        self, logits: ArrayLike, features: Features | None = None, *, class_dim: int | None = None
+    ) -> NDArray[Any]: ...
+    def predict(
+        self, logits: Values, features: Features | None = None, *, class_dim: int | None = None
+    ) -> Tensor | NDArray[Any]:
         """The most probable class of each row, as a whole number; of tags, a boolean for each.
 
         Of classes with equal probabilities it is the first; of log-odds ``(n,)`` it is class 1, and
         a tag is True, where the probability is above 0.5. An array for arrays, a tensor for a
         tensor.
         """
-        probs: Any = self.predict_proba(logits, features)
+        last: Any = checks.classes_last(logits, class_dim)
+        probs: Any = self.predict_proba(last, features)
         if self.multilabel or self.one_logit:
             above: Tensor | NDArray[Any] = probs > 0.5
             return above if self.multilabel else above + 0

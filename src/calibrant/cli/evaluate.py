@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 @shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
+@option(
+    "--groups",
+    metavar="COLUMN",
+    help="Examples with one value of this column depend on each other; intervals allow for it.",
+)
 @shared.MULTILABEL
 @shared.BINARY
 @shared.TOP_LABEL

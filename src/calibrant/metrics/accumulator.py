@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from calibrant._core.messages import comma_separated
 from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.grouped import GroupSums
 from calibrant.metrics.kept_pairs import KeptPairs
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.smooth import pairs_test
 from calibrant.metrics.summary import Moments, Summary
 
+_FORM = ("estimand", "pairs", "level", "grouped", "most_pairs")
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
 
@@ -50,6 +53,10 @@ class Accumulator:
         Coverage of the intervals; None or 0 computes none.
     seed : int
         Random seed for intervals and test.
+    grouped : bool
+        Batches come with ``groups``, and intervals are those of examples that depend on each other
+        within a group. A few hundred bytes are kept of each group. Metrics that need sums alone
+        have such intervals.
     most_pairs : float, optional
         Another number than 2^18 of labels up to which single pairs are kept; ``math.inf`` for any.
 
@@ -71,6 +78,7 @@ class Accumulator:
         metrics: Sequence[str] | None = None,
         level: float | None = 0.9,
         seed: int = 0,
+        grouped: bool = False,
         most_pairs: float | None = None,
     ) -> None:
         if level:
@@ -89,6 +97,8 @@ class Accumulator:
         self.by: dict[str, Accumulator] = {}
         self.most_pairs = kept_pairs.MOST_PAIRS if most_pairs is None else most_pairs
         self._kept = KeptPairs(self.most_pairs)
+        self.grouped = grouped
+        self._groups = GroupSums()
 
     def like(self) -> Accumulator:
         """An accumulator of the same form that has seen nothing."""
@@ -111,15 +121,26 @@ class Accumulator:
         probs: Input = None,
         sample_weight: Input = None,
         by: Input = None,
+        groups: Input = None,
+        class_dim: int | None = None,
+        ignore_index: int | None = None,
     ) -> Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
-        ``sample_weight`` and ``by``, the subgroups to report on, have one value per label or per
-        row of labels. A refused batch leaves no trace. A warning tells if the logits of the first
-        batch look like probabilities.
+        ``sample_weight``, ``by``, the subgroups to report on, and ``groups`` of examples that
+        depend on each other have one value per label or per row of labels. ``class_dim`` is the
+        dimension of the classes where it is not the last, ``ignore_index`` a label of ignored
+        examples beside -100. A refused batch leaves no trace. A warning tells if the logits of the
+        first batch look like probabilities.
         """
         first = not self.moments.count
-        self.add(logits, labels, probs=probs, sample_weight=sample_weight, by=by)
+        if logits is not None:
+            logits = checks.classes_last(logits, class_dim)
+        if probs is not None:
+            probs = checks.classes_last(probs, class_dim)
+        if labels is not None:
+            labels = checks.with_ignored(labels, ignore_index)
+        self.add(logits, labels, probs=probs, sample_weight=sample_weight, by=by, groups=groups)
         if first and logits is not None and self.estimand != "multilabel":  # tags sum to anything
             checks.warn_of_probs(checks.as_scores(logits), "if they are, pass them as probs=")
         return self
@@ -133,6 +154,7 @@ class Accumulator:
         probs: Input = None,
         sample_weight: Input = None,
         by: Input = None,
+        groups: Input = None,
     ) -> Accumulator:
         """Add a batch as :meth:`update` does, without its warning: callers look at all of it."""
         if labels is not None:
@@ -141,11 +163,17 @@ class Accumulator:
         targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
         members = {} if by is None else _members(by, rows, self.by)
+        if self.grouped != (groups is not None):
+            raise TypeError("groups= go with every batch of an Accumulator(grouped=True), and only")
+        keys = None if groups is None else checks.as_keys(groups)
         classwise = self._class_bins(examples.columns)
         # may refuse the batch: nothing was added yet
         reduced = reductions.reduce_examples(examples, classwise)
-        self._add_classes(examples.columns, classwise)
         kept = examples.labelled_weight()
+        if keys is not None:  # refuses other shapes
+            labelled = examples.labels.reshape(targets.shape) != checks.IGNORED
+            self._groups.add(keys, labelled, reduced, kept, self.bins.edges)
+        self._add_classes(examples.columns, classwise)
         self.moments += Moments.of(reduced, kept)
         outcome = reduced.outcome.astype(np.float64)
         self.bins += fill(reduced.confidence, outcome, self.bins.edges, kept)
@@ -165,6 +193,8 @@ class Accumulator:
             part = None if weights is None else weights[where]
             subgroup = self.by.setdefault(name, self.like())
             columns: dict[str, Any] = {domain: scores[where], "sample_weight": part}
+            if keys is not None:
+                columns["groups"] = checks.spread(keys, targets.shape, "groups")[where]
             subgroup.add(labels=targets[where], **columns)
         return self
 
@@ -179,6 +209,7 @@ class Accumulator:
         self.bins += other.bins
         self.floored += other.floored
         self._kept.merge(other._kept)
+        self._groups.merge(other._groups)
         for name, part in other.by.items():
             self.by.setdefault(name, self.like()).merge(part)
         return self.pool() if self._kept.pooled else self
@@ -198,11 +229,12 @@ class Accumulator:
         self.floored = sum(floored for _, _, floored in forms)
         self._reduce_sums(group)
         rest: list[Any] = [None] * len(forms)
-        dist.all_gather_object(rest, (self._kept, self.by), group)
-        self._kept, self.by = KeptPairs(self.most_pairs), {}
-        for kept, _ in rest:
+        dist.all_gather_object(rest, (self._kept, self._groups, self.by), group)
+        self._kept, self._groups, self.by = KeptPairs(self.most_pairs), GroupSums(), {}
+        for kept, groups, _ in rest:
             self._kept.merge(kept)
-        for _, subgroups in rest:
+            self._groups.merge(groups)
+        for *_, subgroups in rest:
             for name, part in subgroups.items():
                 self.by.setdefault(name, self.like()).merge(part)
         return self.pool() if self._kept.pooled else self
@@ -219,12 +251,20 @@ class Accumulator:
     def _computed(self) -> Evaluation:
         if self.classwise is None and "classwise_ece" in self.metrics:
             checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
-        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
-        summary = Summary(*sums, self.estimand, self.level, self.seed)
+        moments, bins, groups, noise = self.moments, self.bins, len(self._groups.sums), None
+        if groups > 1 and self.level is not None:
+            noise = self._groups.noise(self.level)
+            moments, bins = noise.moments(moments), noise.widened(bins)
+        sums = (moments, bins, self.classwise, *self._kept.in_order())
+        summary = Summary(*sums, self.estimand, self.level, self.seed, noise)
+        alone = replace(summary, level=None) if self.grouped else summary
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
-        metrics = {name: METRICS[name].estimate(summary) for name in names}
-        tested = self.pairs and self.level is not None
+        metrics = {
+            name: METRICS[name].estimate(summary if noise and METRICS[name].by_groups else alone)
+            for name in names
+        }
+        tested = self.pairs and self.level is not None and not self.grouped
         test = pairs_test(summary.pairs, seed=self.seed) if tested else None
         # a subgroup whose labels are all ignored has nothing to show
         parts = {name: part._computed() for name, part in self.by.items() if part.moments.count}
@@ -233,7 +273,9 @@ class Accumulator:
         if self.classwise is not None and self.moments.weight:
             together = self.classwise.claimed.sum(1) @ self.classwise.observed.sum(1)
             chance = float(together) / self.moments.weight**2
-        return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by, chance)
+        return Evaluation(
+            *(metrics, n, self.classes, kind, bins, self.level, test, by, chance), groups=groups
+        )
 
     def kept_pairs(self) -> WeightedPairs:
         """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``.
@@ -245,7 +287,7 @@ class Accumulator:
         return self._kept.joined()
 
     def _form(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level", "most_pairs")}
+        same = {name: getattr(self, name) for name in _FORM}
         metrics = None if self._all else self.metrics
         return {"bins": self.bins.count.size, "metrics": metrics, **same}
 

@@ -9,11 +9,17 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins, uniform_edges
-from calibrant._core.checks import FloatArray, check_some, warnings_at_caller
+from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps, reductions
 from calibrant.metrics.classwise import Average, ClassBins, class_interval
 from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.reductions import EventData, Input, examples_of_caller, pairs_from
+from calibrant.metrics.reductions import (
+    EventData,
+    Input,
+    ScoreData,
+    examples_of_caller,
+    pairs_from,
+)
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
@@ -54,6 +60,10 @@ def ece(
     outcome : (...) 0 or 1
     sample_weight : (...), optional
         Weight of each example; 0 leaves it out.
+    class_dim : int, optional
+        Dimension of the classes where it is not the last, as 1 for ``(n, classes, height, width)``.
+    ignore_index : int, optional
+        Label of ignored examples beside -100, such as 255.
     estimand : {"auto", "top_label", "binary", "multilabel"}
         Which probability of logits or probs is compared with which event. "auto" is P(y = 1) for
         two classes and the largest probability for more.
@@ -111,16 +121,15 @@ def ada_ece(
     return float(gaps.total(pairs.filled(pairs.equal_mass_edges(bins)).gap))
 
 
-@warnings_at_caller()
+@reductions.keywords(ScoreData)
 def classwise_ece(
     logits: Input = None,
     labels: Input = None,
     *,
-    probs: Input = None,
     bins: int = 15,
     average: Average = "mean",
     threshold: float = 0.0,
-    sample_weight: Input = None,
+    **data: Unpack[ScoreData],
 ) -> float:
     r"""Average over the classes of the one-vs-rest ECE.
 
@@ -146,25 +155,24 @@ def classwise_ece(
     >>> round(classwise_ece([[2.0, 0.0], [2.0, 0.0]], [0, 1]), 3)
     0.381
     """
-    return _class_bins(logits, labels, probs, sample_weight, bins, threshold).average(average)
+    return _class_bins(logits, labels, bins, threshold, **data).average(average)
 
 
-@warnings_at_caller()
+@reductions.keywords(ScoreData)
 def per_class_ece(
     logits: Input = None,
     labels: Input = None,
     *,
-    probs: Input = None,
     bins: int = 15,
     threshold: float = 0.0,
-    sample_weight: Input = None,
+    **data: Unpack[ScoreData],
 ) -> FloatArray:
     """One-vs-rest ECE of each class, ``(classes,)``; NaN for a class with nothing to count.
 
     >>> per_class_ece([[2.0, 0.0], [2.0, 0.0]], [0, 1]).round(3)
     array([0.381, 0.381])
     """
-    return _class_bins(logits, labels, probs, sample_weight, bins, threshold).errors()
+    return _class_bins(logits, labels, bins, threshold, **data).errors()
 
 
 @reductions.keywords(EventData)
@@ -223,9 +231,9 @@ def under_ece(
 
 
 def _class_bins(
-    logits: Input, labels: Input, probs: Input, sample_weight: Input, bins: int, threshold: float
+    logits: Input, labels: Input, bins: int, threshold: float, **data: Unpack[ScoreData]
 ) -> ClassBins:
-    examples, _ = examples_of_caller(logits, labels, probs, sample_weight)
+    examples, _ = examples_of_caller(logits, labels, **data)
     sums = ClassBins.empty(examples.columns, bins, threshold=threshold)
     check_some(reductions.reduce_examples(examples, sums).nll.size)
     return sums
@@ -245,9 +253,13 @@ TABLE = (
         lambda s: s.error(gaps.total),
         "Guo et al. 2017",
         ("expected_calibration_error",),
+        by_groups=True,
     ),
     Metric(
-        "ECE, debiased", debiased_ece, lambda s: s.error(gaps.total, value=gaps.debiased(s.bins))
+        "ECE, debiased",
+        debiased_ece,
+        lambda s: s.error(gaps.total, value=gaps.debiased(s.bins)),
+        by_groups=True,
     ),
     Metric(
         "ECE, equal mass",
@@ -270,7 +282,8 @@ TABLE = (
         lambda s: s.error(gaps.worst(s.bins)),
         "Guo et al. 2017",
         ("maximum_calibration_error", "max_ece"),
+        by_groups=True,
     ),
-    Metric("ECE, over-confident", over_ece, lambda s: s.error(gaps.over)),
-    Metric("ECE, under-confident", under_ece, lambda s: s.error(gaps.under)),
+    Metric("ECE, over-confident", over_ece, lambda s: s.error(gaps.over), by_groups=True),
+    Metric("ECE, under-confident", under_ece, lambda s: s.error(gaps.under), by_groups=True),
 )

@@ -162,7 +162,7 @@ def _event(logits: Input, **data: Unpack[EventData]) -> str:
     scores = data.get("probs") if logits is None else logits
     if scores is None:
         return ""
-    shape = checks.as_scores(scores).shape
+    shape = checks.as_scores(checks.classes_last(scores, data.get("class_dim"))).shape
     classes = int(shape[-1]) if len(shape) > 1 else 2
     return event_probability(resolve_estimand(data.get("estimand", "auto"), classes))
 

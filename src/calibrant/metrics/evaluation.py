@@ -62,6 +62,8 @@ class Evaluation(Mapping[str, Estimate]):
     chance: float = math.nan
     """Accuracy of predictions that have nothing to do with the labels; NaN where it was not
     summed."""
+    groups: int = 0
+    """Groups of examples that depend on each other, if intervals allow for them."""
     search: str = ""
     """What the search for subgroups says that ``by="auto"`` makes in half of the examples; else
     empty."""
@@ -85,6 +87,8 @@ class Evaluation(Mapping[str, Estimate]):
         counted = f"{self.n:,} examples, {self.classes} classes"
         if self.estimand == "multilabel":
             counted = f"{self.n:,} labels of {self.classes} tags"
+        if self.groups:
+            counted += f", in {self.groups:,} groups"
         return f"{counted}; calibration of {ESTIMANDS[self.estimand]}; {self.binning}"
 
     @property
@@ -224,6 +228,8 @@ class Evaluation(Mapping[str, Estimate]):
         }
         result["test"] = None if self.test is None else self.test._asdict()
         result["hint"] = self.hint() or None
+        if self.groups:
+            result["groups"] = self.groups
         if self.search:
             result["search"] = self.search
         if self.by:

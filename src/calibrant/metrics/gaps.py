@@ -195,6 +195,18 @@ def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
 
 
+def with_noise(cells: Cells, noise: FloatArray) -> Cells:
+    """Return cells whose samples add noise ``(replicates, cells)`` to the gaps of a candidate."""
+    right = float(cells.share @ cells.claimed - cells.observed.sum())
+    worth = right * (1 - right) / max(float(noise.sum(1).var()), 1e-300)  # examples, in effect
+    size = np.maximum(np.floor(cells.size * min(1.0, worth / cells.size.sum())), cells.size > 0)
+
+    def sampled(accuracy: FloatArray) -> FloatArray:
+        return np.asarray(cells.share * (cells.claimed - accuracy) + noise)
+
+    return replace(cells, size=size.astype(np.int64), sampled=sampled, samples={}, ends={})
+
+
 def error_interval(
     value: float, error: Functional, cells: Cells, level: float, excess: Excess | None = None
 ) -> Estimate:

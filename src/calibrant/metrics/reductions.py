@@ -43,13 +43,25 @@ Input: TypeAlias = Values | None
 """Logits, probabilities or labels in a call that may have them in another form."""
 
 
-class Data(TypedDict, total=False):
-    """Keyword arguments with the examples, of the metrics that are functions of pairs."""
+class Layout(TypedDict, total=False):
+    """Keyword arguments that say how logits or probs and their labels are laid out."""
+
+    class_dim: int | None  # dimension of the classes, where it is not the last
+    ignore_index: int | None  # a label of ignored examples beside -100, such as 255
+
+
+class ScoreData(Layout, total=False):
+    """Keyword arguments with the examples, of metrics of all classes."""
 
     probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
+    sample_weight: Input  # (...), or one weight per row
+
+
+class Data(ScoreData, total=False):
+    """The same of metrics that are functions of pairs."""
+
     confidence: Input  # (...) in [0, 1]
     outcome: Input  # (...) 0 or 1
-    sample_weight: Input  # (...), or one weight per row
 
 
 class EventData(Data, total=False):
@@ -121,6 +133,7 @@ def pairs_from(
     outcome: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "auto",
+    **layout: Unpack[Layout],
 ) -> WeightedPairs:
     """Reduce examples in any of the three forms to pairs: the first step of most metrics.
 
@@ -131,12 +144,12 @@ def pairs_from(
     WeightedPairs(confidence=array([0.9, 0.6]), outcome=array([1., 0.]), weight=None)
     """
     if confidence is None and outcome is None:
-        examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand)
+        examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand, **layout)
         claimed, happened = _pairs(examples, examples.event)
         return WeightedPairs(claimed, happened.astype(np.float64), examples.labelled_weight())
     if confidence is None or outcome is None:
         raise TypeError(f"confidence= and outcome= go together: pass {FORMS}")
-    if not (logits is labels is probs is None):
+    if not (logits is labels is probs is None and set(layout.values()) <= {None}):
         raise TypeError(f"confidence= and outcome= stand alone: pass {FORMS}")
     return WeightedPairs(*checks.as_pairs(confidence, outcome, sample_weight))
 
@@ -166,14 +179,20 @@ def labelled_examples(
     probs: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "top_label",
+    *,
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
 ) -> tuple[Examples, int]:
     """Check logits or probs with their labels; also count the labels with a probability of 0."""
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
     check_one_input(logits, probs)
+    labels = checks.with_ignored(labels, ignore_index)
     if logits is not None:
+        logits = checks.classes_last(logits, class_dim)
         return chunks.examples(logits, labels, sample_weight, estimand), 0
-    labels, probs = without_frames(labels, probs)
+    assert probs is not None  # as was checked
+    labels, probs = without_frames(labels, checks.classes_last(probs, class_dim))
     logs = checks.logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
     examples = examples._replace(probs=checks.as_scores(probs))
@@ -190,9 +209,10 @@ def examples_of_caller(
     probs: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "top_label",
+    **layout: Unpack[Layout],
 ) -> tuple[Examples, int]:
     """Return :func:`labelled_examples`, with a warning of logits that look like probabilities."""
-    examples, floored = labelled_examples(logits, labels, probs, sample_weight, estimand)
+    examples, floored = labelled_examples(logits, labels, probs, sample_weight, estimand, **layout)
     if probs is None and estimand != "multilabel":  # tags may add up to anything
         remedy = "if they are, pass them as probs=, or as confidence= with outcome="
         checks.warn_of_probs(examples.logits, remedy)

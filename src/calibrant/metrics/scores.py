@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrant._core.checks import check_some, warnings_at_caller
+from calibrant._core.checks import check_some
 from calibrant.metrics import reductions
 from calibrant.metrics.intervals import Estimate, loss_interval, share_interval
-from calibrant.metrics.reductions import Data, Input
+from calibrant.metrics.reductions import Data, Input, ScoreData
 from calibrant.metrics.summary import Metric, Moments, Summary
 
 if TYPE_CHECKING:
@@ -31,24 +31,20 @@ def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -
     return min(float(np.average(pairs.outcome, weights=pairs.weight)), 1.0)  # but for rounding
 
 
-@warnings_at_caller()
-def nll(
-    logits: Input = None, labels: Input = None, *, probs: Input = None, sample_weight: Input = None
-) -> float:
+@reductions.keywords(ScoreData)
+def nll(logits: Input = None, labels: Input = None, **data: Unpack[ScoreData]) -> float:
     r"""Mean negative log-likelihood, :math:`-\frac1n \sum_i \log p_{i, y_i}`, in nats.
 
     >>> round(nll([[0.0, 0.0]], [1]), 4)
     0.6931
     """
-    moments, floored = _moments(logits, labels, probs, sample_weight)
+    moments, floored = _moments(logits, labels, **data)
     reductions.warn_of_floor(floored)
     return moments.mean("nll")
 
 
-@warnings_at_caller()
-def brier(
-    logits: Input = None, labels: Input = None, *, probs: Input = None, sample_weight: Input = None
-) -> float:
+@reductions.keywords(ScoreData)
+def brier(logits: Input = None, labels: Input = None, **data: Unpack[ScoreData]) -> float:
     r"""Mean Brier score summed over the classes, from 0 to 2.
 
     .. math:: \frac1n \sum_i \sum_k (p_{ik} - 1[y_i = k])^2
@@ -56,11 +52,11 @@ def brier(
     >>> brier([[0.0, 0.0]], [1])
     0.5
     """
-    return _moments(logits, labels, probs, sample_weight)[0].mean("brier")
+    return _moments(logits, labels, **data)[0].mean("brier")
 
 
-def _moments(logits: Input, labels: Input, probs: Input, weight: Input) -> tuple[Moments, int]:
-    examples, floored = reductions.examples_of_caller(logits, labels, probs, weight)
+def _moments(logits: Input, labels: Input, **data: Unpack[ScoreData]) -> tuple[Moments, int]:
+    examples, floored = reductions.examples_of_caller(logits, labels, **data)
     reduced = reductions.reduce_examples(examples)
     check_some(reduced.nll.size)
     return Moments.of(reduced, examples.labelled_weight()), floored
@@ -77,6 +73,7 @@ TABLE = (
         lambda s: s.interval(share_interval, s.moments.mean("correct"), s.moments.worth),
         aliases=("acc",),
         higher_is_better=True,
+        by_groups=True,
     ),
     Metric(
         "NLL",
@@ -84,6 +81,15 @@ TABLE = (
         _mean_of("nll"),
         aliases=("log_loss", "cross_entropy", "negative_log_likelihood"),
         percent=False,
+        by_groups=True,
     ),
-    Metric("Brier", brier, _mean_of("brier"), "Brier 1950", ("brier_score",), percent=False),
+    Metric(
+        "Brier",
+        brier,
+        _mean_of("brier"),
+        "Brier 1950",
+        ("brier_score",),
+        percent=False,
+        by_groups=True,
+    ),
 )

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Metric(NamedTuple):
     """It is of P(y = 1): left out of evaluations of anything else, and refused if named."""
     on_request: bool = False
     """It is computed only where it is named."""
+    by_groups: bool = False
+    """It has an interval for examples that depend on each other within groups."""
     two_sided: bool = False
     """Its best value is in the middle: it has no limit on one side."""
 
@@ -119,6 +121,13 @@ class Moments:
         return min(count, accuracy * (1 - accuracy) / variance)
 
 
+class Noise(Protocol):
+    """What gaps vary by for other reasons than independent outcomes."""
+
+    def drawn(self, filled: Bins, replicates: int, seed: int) -> FloatArray:
+        """Noise of the gaps, ``(replicates, bins)``."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """Everything that the metrics are computed from, after the last example."""
@@ -133,11 +142,16 @@ class Summary:
     estimand: EstimandChoice
     level: float | None
     seed: int
+    noise: Noise | None = None
+    """Of the gaps of :attr:`bins`, where examples depend on each other within groups."""
 
     @cached_property
     def cells(self) -> Cells:
         """The equal-width bins, for drawing."""
-        return gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
+        cells = gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
+        if self.noise is None:
+            return cells
+        return gaps.with_noise(cells, self.noise.drawn(self.bins, REPLICATES, self.seed))
 
     @cached_property
     def equal_mass(self) -> Bins:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from calibrant._core.checks import (
     Values,
+    as_float64,
+    as_keys,
     as_labels,
     as_scores,
     check_order,
+    classes_last,
     warnings_at_caller,
+    with_ignored,
 )
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
@@ -26,6 +34,8 @@ from calibrant.metrics.registry import METRICS
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Search, Settings, check_one_label, metadata_keys, search
 
+BLOCK = 1 << 18
+"""Labels of dense predictions that are measured at a time."""
 AUTO = "auto"
 """The name that stands for subgroups that are found, unless a column has it."""
 
@@ -38,6 +48,9 @@ def evaluate(
     probs: Values | None = None,
     sample_weight: Values | str | None = None,
     by: Values | str | None = None,
+    groups: Values | str | None = None,
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
     split: str | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
@@ -63,6 +76,15 @@ def evaluate(
         The same metrics are computed for each subgroup, worst first. With "auto" subgroups are
         found by :func:`calibrant.find_slices` in a random half of the examples, and measured in
         the other half, so that the search does not make them look worse than they are.
+    groups : (...), or the name of a column
+        Examples that depend on each other have one value: the pixels of an image, the tokens of a
+        document. Intervals then follow from a bootstrap of whole groups. Metrics that need more
+        than sums are computed where they are named, and have none.
+    class_dim : int, optional
+        Dimension of the classes of arrays, where it is not the last: 1 for scores ``(n, classes,
+        height, width)`` with labels ``(n, height, width)``.
+    ignore_index : int, optional
+        Label of ignored examples in arrays, beside -100, such as 255.
     split : str, optional
         Split of a file; ``test``, else the plain arrays, by default.
     estimand : {"auto", "top_label", "binary", "multilabel"}
@@ -102,29 +124,35 @@ def evaluate(
     """
     names = [metrics] if isinstance(metrics, str) else metrics
     # sums suffice for some metrics: then memory does not grow with the examples
-    pairs = (
-        bool(level)
-        or names is None
-        or any(METRICS[METRICS.name(name)].needs_pairs for name in names)
-    )
-    total = Accumulator(
-        bins=bins, estimand=estimand, pairs=pairs, metrics=metrics, level=level, seed=seed
-    )
+    grouped = groups is not None
+    if names is None:
+        pairs = not grouped
+    else:
+        wanted = any(METRICS[METRICS.name(name)].needs_pairs for name in names)
+        pairs = wanted or (bool(level) and not grouped)
+    form: Any = {"bins": bins, "estimand": estimand, "metrics": metrics, "level": level}
+    total = Accumulator(pairs=pairs, seed=seed, grouped=grouped, **form)
     multilabel = estimand == "multilabel"
     auto = isinstance(by, str) and by == AUTO
     if not auto and not is_data(data) and not (is_frame(data) and labels is None):
-        _check_arrays(split, by=by, sample_weight=sample_weight)
+        _check_arrays(split, by=by, sample_weight=sample_weight, groups=groups)
         if data is not None and labels is not None:
             check_order(data, labels)
-        total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
+        data = data if data is None else classes_last(data, class_dim)
+        probs = probs if probs is None else classes_last(probs, class_dim)
+        labels = labels if labels is None else with_ignored(labels, ignore_index)
+        beside = {"sample_weight": sample_weight, "by": by, "groups": groups}
+        for some in _blocks({"logits": data, "labels": labels, "probs": probs, **beside}):
+            total.update(**some)
         if not multilabel and labels is not None:
             scores: Any = data if probs is None else probs
             targets = as_labels(numbered(labels, scores))
             warn_of_copies(as_scores(scores), targets, probs=probs is not None)
         return total.compute()
-    dataset = as_dataset(
-        data, labels, probs=probs, sample_weight=sample_weight, by=by, multilabel=multilabel
-    )
+    if not class_dim is ignore_index is None:
+        raise TypeError("class_dim= and ignore_index= are for arrays: files have the classes last")
+    roles: Any = {"sample_weight": sample_weight, "by": by, "groups": groups}
+    dataset = as_dataset(data, labels, probs=probs, multilabel=multilabel, **roles)
     chosen = dataset.split(split, TEST_SPLITS)
     searched = dataset.by == AUTO and AUTO not in chosen.keys
     if searched:
@@ -132,7 +160,8 @@ def evaluate(
         chosen = replace(chosen, dataset=replace(dataset, by=None))
     chosen.warn_if_probs()
     chosen.warn_of_copies()
-    columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
+    columns, rows = [chosen.domain, "labels", "sample_weight", "by"], chosen.chunk_rows
+    columns += ["groups"] if grouped else []
     labels_of_row = chosen.shards[0].column("labels").width
     if pairs and chosen.rows * labels_of_row > total.most_pairs:
         total.pool()  # so that workers do as well
@@ -146,6 +175,23 @@ def evaluate(
     total.by = other.reduce(_Subgroups(total, found, chosen.domain), *needed, rows=rows).by
     said = f"Search in half of the examples: {found.result().verdict()}"
     return replace(total.compute(), search=said)
+
+
+def _blocks(columns: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield rows of large arrays of pixels or tokens, so that memory does not grow with them."""
+    labels, scores = columns["labels"], columns["logits"]
+    scores = columns["probs"] if scores is None else scores
+    dense = isinstance(scores, (np.ndarray, Tensor)) and getattr(labels, "ndim", 1) > 1
+    if not dense or labels.shape != scores.shape[: labels.ndim] or math.prod(labels.shape) <= BLOCK:
+        yield columns
+        return
+    some = {name: values for name, values in columns.items() if values is not None}
+    some |= {name: as_keys(some[name]) for name in ("by", "groups") if name in some}
+    if "sample_weight" in some:
+        some["sample_weight"] = as_float64(some["sample_weight"])
+    step = max(1, BLOCK // math.prod(labels.shape[1:]))
+    for start in range(0, len(labels), step):
+        yield {name: values[start : start + step] for name, values in some.items()}
 
 
 class _Subgroups:

@@ -157,7 +157,7 @@ class MaCCal(Calibrator):
         """Return :attr:`history` as a frame, with a row for each epoch. Needs pandas."""
         return frame(epoch._asdict() for epoch in self.history)
 
-    def fit(
+    def fit(  # type: ignore[override]  # rows of features, which have no dimension of classes
         self,
         logits: Values,
         labels: Values | None = None,
@@ -389,7 +389,9 @@ class MaCCal(Calibrator):
         """Logits of checked features: an array for arrays, a tensor for tensors."""
         return super().transform(*self._both(logits, features))
 
-    def predict_proba(self, logits: Any, features: Features | None = None) -> Any:
+    def predict_proba(  # type: ignore[override]  # as of fit
+        self, logits: Any, features: Features | None = None
+    ) -> Any:
         """Probabilities of checked features: an array for arrays, a tensor for tensors."""
         return super().predict_proba(*self._both(logits, features))
 

@@ -88,7 +88,7 @@ def test_distances_are_those_of_a_local_parabola():
         reach = 1.01 * np.sort(distance)[math.ceil(count) - 1]
         weight = np.clip(1 - (distance / reach) ** 3, 0, None) ** 1.5  # root of the tricube
         off.append(abs(point - np.polyval(np.polyfit(p, y, 2, w=weight), point)))
-    pairs = {"confidence": p, "outcome": y}
+    pairs: Any = {"confidence": p, "outcome": y}
     assert cal.metrics.ici(**pairs) == pytest.approx(np.mean(off), abs=5e-4)
     assert cal.metrics.e50(**pairs) == pytest.approx(np.sort(off)[49], abs=2e-3)
     assert cal.metrics.e90(**pairs) == pytest.approx(np.sort(off)[89], abs=2e-3)

@@ -36,6 +36,7 @@ MORE = {
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
+        *("loss_split.loss_split", "loss_split.LossTerms"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
@@ -58,8 +59,8 @@ MORE = {
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
         *("answers.choices.choice_logits_from_top", "answers.choices.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
-        *("answers.graded.Source", "answers.calibrating.fit_answers"),
-        "answers.calibrating.apply_answers",
+        *("answers.rows.Source", "answers.calibrating.fit_answers"),
+        "answers.calibrator.AnswerMap",
         *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
         "gate.watch.judge_rows",
         *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit"),
@@ -96,6 +97,9 @@ SKLEARN = """## scikit-learn
 
 ```{eval-rst}
 .. autoclass:: calibrant.deploy.sklearn.CalibratedClassifier
+   :members: fit, predict, predict_proba
+
+.. autoclass:: calibrant.deploy.sklearn_thresholds.ThresholdClassifier
    :members: fit, predict, predict_proba
 ```
 """

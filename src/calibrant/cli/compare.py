@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @shared.METADATA
 @shared.CHOICES
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.MULTILABEL

@@ -39,7 +39,9 @@ from calibrant.cli.help import FILE, option, verb
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
 @shared.CHOICES
+@shared.BINS
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY

@@ -102,7 +102,7 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
         except APIError as error:
             problem = _error(error, connection)
         except UnicodeEncodeError as error:
-            problem = ServiceError(f"a message is no text ({error})", status=400)
+            problem = ServiceError(f"a message is not valid text ({error})", status=400)
         else:
             return _body(response.http_response.text)
         raise problem  # not within the handler: the original error may hold the key

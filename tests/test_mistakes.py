@@ -193,7 +193,7 @@ masked classes in a method without them
     raises: masked classes need a temperature method, such as ts
 only a test split
     cal.fit("test_only.npz")
-    raises: has no split 'val' and no plain arrays .* name a split \(--split\), or use --cross-fit
+    raises: has no split 'val' and no unnamed split .* name a split \(--split\), or use --cross-fit
 other groups than examples
     cal.TemperatureScaling().fit(logits, labels, groups=np.arange(5))
     raises: groups must have one value per example or per row
@@ -232,7 +232,7 @@ a misspelt method in a comparison
     raises: unknown method 'tss': did you mean ts\?
 shuffled labels in a comparison
     cal.compare("shuffled.npz", methods=["none", "ts", "beta"], level=None)
-    warns: plain arrays: accuracy .* no better than that of guessing
+    warns: unnamed split: accuracy .* no better than that of guessing
 class weights in a comparison
     cal.compare("weighted.npz", methods=["none", "ts", "beta"], level=None)
     tells: keeps predictions, so that .* use a method that corrects these
@@ -484,7 +484,7 @@ a calibrator of other classes
     exits with 2: fitted for 5 classes, got 4
 shuffled labels in a comparison
     calibrant compare shuffled.npz --methods none,ts --level 0
-    tells: warning: plain arrays: accuracy .* no better than that of
+    tells: warning: unnamed split: accuracy .* no better than that of
 copied rows in a report
     calibrant report copied.npz --methods= --level 0 -o -
     tells: Check the data first..* 540 of the first 600 rows are copies of other rows

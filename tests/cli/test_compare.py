@@ -144,7 +144,7 @@ def test_plain_arrays_are_cross_fitted(run):
     code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0")
     assert code == 0
     assert (
-        "564 examples (plain arrays), measured on 564 (the same, each by a fit on the other" in out
+        "564 examples (unnamed split), measured on 564 (the same, each by a fit on the other" in out
     )
     assert "5 folds, seed 0)" in out
 
@@ -159,7 +159,7 @@ def test_plain_arrays_are_cross_fitted(run):
             r"error: p\.npz: unknown split 'x': choose from val, test$",
         ),
         (["test.npz", "--split", "val"], r"error: test\.npz: unknown split 'val': choose f"),
-        (["plain.npz", "--fit-split", "val"], r"error: plain\.npz has no split 'val', only plain"),
+        (["plain.npz", "--fit-split", "val"], r"error: plain\.npz has no split 'val', only an unnamed"),
         (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
     ],
 )
@@ -237,5 +237,5 @@ def test_compare_tags(run):
     assert code == 0
     lines = out.splitlines()
     assert re.match(r"Use (pooled|tags) \(cross-validated", lines[1])
-    assert lines[2].startswith("2 tags; fitted on 1,200 labels (plain arrays), measured on")
+    assert lines[2].startswith("2 tags; fitted on 1,200 labels (unnamed split), measured on")
     assert [line.split()[0] for line in lines[4:7]] == ["none", "pooled", "tags"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @option(
     "--methods",
     metavar="NAME,...",
-    help="Those of 'calibrant methods', or all.  [default: a dozen]",
+    help="Methods to fit, or all; 'calibrant methods' lists them.  [default: a dozen]",
 )
 @shared.split_option("fit on", "val", "--fit-split")
 @shared.split_option("measure")
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     default=60.0,
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="For the fit of each method; 0: none.",
+    help="Time limit for the fit of each method; 0: none.",
 )
 @shared.METADATA
 @shared.CHOICES

@@ -29,10 +29,10 @@ from calibrant.cli.help import FILE, option, verb
     "--split",
     "splits",
     metavar="NAME,...",
-    help="Split to measure; several are compared.  [default: test, else the plain arrays]",
+    help="Split to measure; several are compared.  [default: test, else the unnamed split]",
 )
 @shared.split_option("fit methods on", "val", "--fit-split")
-@option("--by", metavar="COLUMN", help="Report on each value of this column as well.")
+@option("--by", metavar="COLUMN", help="Also report on each value of this column.")
 @option(
     "--methods",
     metavar="NAME,...",

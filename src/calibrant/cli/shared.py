@@ -95,7 +95,7 @@ GROUPS = option(
 
 def split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
     """Return the option that names the split which a verb uses."""
-    about = f"Split to {verb}.  [default: {default}, else the plain arrays]"
+    about = f"Split to {verb}.  [default: {default}, else the unnamed split]"
     return option(name, metavar="NAME", help=about)
 
 

@@ -97,8 +97,8 @@ def compare(
     time_limit : float, optional
         Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
-        Split to fit on (val, else the plain arrays, by default) and to measure on (test, else the
-        plain arrays). A single split is cross-fitted: each example is measured with a fit on the
+        Split to fit on (val, else the unnamed split, by default) and to measure on (test, else the
+        unnamed split). A single split is cross-fitted: each example is measured with a fit on the
         other folds, and the calibrators in the rows are fitted on all examples.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in folds.
@@ -211,7 +211,7 @@ def fit_and_test(
 
 
 def _described(split: Split) -> str:
-    return f"{split.name} split" if split.name else "plain arrays"
+    return f"{split.name} split" if split.name else "unnamed split"
 
 
 def _named_splits(
@@ -226,7 +226,7 @@ def _named_splits(
     ]
     if not there and dataset.splits:
         raise ValueError(
-            f"{dataset.path} has no split 'val', 'test' or plain arrays, only "
+            f"{dataset.path} has no split 'val', 'test' or unnamed split, only "
             f"{comma_separated(dataset.splits)}: name two, as --fit-split and --test-split do"
         )
     if not there:

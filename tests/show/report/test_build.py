@@ -45,9 +45,9 @@ def test_several_splits_are_several_sets(files):
     found = [(s.name, s.split, s.evaluation.n) for s in result.subjects]
     assert found == [
         ("monday, cold", "cold", 90),
-        ("monday, plain arrays", "", 200),
+        ("monday, unnamed split", "", 200),
         ("tuesday, cold", "cold", 90),
-        ("tuesday, plain arrays", "", 200),
+        ("tuesday, unnamed split", "", 200),
     ]
 
 

@@ -62,9 +62,9 @@ def report(
     labels : (...) integers
         With logits; -100 is ignored.
     split : str or sequence of str, optional
-        Split to measure: test, else the plain arrays, else val, by default. Several are compared.
+        Split to measure: test, else the unnamed split, else val, by default. Several are compared.
     fit_split : str, optional
-        Split to fit methods on: val, else the plain arrays, by default. In a single split each
+        Split to fit methods on: val, else the unnamed split, by default. In a single split each
         example is measured with fits on the others, as in :func:`calibrant.compare`.
     by, sample_weight : str or array, optional
         Subgroups to report on, and weights of the examples, as in :func:`calibrant.evaluate`.
@@ -172,7 +172,7 @@ def _sets(
     for name, dataset in named.items():
         for each in wanted:
             chosen = dataset.split(each, PREFER).name
-            words = chosen or "plain arrays"
+            words = chosen or "unnamed split"
             both = f"{name}, {words}" if len(named) > 1 else words
             result[name if len(wanted) == 1 else both] = (dataset, chosen)
     return result

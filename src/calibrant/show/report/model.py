@@ -131,7 +131,7 @@ class Remedy:
     thresholds: list[Threshold] = field(default_factory=list)
     """Guaranteed error rates after calibration; none of a single split, which was fitted too."""
     fit_split: str = ""
-    """Name of the split that methods were fitted on; empty for plain arrays."""
+    """Name of the split that methods were fitted on; empty for the unnamed split."""
     gain: Gain | None = None
     """Of the chosen method; None where it changes nothing, or could not be measured."""
     doubts: list[str] = field(default_factory=list)

@@ -11,9 +11,19 @@ import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
-from calibrant.cli.engine import Source
-from calibrant.cli.help import F, Group, Verb, option
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
+from calibrant.cli.engine import InputFiles
+from calibrant.cli.shared import (
+    AS_JSON,
+    LEVEL,
+    Commands,
+    F,
+    Verb,
+    new_console,
+    option,
+    progress_bar,
+    say,
+    until_closed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +60,7 @@ CONFIDENCE = option(
 
 
 @click.group(
-    cls=Group,
+    cls=Commands,
     sections={
         "Tokens": ["collect", "fit", "evaluate", "ask"],
         "Answers": ["answers", "gate", "judge"],
@@ -91,7 +101,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with Source().working("tokens"):
+    with InputFiles().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
@@ -154,7 +164,7 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with Source().working("epochs"):
+    with InputFiles().working("epochs"):
         fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
@@ -471,7 +481,7 @@ def ask(
         say(written)
 
 
-@llm.group(cls=Group)
+@llm.group(cls=Commands)
 def answers() -> None:
     """Calibrate graded answers of any origin: the chance that an answer is right."""
 

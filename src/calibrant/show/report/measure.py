@@ -19,7 +19,7 @@ from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
-from calibrant.decide.thresholds import threshold
+from calibrant.decide.threshold_limits import threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage

@@ -13,7 +13,7 @@ from scipy.special import betainc
 from calibrant._core.binning import Bins
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.scaling import Identity
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reductions import event_probability

@@ -473,8 +473,18 @@ def ask(
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
-    reply = answer_question(*network, question, **options)
-    _print_reply(reply, options["max_new_tokens"])
+    reply, console = answer_question(*network, question, **options), new_console()
+    with until_closed():
+        if not reply.abstains:
+            console.print(_shaded(reply))
+        elif math.isinf(reply.required):
+            console.print("no answer: no confidence met the target error", style="bold")
+        else:
+            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
+            console.print(message, style="bold")
+        most = options["max_new_tokens"]
+        end = f", truncated by --max-new-tokens {most}" if reply.truncated else ""
+        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
     if html:
         written = shared.how_written(html)
         reply.shaded(question).write(html)
@@ -591,20 +601,6 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
         raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
-
-
-def _print_reply(reply: Answer, max_new_tokens: int) -> None:
-    console = new_console()
-    with until_closed():
-        if not reply.abstains:
-            console.print(_shaded(reply))
-        elif math.isinf(reply.required):
-            console.print("no answer: no confidence met the target error", style="bold")
-        else:
-            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
-            console.print(message, style="bold")
-        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.truncated else ""
-        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 
 
 def _shaded(answer: Answer) -> Text:

@@ -130,9 +130,12 @@ class FittedHead:
         return one_line(self, self.describe(), nll, "" if self.kept else "requested head not kept")
 
     def _repr_html_(self) -> str:
-        shown = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
+        def shown(value: float, form: str) -> str:
+            return "-" if math.isnan(value) else f"{value:{form}}".replace("%", " %")
+
+        forms = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
         rows = [
-            (group, *(_formatted(values.get(name), form) for name, form in shown.items()))
+            (group, *(shown(values.get(name, math.nan), form) for name, form in forms.items()))
             for group, values in self.figures.items()
         ]
         headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
@@ -199,10 +202,6 @@ class FittedHead:
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
         if self.head(inputs).isnan().any():
             raise ValueError("its weights make temperatures NaN")
-
-
-def _formatted(value: float | None, form: str) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:{form}}".replace("%", " %")
 
 
 class TokenPredictions(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import verb
+from calibrant.cli.shared import verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator

@@ -301,7 +301,7 @@ a coverage in percent
     raises: coverage must be between 0 and 1, got 90: 0.9 means 90 %
 a guarantee that few examples cannot keep
     cal.threshold(logits, labels, max_error=0.001)
-    warns: no threshold keeps the error at 0.001 .* label more, calibrate first, or allow more
+    warns: no threshold keeps the error at 0.001 .* so none is accepted; .*label
 probabilities as logits for sets
     cal.conformal(probs, labels)
     warns: logits look like probabilities: .* if they are, pass them as probs=
@@ -499,7 +499,7 @@ probabilities as logits to be calibrated
     tells: warning: logits of as_probs.npz look like probabilities: .* save them as probs
 two guarantees
     calibrant decide data.npz --max-error 0.1 --coverage 0.9
-    exits with 2: name one of --max-error, --coverage and --rule
+    exits with 2: name one of --max-error, --coverage, --rule
 an artifact that is none
     calibrant export nowhere -o out.onnx
     exits with 2: there is no artifact nowhere

@@ -159,7 +159,10 @@ def test_plain_arrays_are_cross_fitted(run):
             r"error: p\.npz: unknown split 'x': choose from val, test$",
         ),
         (["test.npz", "--split", "val"], r"error: test\.npz: unknown split 'val': choose f"),
-        (["plain.npz", "--fit-split", "val"], r"error: plain\.npz has no split 'val', only an unnamed"),
+        (
+            ["plain.npz", "--fit-split", "val"],
+            r"error: plain\.npz has no split 'val', only an unnamed",
+        ),
         (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
     ],
 )

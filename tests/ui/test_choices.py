@@ -6,7 +6,7 @@ from calibrant.ui.choices import Choices
 
 
 def test_what_is_left_out_has_its_default():
-    assert Choices.from_json({}) == Choices("auto", None, None, "auto", None)
+    assert Choices.from_json({}) == Choices("auto", None, None, "auto", "auto")
     chosen = {"method": "ts", "fit_split": "", "test_split": "test", "keep_argmax": False}
     assert Choices.from_json({**chosen, "estimand": "top_label"}).fit_split == ""
 
@@ -23,8 +23,8 @@ def test_what_is_left_out_has_its_default():
         ({"test_split": {}}, "test_split must be text, or None"),
         ({"estimand": "x"}, "estimand must be one of auto"),
         ({"estimand": []}, "estimand must be one of auto"),
-        ({"keep_argmax": "yes"}, "keep_argmax must be True or False, or None, got 'yes'"),
-        ({"keep_argmax": 1}, "keep_argmax must be True or False, or None, got 1"),
+        ({"keep_argmax": "yes"}, "keep_argmax must be True or False, or one of auto, got 'yes'"),
+        ({"keep_argmax": 1}, "keep_argmax must be True or False, or one of auto, got 1"),
     ],
 )
 def test_anything_else_is_refused(content, reason):

@@ -163,10 +163,10 @@ def test_values_that_cannot_be_used_are_explained(file, tmp_path, arrays, reason
 def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(monkeypatch, file, arrays):
     dataset, asked = cal.open_dataset(file(**arrays)), []
     monkeypatch.setattr(tasks, "fit_and_measure", lambda *_, options, **__: asked.append(options))
-    for chosen in (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=None)):
+    for chosen in (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=True)):
         tasks._fit(dataset, chosen)
     tasks._fit(dataset, replace(Choices(), estimand="multilabel"))
-    assert asked == [{"keep_argmax": False}, None, {"keep_argmax": None}, None]
+    assert asked == [{"keep_argmax": False}, None, {"keep_argmax": True}, None]
 
 
 def test_a_failed_export_is_told_and_costs_nothing_else(monkeypatch, file, arrays, tmp_path):

@@ -383,8 +383,8 @@ def _poor_ranking(subject: Subject) -> Result | None:
     meaning="The probabilities of these classes are, on average, not their frequencies. Language "
     "models prefer letters of options; classifiers trained on balanced data do not know the "
     "frequencies of use.",
-    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that may "
-    "change predictions: calibrant fit --choices, or sms, svs.",
+    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that "
+    "corrects them: auto does where that raises the accuracy beyond noise, sms and svs always.",
 )
 def _class_bias(subject: Subject) -> Result | None:
     known = [each for each in subject.classes if not math.isnan(each.claimed)]

@@ -19,6 +19,7 @@ from scipy.special import ndtri, stdtrit
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
+from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.data.shards import Chunk
 from calibrant.decide.thresholds import threshold
@@ -310,7 +311,7 @@ def try_methods(
     methods: Sequence[str],
     split: str,
     fit_split: str | None,
-    keep_argmax: bool | None,
+    keep_argmax: KeepArgmax,
     estimand: EstimandChoice,
     bins: int,
     level: float | None,

@@ -32,8 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant.llm import Gate, GateWatch, fit_gate
-from calibrant.llm.answers.calibrating import calibrated
-from calibrant.llm.answers.graded import AnswerRows, read_answers
+from calibrant.llm.answers.rows import AnswerRows, read_answers
 
 MAX_ERROR, CERTAINTY, MISSES = 0.1, 0.9, 0.3
 Table = Iterator[tuple[str, ...]]
@@ -111,7 +110,7 @@ def loss(answers: Answers, chosen: np.ndarray, unit: str) -> float:
 
 def decisions(gate: Gate, new: Answers) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Accepted and verified answers, for each set of kinds."""
-    chance = calibrated(gate.calibrator, new.confidence)
+    chance = gate.calibrator.predict_confidences(new.confidence)
     accepted, verified = [], []
     for accept, verify, names in gate.bands:
         member = np.ones(len(chance), bool) if names is None else np.isin(new.kind, names)
@@ -124,12 +123,12 @@ def decisions(gate: Gate, new: Answers) -> tuple[list[np.ndarray], list[np.ndarr
 
 def naive(gate: Gate, sample: Answers, new: Answers) -> np.ndarray:
     """New answers above the lowest threshold with few enough errors in the sample itself."""
-    chance = calibrated(gate.calibrator, sample.confidence)
+    chance = gate.calibrator.predict_confidences(sample.confidence)
     order = np.argsort(-chance)
     error = np.cumsum(~sample.correct[order]) / np.arange(1, len(order) + 1)
     fine = np.flatnonzero(error <= MAX_ERROR)
     lowest = chance[order[fine[-1]]] if fine.size else np.inf
-    return calibrated(gate.calibrator, new.confidence) >= lowest
+    return gate.calibrator.predict_confidences(new.confidence) >= lowest
 
 
 class Situation(NamedTuple):
@@ -184,7 +183,7 @@ def measure(situation: Situation, runs: int) -> dict[str, float]:
 def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
     """Shares of accepted answers and broken guarantees, of gates for the answers of a file."""
     graded = read_answers(file)
-    confidence, right = graded.confidence, graded.correct
+    confidence, right = graded.confidences()[0], graded.grades()
     order = np.argsort(-confidence, kind="stable")
     error = np.cumsum(~right[order]) / np.arange(1, len(order) + 1)
     fine = np.flatnonzero(error <= max_error)
@@ -195,7 +194,7 @@ def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
             [{"confidence": float(confidence[i]), "correct": bool(right[i])} for i in at]
         )
         gate = fit_gate(rows, max_error=max_error, certainty=0.95)
-        above = calibrated(gate.calibrator, confidence) >= gate.bands[0].accept.threshold
+        above = gate.calibrator.predict_confidences(confidence) >= gate.bands[0].accept.threshold
         accepted.append(above.mean())
         broken.append(bool(above.any()) and (~right[above]).mean() > max_error)
     oracle = (fine[-1] + 1) / len(order) if fine.size else 0.0
@@ -214,7 +213,7 @@ def alarms(n: int, runs: int) -> dict[str, float]:
         gate = fit_gate(over_confident(rng, n).rows(), max_error=0.3)
         watch = GateWatch(gate)
         calm = over_confident(rng, 3000)
-        chance = calibrated(gate.calibrator, calm.confidence)
+        chance = gate.calibrator.predict_confidences(calm.confidence)
         watch.note(chance)
         watch.observe(chance, calm.correct)
         found["false"].append(bool(watch.withdrawn))
@@ -229,7 +228,7 @@ def delay(gate: Gate, rng: np.random.Generator, *, confidence: bool) -> float:
     watch = GateWatch(gate)
     for step in range(50, 6001, 50):
         sure = rng.beta(3, 1, 50) if confidence else rng.beta(6, 1, 50)
-        chance = calibrated(gate.calibrator, sure)
+        chance = gate.calibrator.predict_confidences(sure)
         if confidence:
             watch.note(chance)
         else:

@@ -1,6 +1,7 @@
 import csv
 import os
 import re
+import shutil
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -48,7 +49,11 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "calibrant"
 html_logo = html_favicon = "_static/logo.svg"
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options = {
+    "top_of_page_buttons": [],
+    "light_css_variables": {"color-brand-primary": "#1d4f7c", "color-brand-content": "#1a5f9e"},
+    "dark_css_variables": {"color-brand-primary": "#8fc1ee", "color-brand-content": "#7db6ea"},
+}
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["formulas.css", "pages.css"]
@@ -85,13 +90,15 @@ def _draw_figures(app):
     import calibrant
     from calibrant.show import figures
 
-    calibrant.report(calibrant.sample_path()).save(Path(app.srcdir) / "_static/demo_report.html")
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
     page, before = (Path(app.srcdir) / "plots.md").read_text(encoding="utf-8"), os.getcwd()
     with TemporaryDirectory() as scratch:
-        os.chdir(scratch)  # examples write files
+        os.chdir(scratch)  # examples write files, and the report names the one it was made of
         try:
+            shutil.copy(calibrant.sample_path(), "predictions.npz")
+            report = calibrant.report("predictions.npz", title="ResNet-50 on CIFAR-10")
+            report.save(Path(app.srcdir) / "_static/demo_report.html")
             _draw_gallery(page, folder)
         finally:
             os.chdir(before)

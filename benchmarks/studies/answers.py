@@ -25,6 +25,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rows import write_tables
@@ -32,7 +33,7 @@ from rows import write_tables
 import calibrant as cal
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
-from calibrant.llm.answers.graded import GradedAnswers, read_answers
+from calibrant.llm.answers.rows import read_answers, token_probs_of
 
 SPLITS = 20
 TARGETS = (0.2, 0.3)
@@ -70,8 +71,17 @@ def main() -> None:
 # ---------------------------------------------------------------------------------- the measures
 
 
+class Graded(NamedTuple):
+    """Token probabilities of answers, and whether each is right."""
+
+    token_probs: list[np.ndarray]
+    correct: np.ndarray
+
+
 def measured(file: Path) -> Iterator[dict[str, object]]:
-    graded, (name, model) = read_answers(file), file.stem.split(".", 1)
+    (places, rows), (name, model) = read_answers(file), file.stem.split(".", 1)
+    probs = [token_probs_of(row, place) for place, row in zip(places, rows, strict=True)]
+    graded = Graded(probs, read_answers(file).grades())
     about = {"set": name, "model": model, "n": len(graded.correct)}
     about["accuracy"] = f"{graded.correct.mean():.4f}"
     for how in AGGREGATORS:
@@ -85,7 +95,7 @@ def measured(file: Path) -> Iterator[dict[str, object]]:
             yield {**about, "how": "geometric", **found}
 
 
-def few(graded: GradedAnswers, stage: str, size: int, seed: int) -> dict[str, float]:
+def few(graded: Graded, stage: str, size: int, seed: int) -> dict[str, float]:
     """Figures of a map that was fitted on some answers of the first half."""
     order = np.random.default_rng(seed).permutation(len(graded.correct))
     first, test = np.array_split(order, 2)
@@ -93,7 +103,7 @@ def few(graded: GradedAnswers, stage: str, size: int, seed: int) -> dict[str, fl
     return figures(mapped, graded.correct[test])
 
 
-def one_split(graded: GradedAnswers, how: str, stage: str, seed: int) -> dict[str, float]:
+def one_split(graded: Graded, how: str, stage: str, seed: int) -> dict[str, float]:
     order = np.random.default_rng(seed).permutation(len(graded.correct))
     first, test = np.array_split(order, 2)
     third = len(first) // 3
@@ -110,7 +120,7 @@ def one_split(graded: GradedAnswers, how: str, stage: str, seed: int) -> dict[st
 
 
 def confidences(
-    graded: GradedAnswers, how: str, stage: str, fitted_on: np.ndarray, at: np.ndarray
+    graded: Graded, how: str, stage: str, fitted_on: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     new = [graded.token_probs[i] for i in at]
     if stage == RAW:

@@ -22,9 +22,9 @@ from typing import Any
 from calibrant import llm
 from calibrant.llm.answers.asking import ask, ask_each, chat_prompt, draw_answers
 from calibrant.llm.answers.choices import ask_true
-from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.answers.grading import QuestionSet, read_question_set
 from calibrant.llm.answers.questions import Question, exact_match, short_prompt, verdict_prompt
+from calibrant.llm.answers.rows import write_rows
 from calibrant.llm.heads.fitted import FittedHead
 
 SETS = ("sciq", "triviaqa", "NQ", "truthfulqa", "wikiqa")

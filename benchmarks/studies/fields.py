@@ -32,8 +32,9 @@ import numpy as np
 from rows import MISSING, Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import apply_answers, fit_answers, signal_calibrator
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.rows import AnswerRows
+from calibrant.llm.answers.signal_calibrator import signal_calibrator
 from calibrant.llm.answers.signals import signals_of
 
 KINDS = {"payer": None, "due": None, "total": None, "state": ["paid", "open", "cancelled"]}
@@ -122,10 +123,10 @@ def predictions(train: AnswerRows, test: AnswerRows) -> dict[str, np.ndarray]:
             for part in (train, test)
         )
         chosen = np.array([row["kind"] == kind for row in test.rows])
-        each[chosen] = chances(fit_answers(of_train.answers()), of_test)
+        each[chosen] = chances(fit_answers(of_train), of_test)
     return {
         "raw": raw,
-        "one map": chances(fit_answers(train.answers()), test),
+        "one map": chances(fit_answers(train), test),
         "map each": each,
         "kinds": chances(signal_calibrator(train, ["field product", *kinds]), test),
         "all": chances(signal_calibrator(train), test),
@@ -133,14 +134,14 @@ def predictions(train: AnswerRows, test: AnswerRows) -> dict[str, np.ndarray]:
 
 
 def chances(fitted: Any, test: AnswerRows) -> np.ndarray:
-    return np.array([row["calibrated"] for row in apply_answers(fitted, test)])
+    return fitted.predict_rows(test)
 
 
 def promises(model: str, fields: AnswerRows) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for *train, find, test in splits(fields, 4):
         fitted = signal_calibrator(AnswerRows.of([row for part in train for row in part.rows]))
-        of_find, of_test = (AnswerRows.of(apply_answers(fitted, part)) for part in (find, test))
+        of_find, of_test = (AnswerRows.of(fitted.apply(part)) for part in (find, test))
         for limit in LIMITS["field"]:
             gate = fit_gate(find, max_error=limit, unit="turn", calibrator=fitted)
             found["field", limit].append(outcome(gate, test))

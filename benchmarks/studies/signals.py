@@ -46,7 +46,7 @@ from sklearn.preprocessing import StandardScaler
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator, answer_confidence, signals_of
 from calibrant.llm.answers.confidence import AGGREGATORS, SUREST
-from calibrant.llm.answers.graded import AnswerRows, read_rows
+from calibrant.llm.answers.rows import AnswerRows, read_answers
 from calibrant.llm.answers.signals import signal_values
 
 SPLITS = 5
@@ -87,7 +87,7 @@ def study(folder: Path, scale: float) -> None:
 
 
 def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
-    answers = signals_of(with_others(read_rows(file)), stated_scale=scale)
+    answers = signals_of(with_others(read_answers(file)), stated_scale=scale)
     right, values = answers.grades(), signal_values(answers)
     name, model = file.stem.split(".", 1)
     about = {"set": name, "model": model, "n": len(right), "accuracy": f"{right.mean():.4f}"}

@@ -52,6 +52,7 @@ def test_fit_saves_what_it_learned(run):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.filterwarnings("ignore:Auto keeps predictions")
 def test_predictions_change_where_that_is_clearly_better(run, rng):
     """A model that prefers a letter: auto corrects it, and says what that gains."""
     logits, labels = drawn(rng, 800, 4)

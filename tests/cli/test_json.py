@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant._core.json_form import json_text
-from calibrant.llm.answers.graded import write_rows
+from calibrant._core.showing import json_text
+from calibrant.llm.answers.rows import write_rows
 from tests.support.graded_answers import graded_answers
 from tests.support.json_page import check_content, check_output, tables, verbs
 from tests.support.language_models import quiz_model, quiz_tokenizer

@@ -7,7 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import judge_report, read_judged
-from calibrant.llm.answers.graded import read_rows, write_rows
+from calibrant.llm.answers.rows import read_answers, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_map_is_fitted_saved_and_applied(run, judged, tmp_path):
     assert f"to use it: calibrant llm judge apply {mapped} FILE -o OUT" in " ".join(err.split())
     code, _, err = run("llm", "judge", "apply", mapped, judged, "--scale", "1,10", "-o", out_file)
     assert code == 0, err
-    rows = read_rows(out_file).rows
+    rows = read_answers(out_file).rows
     shares = read_judged(judged, scale=(1, 10)).shares
     wanted = cal.load(mapped).predict(shares)
     np.testing.assert_allclose([float(row["calibrated"]) for row in rows], wanted)

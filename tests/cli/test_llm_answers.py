@@ -9,9 +9,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.cli.llm import STAGES
-from calibrant.llm import ask, read_answers
+from calibrant.llm import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.graded import Source, read_rows
+from calibrant.llm.answers.rows import Source, read_answers
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
 
@@ -52,31 +52,33 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     assert f"22 answers; next: calibrant llm answers fit {graded} -o MAP" in err
     assert "note: the model has no chat template" in err
     answers = read_answers(graded)
-    assert 0 < answers.correct.sum() < 22
-    own = ask(quiz_model(), quiz_tokenizer(), answers.questions, max_new_tokens=64)
-    assert answers.answers == [answer.text for answer in own]
-    np.testing.assert_allclose(answers.confidence, [answer.confidence for answer in own], rtol=1e-4)
+    assert 0 < answers.grades().sum() < 22
+    texts = [row["question"] for row in answers.rows]
+    own = ask(quiz_model(), quiz_tokenizer(), texts, max_new_tokens=64)
+    assert [row["answer"] for row in answers.rows] == [answer.text for answer in own]
+    confidence, source = answers.confidences()
+    np.testing.assert_allclose(confidence, [answer.confidence for answer in own], rtol=1e-4)
     digest = fingerprint_of(quiz_model()).digest
-    assert answers.source == Source("geometric", "plain", digest, "none", "greedy")
+    assert source == Source("geometric", "plain", digest, "none", "greedy")
 
     out, err = command("answers", "fit", graded, "-o", mapped, "--json")
     assert f"to use it: calibrant llm ask MODEL QUESTION --answers {mapped}" in err
     assert {*json.loads(out)} == {"format", "before", "after"}
-    probs = [[confidence] for confidence in answers.confidence]
-    wanted = AnswerCalibrator().fit(probs, answers.correct)
+    probs = [[one] for one in confidence]
+    wanted = AnswerCalibrator().fit(probs, answers.grades())
     fitted = cal.load(mapped)
     np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
 
-    (first, *_), asked = wanted.predict(probs), answers.questions[0]
+    (first, *_), asked = wanted.predict(probs), texts[0]
     out, err = command("ask", folder / "model", asked, "--answers", mapped, "--plain")
     assert "note" not in err
     assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
     calibrated = tmp_path / "calibrated.csv"
     _, err = command("answers", "apply", mapped, graded, "-o", calibrated)
     assert err.strip() == f"wrote {calibrated}: 22 answers"
-    rows = read_rows(calibrated).rows
+    rows = read_answers(calibrated).rows
     assert [float(row["calibrated"]) for row in rows] == pytest.approx(wanted.predict(probs))
-    assert [row["question"] for row in rows] == answers.questions
+    assert [row["question"] for row in rows] == texts
 
 
 def test_maps_of_a_service_are_not_for_ask(command, tmp_path):
@@ -96,7 +98,7 @@ def test_samples_become_signals(command, folder, tmp_path):
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
     limit = ("--max-new-tokens", "40")
     _, err = command(*start, "--chat", "--samples", "4", *limit, "--save-answers", graded)
-    rows = read_rows(graded).rows
+    rows = read_answers(graded).rows
     cut = sum(len(row["token_probs"]) == 40 for row in rows)
     message = f"note: {cut} of 22 answers were truncated and graded as they are: raise --max-new"
     assert message in " ".join(err.split())
@@ -106,7 +108,7 @@ def test_samples_become_signals(command, folder, tmp_path):
     shares = [np.mean([text == row["answer"] for text in row["samples"]]) for row in rows]
     assert len({*shares}) > 1
     command("answers", "signals", graded, "-o", tmp_path / "signals.jsonl")
-    found = read_rows(tmp_path / "signals.jsonl").rows
+    found = read_answers(tmp_path / "signals.jsonl").rows
     assert [row["signals"]["agreement_exact"] for row in found] == shares
 
 
@@ -115,7 +117,7 @@ def test_maps_of_short_answers_are_not_for_ask(run, command, folder, tmp_path):
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
     command(*start, "--shots", "1", "--save-answers", short)
     short.write_text(short.read_text().replace("false", "true", 5))  # graded by hand
-    assert read_answers(short).correct.sum() >= 5
+    assert read_answers(short).grades().sum() >= 5
     out, err = command("answers", "fit", short, "-o", mapped, "--stage", "sigmoid")
     assert "21 answers" in out
     assert f"to use it: calibrant llm answers apply {mapped} FILE -o OUT" in err
@@ -130,7 +132,7 @@ def test_truthfulqa_is_multiple_choice_and_all_sets_are_saved(command, folder, t
     sets = (folder / "TruthfulQA.csv", folder / "questions.txt")
     start = ("--model", folder / "model", "--shots", "0", "--level", "0", "--json")
     out, _ = command("evaluate", *sets, *start, "--save-answers", tmp_path / "all.jsonl")
-    rows = read_rows(tmp_path / "all.jsonl").rows
+    rows = read_answers(tmp_path / "all.jsonl").rows
     assert [row["source"] for row in rows] == ["texts"] * 3 + ["geometric"] * 22
     right = np.mean([row["correct"] for row in rows[:3]])
     assert json.loads(out)["sources"][0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(

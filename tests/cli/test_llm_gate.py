@@ -10,7 +10,7 @@ import calibrant as cal
 from calibrant.cli import llm_gate
 from calibrant.llm import Gate
 from calibrant.llm.answers.confidence import AGGREGATORS
-from calibrant.llm.answers.graded import read_rows, write_rows
+from calibrant.llm.answers.rows import read_answers, write_rows
 from calibrant.llm.gate.verdicts import Unit
 from tests.support.graded_answers import graded_answers, joined
 
@@ -88,7 +88,7 @@ def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):
     assert [row["verdict"] for row in rows] == ["accept", "person", "person"]
     assert [row["id"] for row in rows] == ["n0", "n1", "n2"]
     saved = cal.load(gate, Gate)
-    wanted = [one.confidence for one in saved.check(read_rows(file))]
+    wanted = [one.confidence for one in saved.check(read_answers(file))]
     assert [row["calibrated"] for row in rows] == wanted
     assert wanted[2] is None
     assert rows[0]["threshold"] == saved.bands[0].accept.threshold
@@ -103,7 +103,7 @@ def test_fail_exits_with_1_unless_all_are_accepted(run, gate, tmp_path):
     code, out, err = run("llm", "gate", "check", gate, mixed, "--fail", "-o", tmp_path / "j.csv")
     assert (code, out) == (1, "")
     assert "2 answers" in err
-    assert [row["verdict"] for row in read_rows(tmp_path / "j.csv").rows] == ["accept", "person"]
+    assert [row["verdict"] for row in read_answers(tmp_path / "j.csv").rows] == ["accept", "person"]
 
 
 def test_other_sources_are_refused_and_nothing_is_written(run, gate, tmp_path):

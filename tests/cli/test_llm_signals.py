@@ -8,7 +8,7 @@ from scipy.special import expit
 
 import calibrant as cal
 from calibrant.llm.answers.calibrating import fit_signals
-from calibrant.llm.answers.graded import read_rows
+from calibrant.llm.answers.rows import read_answers
 
 N = 240
 
@@ -49,7 +49,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mapped(folder):
     """A map of one signal."""
-    fitted = fit_signals(read_rows(folder / "log.jsonl"), ["stated"], stage="sigmoid", level=None)
+    fitted = fit_signals(
+        read_answers(folder / "log.jsonl"), ["stated"], stage="sigmoid", level=None
+    )
     cal.save(fitted.calibrator, folder / "map")
     return folder / "map"
 
@@ -73,7 +75,7 @@ def test_signals_are_written_and_counted(said, folder, tmp_path):
     assert "agreement 240" in out
     assert "30 answers without the signal stated: the model declined" in err
     assert f"240 answers; next: calibrant llm answers fit {out_file} --signals all" in err
-    rows = read_rows(out_file).rows
+    rows = read_answers(out_file).rows
     assert rows[0]["signals"]["stated"] is None
     assert rows[1]["signals"]["stated"] is not None
     assert rows[1]["samples"] == drawn_rows(0)[1]["samples"]
@@ -92,7 +94,7 @@ def test_a_map_of_signals_is_fitted_and_applied(said, folder, tmp_path):
     new = written(tmp_path / "new.jsonl", drawn_rows(1))
     code, _, err = said("apply", tmp_path / "map", new, "-o", tmp_path / "calibrated.jsonl")
     assert code == 0, err
-    rows = read_rows(tmp_path / "calibrated.jsonl").rows
+    rows = read_answers(tmp_path / "calibrated.jsonl").rows
     chances = np.array([row["calibrated"] for row in rows])
     right = np.array([row["correct"] for row in rows])
     assert np.isfinite(chances).all()
@@ -158,4 +160,4 @@ def test_options_and_artifacts_that_do_not_go_together(said, folder, tmp_path):
     cal.save(cal.threshold(confidence=[0.9] * 50, outcome=[1] * 50, max_error=0.2), tmp_path / "t")
     code, _, err = said("apply", tmp_path / "t", folder / "log.jsonl", "-o", tmp_path / "x.csv")
     assert code == 2
-    assert "holds a Threshold, a map of answers is wanted" in err
+    assert "holds a Threshold, a AnswerMap is wanted" in err

@@ -16,7 +16,7 @@ from calibrant.artifacts import objects
 from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch

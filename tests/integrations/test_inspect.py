@@ -8,7 +8,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, read_log
-from calibrant.llm.answers.graded import Source
+from calibrant.llm.answers.rows import Source
 from tests.support.definitions import slow_ece
 from tests.support.recorded_logs import write_inspect
 
@@ -62,5 +62,5 @@ def test_what_inspect_writes_is_read(tmp_path):
     pytest.importorskip("zstandard")
     for suffix in ("eval", "json"):
         log = read_log(write_inspect(tmp_path / suffix, suffix))
-        assert log.answers.answers().confidence[0] == pytest.approx(math.exp(-0.1))
+        assert log.answers.confidences()[0][0] == pytest.approx(math.exp(-0.1))
         assert log.answers.grades().tolist() == [True, False] * 3

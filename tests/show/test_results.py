@@ -20,8 +20,6 @@ from calibrant.llm import (
     shaded_text,
 )
 from calibrant.llm.answers.asking import Answer
-from calibrant.llm.answers.calibrating import Reply
-from calibrant.llm.answers.graded import GradedAnswers, Source
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.curves import (
     confidence_histogram,
@@ -82,9 +80,8 @@ def results(data):
         *(reliability(logits, labels), smooth_reliability(logits, labels)),
         *(reliability_by_class(logits, labels)[0], reliability_by_margin(logits, labels)[0]),
         *(confidence_histogram(logits, labels), risk_coverage(logits, labels)),
-        *(answer, Reply(answer, 0.5, 0.2), Reply(answer, 0.5, 0.9)),
+        *(answer, answer._replace(required=0.9)),
         *(shaded_text(["x", HOSTILE], [0.1, np.nan]), evaluate_answers(confidence, right)),
-        GradedAnswers([HOSTILE] * 400, [HOSTILE] * 400, confidence, right, Source(HOSTILE)),
         *(AnswerCalibrator(None), AnswerCalibrator(None).fit(confidence, right)),
         *(SignalCalibrator(), SignalCalibrator().fit({HOSTILE: confidence}, right)),
         FittedHead.from_temperature(1.5, fingerprint, HOSTILE),
@@ -108,10 +105,10 @@ def test_every_result_has_safe_html_of_bounded_size(results):
         assert HOSTILE not in html
 
 
-def test_every_result_but_a_reply_has_a_frame(results):
+def test_every_result_has_a_frame(results):
     pandas = pytest.importorskip("pandas")
     for result in results:
-        if not isinstance(result, Reply) and "not fitted" not in repr(result):
+        if "not fitted" not in repr(result):
             assert isinstance(result.to_frame(), pandas.DataFrame)
 
 

@@ -117,7 +117,7 @@ def test_symmetric_over_confidence_of_two_classes_is_found(rng):
     result = find_slices(logits, labels, metadata={"site": site}, columns=["site"])
     named = {(one.name, one.estimand) for one in result.slices}
     assert ("site = B", "top_label") in named
-    assert any("too sure" in one.finding() for one in result.slices)
+    assert any("over-confident" in one.finding() for one in result.slices)
 
 
 def test_classes_confidences_and_clusters_of_features(rng):

@@ -1,6 +1,6 @@
 """Graded answers whose chances to be right are known."""
 
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 
 
 def graded_answers(rng, n, *, sharp=2.0, **about):

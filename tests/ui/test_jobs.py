@@ -5,9 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from calibrant.ui import jobs as module
-from calibrant.ui.jobs import Busy, Job, Jobs
+from calibrant.ui.jobs import Job, Jobs
 from calibrant.ui.worker import DIED, LookTask
 
 
@@ -124,7 +125,7 @@ def test_the_number_of_waiting_jobs_is_bounded(jobs, worker):
     worker.started.get(timeout=20)
     for _ in range(module.MAX_WAITING):
         jobs.add(job())
-    with pytest.raises(Busy, match="waiting already"):
+    with pytest.raises(HTTPException, match="waiting already"):
         jobs.add(job())
 
 

@@ -1,7 +1,6 @@
 """The page offers what suits a file, and its results are those of the library."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,12 +159,20 @@ def test_values_that_cannot_be_used_are_explained(file, tmp_path, arrays, reason
         run(path, "mine.npz", tmp_path, Choices("ts"), lambda *_: None)
 
 
-def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(monkeypatch, file, arrays):
-    dataset, asked = cal.open_dataset(file(**arrays)), []
-    monkeypatch.setattr(tasks, "fit_and_measure", lambda *_, options, **__: asked.append(options))
-    for chosen in (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=True)):
-        tasks._fit(dataset, chosen)
-    tasks._fit(dataset, replace(Choices(), estimand="multilabel"))
+def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(
+    monkeypatch, file, arrays, tmp_path
+):
+    asked = []
+
+    def stop(*_, options, **__):
+        asked.append(options)
+        raise ValueError("asked")
+
+    monkeypatch.setattr(tasks, "fit_and_measure", stop)
+    chosen = (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=True))
+    for choices in (*chosen, Choices(estimand="multilabel")):
+        with pytest.raises(ValueError, match="asked"):
+            run(file(**arrays), "x.npz", tmp_path, choices, lambda *_: None)
     assert asked == [{"keep_argmax": False}, None, {"keep_argmax": True}, None]
 
 

@@ -6,9 +6,10 @@ import signal
 import tempfile
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from calibrant.ui import uploads
-from calibrant.ui.uploads import PREFIX, TooLarge, Uploads, shown_name, suffix_of, temporary_home
+from calibrant.ui.uploads import PREFIX, Uploads, shown_name, suffix_of, temporary_home
 from tests.support.warm_scripts import run_script
 
 
@@ -63,7 +64,7 @@ def test_the_limit_holds_while_the_file_comes_in(store, tmp_path):
             seen.append(i)
             yield b"1234"
 
-    with pytest.raises(TooLarge, match="--max-upload"):
+    with pytest.raises(HTTPException, match="--max-upload"):
         asyncio.run(store.receive("x.npz", much()))
     assert len(seen) == 3
     assert not list(tmp_path.iterdir())

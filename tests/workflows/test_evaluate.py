@@ -15,7 +15,7 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.sampling import Sample
+from calibrant._core.rows import Sample
 from calibrant.data import save_predictions
 from tests.support.predictions import (
     FORMS,

@@ -10,7 +10,7 @@ import pytest
 import calibrant
 from calibrant import use
 from calibrant._core import logpartition
-from calibrant._core.sampling import Sample, uniform
+from calibrant._core.rows import Sample, uniform
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import Split, as_dataset, open_dataset, records
 from calibrant.data.records import records_of

@@ -225,7 +225,7 @@ def worth_blocks(
     return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
 
 
-class Chunk(NamedTuple):
+class LabelledRows(NamedTuple):
     """Labelled rows that fit the cache."""
 
     logits: Tensor  # (rows, classes)
@@ -236,7 +236,7 @@ class Chunk(NamedTuple):
     bounded: bool  # no logit is masked, infinite or NaN
 
 
-def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk]:
+def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[LabelledRows]:
     """Yield the labelled rows between ``start`` and ``stop``."""
     width = 1 if examples.one_logit else examples.classes
     for first, values in raw_chunks(examples.logits, width, start, stop):
@@ -256,7 +256,7 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
             weight = torch.from_numpy(examples.weight[number]).to(chunk.device)
         if examples.estimand == "multilabel":
             column = torch.from_numpy(number % examples.columns).to(chunk.device)
-        yield Chunk(chunk, labels, weight, column, number, reach < gap)
+        yield LabelledRows(chunk, labels, weight, column, number, reach < gap)
 
 
 def _logits_of_classes(examples: Examples, values: Logits) -> Tensor:

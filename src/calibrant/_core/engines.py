@@ -17,8 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from calibrant._core.messages import printable
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed, printable
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Chunk, Examples
+from calibrant._core.chunks import Examples, LabelledRows
 from calibrant._core.torch_models import top_class
 
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
@@ -329,7 +329,7 @@ def _fill(
 class Gaps(NamedTuple):
     """The gaps of a chunk; the buffers are overwritten by the next one."""
 
-    chunk: Chunk
+    chunk: LabelledRows
     top: Tensor  # (rows,) class of the largest logit
     best: Tensor  # (rows, 1) that logit
     own_gap: Tensor  # (rows,) of the label, float64
@@ -353,7 +353,7 @@ def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]
             bad = ~torch.isfinite(own_gap).cpu().numpy()
             raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
-        gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+        gaps.clamp_(max=LARGEST_GAP)  # masked classes too, whose powers are then 0
         yield Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
 
 

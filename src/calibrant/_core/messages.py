@@ -1,4 +1,4 @@
-"""Helpers for the text of error messages."""
+"""Texts of error messages, and the error where a library is not installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 # C0 and C1 but for tabs and line breaks, which start escape sequences or overwrite a line; what
 # reverses or breaks text, so that a name could show as another; and lone surrogates, as in file
@@ -102,3 +103,19 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
 def plain_name(name: object) -> str:
     """Return a name as typed in lower case, with underscores for dashes and blanks."""
     return str(name).strip().lower().replace("-", "_").replace(" ", "_")
+
+
+@contextmanager
+def needed(what: str, packages: str) -> Iterator[None]:
+    """Name the packages to install where an import inside a ``with`` block fails.
+
+    >>> with needed("the answer needs deep thought", "'calibrant[thought]'"):
+    ...     import deep_thought
+    Traceback (most recent call last):
+    ImportError: the answer needs deep thought (No module named 'deep_thought'): pip install ...
+    """
+    try:
+        yield
+    except ImportError as error:
+        message = f"{what} ({error}): pip install {packages}"
+        raise ImportError(message, name=error.name) from error

@@ -1,19 +1,25 @@
-"""How results find the functions that show them, which lie in a package above.
+"""Forms of results that need to know nothing of them: JSON, frames and lines for consoles.
 
-A result is data. What it looks like on a terminal, in a notebook and as a figure is known to
-:mod:`calibrant.show`, which is imported when somebody looks; only a line for consoles is made here.
+What a result looks like on a terminal, in a notebook and as a figure is known to
+:mod:`calibrant.show`, a package above, which is imported when somebody looks.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from calibrant._core.messages import printable
+from calibrant._core.messages import needed, printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FORMAT = 1
+"""Version of all JSON: another one where keys change their meaning or go, not where some come."""
 
 
 def one_line(result: object, *words: str) -> str:
@@ -82,3 +88,44 @@ def as_drawing(result: object, *data: Any, **options: Any) -> Any:
     from calibrant import show
 
     return show.draw(result, *data, **options)
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return JSON that every reader takes, with the version of the format first.
+
+    >>> print(json_text({"ece": float("nan")}))
+    {
+      "format": 1,
+      "ece": null
+    }
+    """
+    return json.dumps({"format": FORMAT, **plain(content)}, indent=2, allow_nan=False)
+
+
+def plain(content: Any) -> Any:
+    """Return content without figures that are undefined or infinite, and with text that is Unicode.
+
+    Names of files that are not UTF-8 have lone surrogates, which are escaped.
+    """
+    if isinstance(content, Mapping):
+        return {plain(key): plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [plain(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode("utf-8")
+    return content
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a frame, with None for missing values; pandas is needed only here."""
+    with needed("to_frame needs pandas", "pandas; to_dict() has the same values without it"):
+        import pandas as pd
+    return pd.DataFrame(list(rows))
+
+
+def columns_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Return arrays ``(n,)`` by name as a frame; pandas is needed only here."""
+    rows = zip(*columns.values(), strict=True)
+    return frame(dict(zip(columns, row, strict=True)) for row in rows)

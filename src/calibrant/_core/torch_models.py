@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.messages import comma_separated
-from calibrant._core.optional import needed
+from calibrant._core.messages import comma_separated, needed
 
 # torch 2.4 has none for mps, and refuses to be asked
 AUTOCAST_DEVICES = [

@@ -120,7 +120,7 @@ def artifact_of(obj: Any) -> Artifact:
 
 
 def _class_names(obj: Any) -> Iterator[tuple[str, Sequence[str] | None]]:
-    """Yield the path of the names of classes of each module that may have some, and these."""
+    """Yield where each module keeps its class names, if it may have some, and these."""
     for path, module in obj.named_modules() if isinstance(obj, nn.Module) else ():
         if hasattr(module, NAMES):
             yield f"{path}.{NAMES}".lstrip("."), module.class_names_

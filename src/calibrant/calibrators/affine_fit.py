@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Chunk, Examples, exponential
+from calibrant._core.chunks import Examples, LabelledRows, exponential
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import BOUNDS
@@ -150,7 +150,7 @@ def gather(
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
-def finite_inputs(inputs: Inputs, examples: Examples, chunk: Chunk) -> Tensor:
+def finite_inputs(inputs: Inputs, examples: Examples, chunk: LabelledRows) -> Tensor:
     """Return the inputs of a chunk in float64, or raise for the row that has none."""
     transformed = inputs(chunk.logits.double())
     bad = ~torch.isfinite(transformed).all(-1)

@@ -43,9 +43,9 @@ from calibrant._core.class_names import (
     kept_names,
     without_frames,
 )
-from calibrant._core.copies import warn_of_copies
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import check_constructor
+from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds

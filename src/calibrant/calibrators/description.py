@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from calibrant._core.checks import Features, Values
-from calibrant._core.showing import as_axes
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._core.chunks import Chunk, Examples, on_threads, thread_ranges
+from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
@@ -169,7 +169,7 @@ class IsotonicOneVsRest(_StepCalibrator):
     ----------
     temperature_ : scalar Tensor
     odds_, prob_ : (classes, m) Tensor
-        Log-odds of the ends of the steps of each class, and the new probability there; short rows
+        Log-odds at which the steps of a class end, and the new probability there; short rows
         repeat their last end.
 
     Examples
@@ -292,7 +292,9 @@ def _violators(hits: FloatArray, total: FloatArray) -> IntArray:
     return np.array(first)
 
 
-def _odds_chunks(examples: Examples, divisor: float, run: _Run) -> Iterator[tuple[Chunk, Tensor]]:
+def _odds_chunks(
+    examples: Examples, divisor: float, run: _Run
+) -> Iterator[tuple[LabelledRows, Tensor]]:
     """Yield blocks with the log-odds of all classes; bad rows are refused."""
     for chunk in chunks.labelled_chunks(examples, *run):
         top = chunk.logits.amax(-1, keepdim=True)

@@ -304,7 +304,7 @@ def _below_top(logits: Tensor, odds: Tensor) -> Tensor:
 
     What a class loses is shared by those that stay below, in proportion to their probabilities.
     """
-    above = (logits > 0).any(-1)
+    above = logits.amax(-1) > 0
     if plain_on_cpu(logits) and not above.all():
         result = logits.clone()
         if above.any():
@@ -314,7 +314,7 @@ def _below_top(logits: Tensor, odds: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         held = logits >= 0
         room = total - held.sum(-1, keepdim=True)
-        free = logits.masked_fill(held, -torch.inf).logsumexp(-1, keepdim=True)
+        free = torch.where(held, -torch.inf, logits).logsumexp(-1, keepdim=True)
         raised = logits + room.clamp(min=LEAST_REST).log() - free.clamp(min=-LARGEST_GAP)
         logits = torch.where(held, 0, raised)
     return logits

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 )
 @shared.METADATA
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.MULTILABEL

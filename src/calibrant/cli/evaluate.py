@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
 )
 @option("--metrics", metavar="NAME,...", help="Those of 'calibrant metrics'.  [default: all]")
-@option("--bins", default=15, metavar="N", help="Number of bins.")
+@shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL

@@ -11,8 +11,8 @@ from calibrant.cli.help import Group
 from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
 
 if TYPE_CHECKING:
-    from calibrant.llm.answers.graded import AnswerRows
     from calibrant.llm.answers.judges.judged import Scale
+    from calibrant.llm.answers.rows import AnswerRows
 
 STAGES = ("beta", "sigmoid", "isotonic")
 
@@ -87,15 +87,15 @@ def estimate(
     Examples:
       calibrant llm judge judged.jsonl --scale 1,10 --width 0.02
     """  # noqa: D301
-    from calibrant.llm.answers.graded import read_rows
     from calibrant.llm.answers.judges.judged import judged_answers
     from calibrant.llm.answers.judges.report import judge_report, pairs_of
+    from calibrant.llm.answers.rows import read_answers
 
     if not level:
         raise click.UsageError("--level must be above 0: a rate without an interval says little")
     if width is not None and not 0 < width < 0.5:
         raise click.UsageError(f"--width must be between 0 and 0.5, got {width:g}")
-    answers = read_rows(file)
+    answers = read_answers(file)
     position = pairs_of(answers, level)
     if position is not None and not any("judge" in row for row in answers.rows):
         _print_pairs(file, answers, level, form)
@@ -172,11 +172,11 @@ def apply_map(mapped: str, file: str, scale: Scale | None, out: str) -> None:
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
     from calibrant.llm.answers.judges.judged import apply_judge
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
 
     check_suffix(out)
-    rows = apply_judge(load(mapped, AnswerCalibrator), read_rows(file), scale)
+    rows = apply_judge(load(mapped, AnswerCalibrator), read_answers(file), scale)
     written = shared.how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from calibrant.llm import Answer
-    from calibrant.llm.answers.calibrating import Reply
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
     from calibrant.llm.heads.evaluate import Evaluations, Gains
@@ -331,8 +330,8 @@ def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Bi
 def _read_questions(
     paths: tuple[str, ...], wanted: Mapping[str, Any], saved: str | None, **drawing: Any
 ) -> dict[str, QuestionSet]:
-    from calibrant.llm.answers.graded import check_suffix
     from calibrant.llm.answers.grading import read_question_set
+    from calibrant.llm.answers.rows import check_suffix
 
     if saved:
         check_suffix(saved)
@@ -367,9 +366,13 @@ def _measure(
     **options: Any,
 ) -> Iterator[Result]:
     """Yield the evaluations of each set of questions when they are there."""
-    from calibrant.llm.answers.calibrating import evaluate_graded, gains_of_graded
-    from calibrant.llm.answers.graded import write_rows
-    from calibrant.llm.answers.grading import check_lengths, grade_questions
+    from calibrant.llm.answers.grading import (
+        check_lengths,
+        evaluate_graded,
+        gains_of_graded,
+        grade_questions,
+    )
+    from calibrant.llm.answers.rows import write_rows
 
     for questions in asked.values():  # too long a prompt must not cost the answers to others
         named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
@@ -380,13 +383,13 @@ def _measure(
         with progress_bar("prompts") as progress:
             graded = grade_questions(*network, questions, progress=progress, **options)
         # the answers with the head, or with one temperature if that was kept
-        last = graded[next(name for name in reversed(ROWS) if name in graded)]
+        last = graded[next(name for name in reversed(ROWS) if name in graded)].answers.rows
         if saved:
-            rows += last.rows()
+            rows += last
             write_rows(saved, rows)  # after each set, so that an error costs only those to come
-        if count := sum(last.truncated):
+        if count := sum("truncated" in row for row in last):
             say(
-                f"note: {count:,} of {len(last.truncated):,} answers were truncated and graded as "
+                f"note: {count:,} of {len(last):,} answers were truncated and graded as "
                 "they are: raise --max-new-tokens"
             )
         biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
@@ -447,7 +450,7 @@ def ask(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
-    from calibrant.llm.answers.calibrating import answer_question, confidence_of
+    from calibrant.llm.answers.grading import answer_question, confidence_of
 
     if not question.strip():
         raise click.UsageError("the question is empty")
@@ -511,21 +514,21 @@ def fit_map(
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
     from calibrant.llm.answers.calibrating import (
-        CONFIDENCES,
         cross_validated_answers,
         fit_answers,
         warn_of_few,
     )
+    from calibrant.llm.answers.grading import CONFIDENCES
 
     if signals is not None:
         if confidence:
             raise click.UsageError("--signals has confidences of its own: leave --confidence out")
         llm_signals.fit_signals(file, signals, out, stage, form)
         return
-    graded = read_answers(file, aggregate=confidence)
-    warn_of_few(len(graded.correct), "answers")
-    fitted = fit_answers(graded, stage=stage)
-    evaluations = cross_validated_answers(graded, stage=stage)
+    graded, options = read_answers(file), {"aggregate": confidence, "stage": stage}
+    warn_of_few(len(graded.rows), "answers")
+    fitted = fit_answers(graded, **options)
+    evaluations = cross_validated_answers(graded, **options)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     shared.show_evaluations(form, file, evaluations)
@@ -552,11 +555,12 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     Examples:
       calibrant llm answers apply map new.jsonl -o calibrated.jsonl
     """  # noqa: D301
-    from calibrant.llm.answers.calibrating import apply_answers, load_map
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.artifacts import load
+    from calibrant.llm.answers.calibrator import AnswerMap
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
 
     check_suffix(out)
-    rows = apply_answers(load_map(mapped), read_rows(file))
+    rows = load(mapped, AnswerMap).apply(read_answers(file))
     written = shared.how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")
@@ -579,17 +583,17 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
 
 
-def _print_reply(reply: Reply, max_new_tokens: int) -> None:
+def _print_reply(reply: Answer, max_new_tokens: int) -> None:
     console = new_console()
     with until_closed():
         if not reply.abstains:
-            console.print(_shaded(reply.answer))
+            console.print(_shaded(reply))
         elif math.isinf(reply.required):
             console.print("no answer: no confidence met the target error", style="bold")
         else:
             message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
             console.print(message, style="bold")
-        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.answer.truncated else ""
+        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.truncated else ""
         console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 
 

@@ -48,7 +48,7 @@ def fields(
       calibrant llm answers fields new.jsonl --kinds kinds.json -o fields.jsonl
     """  # noqa: D301
     from calibrant.llm import fields_of, read_log
-    from calibrant.llm.answers.graded import check_suffix, write_rows
+    from calibrant.llm.answers.rows import check_suffix, write_rows
 
     check_suffix(out)
     known = None if kinds is None else _read_kinds(kinds)
@@ -104,10 +104,10 @@ def documents(file: str, out: str) -> None:
       calibrant llm gate fit documents.jsonl --max-error 0.1 -o gate
     """  # noqa: D301
     from calibrant.llm import documents_of
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
 
     check_suffix(out)
-    rows = documents_of(read_rows(file)).rows
+    rows = documents_of(read_answers(file)).rows
     written = shared.how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} documents; next: calibrant llm gate fit {out} -o GATE")

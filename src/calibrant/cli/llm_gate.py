@@ -87,14 +87,14 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
     """  # noqa: D301
-    from calibrant.artifacts import save
+    from calibrant.artifacts import load, save
     from calibrant.llm import fit_gate
-    from calibrant.llm.answers.calibrating import load_map
-    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.answers.calibrator import AnswerMap
+    from calibrant.llm.answers.rows import read_answers
 
     if mapped is not None:
-        options["calibrator"] = load_map(mapped)
-    fitted = fit_gate(read_rows(file), **options)
+        options["calibrator"] = load(mapped, AnswerMap)
+    fitted = fit_gate(read_answers(file), **options)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
@@ -133,12 +133,12 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import Gate
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
     from calibrant.llm.gate.watch import judge_rows
 
     if out is not None:
         check_suffix(out)
-    rows = judge_rows(load(folder, Gate), read_rows(file), state)
+    rows = judge_rows(load(folder, Gate), read_answers(file), state)
     if out is not None:
         written = shared.how_written(out)
         write_rows(out, rows)
@@ -182,14 +182,14 @@ def watch(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import Gate
-    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.answers.rows import read_answers
     from calibrant.llm.gate.watch import WatchFile, add_grades
 
     file = WatchFile(state, load(folder, Gate))
     if new:
         file.start()
     if grades is not None:
-        added = add_grades(file, read_rows(grades))
+        added = add_grades(file, read_answers(grades))
         say(f"{added.used:,} grades added, {added.unknown:,} of unknown answers")
     found = file.read()
     with until_closed():

@@ -108,8 +108,8 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
       calibrant llm answers read samples_arc_easy_2026.jsonl -o options.npz
     """  # noqa: D301
     from calibrant.llm import read_log
-    from calibrant.llm.answers.graded import check_suffix, write_rows
     from calibrant.llm.answers.logs.study import save_options
+    from calibrant.llm.answers.rows import check_suffix, write_rows
 
     if not out.endswith(".npz"):
         check_suffix(out)

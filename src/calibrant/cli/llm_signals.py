@@ -50,11 +50,11 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int) -> None:
       calibrant llm answers signals log.jsonl --stated-scale 100 -o signals.jsonl
     """  # noqa: D301
     from calibrant.llm import signals_of
-    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
     from calibrant.llm.answers.signals import UNREAD, signal_values
 
     check_suffix(out)
-    found = signals_of(read_rows(file), stated_scale=stated_scale, vocabulary=vocabulary)
+    found = signals_of(read_answers(file), stated_scale=stated_scale, vocabulary=vocabulary)
     values = signal_values(found)
     written = shared.how_written(out)
     write_rows(out, found.rows)
@@ -77,10 +77,10 @@ def fit_signals(file: str, names: str, out: str, stage: Any, form: str | None) -
     """Fit a map of several signals, save it, and print what each of them is worth."""
     from calibrant.artifacts import save
     from calibrant.llm.answers import calibrating
-    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.answers.rows import read_answers
 
     chosen = None if names == "all" else shared.names_in(names)
-    result = calibrating.fit_signals(read_rows(file), chosen, stage=stage, level=LEVEL)
+    result = calibrating.fit_signals(read_answers(file), chosen, stage=stage, level=LEVEL)
     written = shared.how_written(out, "saved in")
     save(result.calibrator, out)
     with until_closed():

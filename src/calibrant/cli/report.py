@@ -38,7 +38,9 @@ from calibrant.cli.help import FILE, option, verb
     metavar="NAME,...",
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
+@shared.BINS
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from calibrant._core.json_form import json_text
 from calibrant._core.messages import printable, printable_name
+from calibrant._core.showing import json_text
 from calibrant.cli.help import FILE, F, is_quiet, option
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors a
 AS_LATEX = option(
     "--latex", "form", flag_value="latex", help="Write a table for LaTeX, with booktabs."
 )
+BINS = option("--bins", default=15, metavar="N", help="Number of bins.")
 LEVEL = option(
     "--level",
     default=0.9,
@@ -65,6 +66,7 @@ SAMPLE_WEIGHT = option("--sample-weight", metavar="COLUMN", help="Example weight
 CALIBRATOR = option(
     "--calibrator", "folder", type=FILE, metavar="DIR", help="Apply this saved calibrator first."
 )
+SEED = option("--seed", default=0, metavar="N", help="Random seed for halves and intervals.")
 MULTILABEL = option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )

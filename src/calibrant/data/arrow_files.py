@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.messages import comma_separated
-from calibrant._core.optional import needed
+from calibrant._core.messages import comma_separated, needed
+from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, owner, split_names
 from calibrant.data.formats import (
     Array,
     Batch,
@@ -22,7 +22,6 @@ from calibrant.data.formats import (
     reading,
     rechunked,
 )
-from calibrant.data.keys import ARRAY_KEYS, LABEL_NAMES, owner, split_names
 
 
 def load_pyarrow() -> Any:

@@ -13,22 +13,24 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import class_order, columns_in_order, numbers_in_order
-from calibrant._core.copies import first_rows, warn_of_copies
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant._core.sampling import Sample
+from calibrant._core.rows import Sample, first_rows, warn_of_copies
 from calibrant._core.showing import one_line
-from calibrant.data.columns import CHUNK, Columns, array_column, read_all
-from calibrant.data.formats import Array
-from calibrant.data.keys import (
+from calibrant.data.columns import (
     ARRAY_KEYS,
+    CHUNK,
     CLASS_NAMES,
     SCORES,
     VAL_NAMES,
+    Columns,
+    array_column,
     columns_by_split,
     full_key,
     head_columns,
+    read_all,
 )
+from calibrant.data.formats import Array
 from calibrant.data.shards import (
     BadShard,
     Chunk,

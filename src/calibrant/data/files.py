@@ -18,9 +18,8 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.class_names import as_array
 from calibrant._core.messages import comma_separated
 from calibrant.data.arrow_files import ArrowReader, ParquetReader, write_arrow, write_parquet
-from calibrant.data.columns import native
+from calibrant.data.columns import CLASS_NAMES, NAMED_SPLITS, full_key, native, owner, split_names
 from calibrant.data.formats import NpyReader, NpzReader, Reader, write_npz
-from calibrant.data.keys import CLASS_NAMES, NAMED_SPLITS, full_key, owner, split_names
 from calibrant.data.storage import LocalFiles, storage_of
 from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, layout_of, table_of
 from calibrant.data.tensor_files import SafetensorsReader, TorchReader, write_safetensors

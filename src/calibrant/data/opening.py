@@ -11,15 +11,23 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calibrant._core.checks import Values
-from calibrant._core.class_names import Frame, is_frame
+from calibrant._core.class_names import Frame, class_names_of, class_order, is_frame, numbered
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import Columns, OpenFiles, array_column
+from calibrant.data.columns import (
+    CLASS_NAMES,
+    SCORES,
+    Columns,
+    OpenFiles,
+    array_column,
+    full_key,
+    split_names,
+    under_keys,
+    under_split,
+)
 from calibrant.data.dataset import IN_MEMORY, Dataset
 from calibrant.data.files import INPUT_FORMATS, ShardFiles, find_shards, readers_with
-from calibrant.data.frames import frame_arrays, with_class_names
-from calibrant.data.keys import under_keys, under_split
 from calibrant.data.shards import NoGoodShard
-from calibrant.data.tables import BY_RULES, ColumnNames
+from calibrant.data.tables import BY_RULES, ColumnNames, frame_arrays
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -212,7 +220,7 @@ def as_dataset(
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
         return replace(dataset, **names) if names else dataset
-    return _of_arrays(with_class_names(values), **names)
+    return _of_arrays(_with_class_names(values), **names)
 
 
 def _of_arrays(arrays: Mapping[str, Any], **names: Any) -> Dataset:
@@ -223,3 +231,23 @@ def _of_arrays(arrays: Mapping[str, Any], **names: Any) -> Dataset:
 def is_data(data: object) -> TypeIs[Stored]:
     """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
+
+
+def _with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with the names and numbers of the classes of those that are data frames.
+
+    Frames whose columns are in another order than those of the first are brought into its order.
+    """
+    result = dict(arrays)
+    for split in split_names(arrays):
+        for key in (full_key(split, column) for column in SCORES):
+            names = class_names_of(arrays.get(key))
+            if names is None:
+                continue
+            known = result.setdefault(CLASS_NAMES, names)
+            if (order := class_order(known, names, key)) is not None:
+                result[key] = arrays[key][[arrays[key].columns[k] for k in order]]
+        if (key := full_key(split, "labels")) in arrays:
+            scores = (result.get(full_key(split, column)) for column in SCORES)
+            result[key] = numbered(arrays[key], *scores)
+    return result

@@ -17,7 +17,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import Records, concatenate, tabulate
-from calibrant._core.sampling import Sample
+from calibrant._core.rows import Sample
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk, Shard

@@ -13,10 +13,9 @@ import numpy as np
 from calibrant._core.checks import IGNORED, BoolArray, as_labels, as_weight, known_rows
 from calibrant._core.engines import current_work, mapped
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.sampling import Sample
-from calibrant.data.columns import Column
+from calibrant._core.rows import Sample
+from calibrant.data.columns import SCORES, Column
 from calibrant.data.formats import Array
-from calibrant.data.keys import SCORES
 
 T = TypeVar("T")
 Report: TypeAlias = Callable[[int], object]  # called with the number of rows of each chunk
@@ -207,15 +206,12 @@ def run_or_refuse(work: Callable[[Shard, Report], T], shard: Shard, report: Repo
         return BadShard(str(problem))
 
 
-class Rows(Protocol):
-    """Something with rows to work on."""
-
+class _HasRows(Protocol):
     @property
-    def rows(self) -> int:
-        """Number of rows."""
+    def rows(self) -> int: ...
 
 
-S = TypeVar("S", bound=Rows)
+S = TypeVar("S", bound=_HasRows)
 
 
 def run_all(work: Callable[[S, Report], T], items: Sequence[S], report: Report) -> Iterator[T]:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, TypeAlias, cast
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 
 Fingerprint: TypeAlias = tuple[int, ...]  # inode (0 of an object), size, time or digest
 

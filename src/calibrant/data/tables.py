@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import IGNORED, IntArray
-from calibrant._core.class_names import ClassNumbers, LabelError, score_column
+from calibrant._core.class_names import ClassNumbers, LabelError, as_array, score_column
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.arrow_files import joined_columns
-from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
-from calibrant.data.keys import (
+from calibrant.data.columns import (
     ARRAY_KEYS,
     CLASS_NAMES,
     LABEL_NAMES,
@@ -31,6 +30,8 @@ from calibrant.data.keys import (
     owner,
     split_names,
 )
+from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
+from calibrant.data.metadata import storable
 
 _FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""
@@ -433,3 +434,46 @@ def _table_columns(
 
 def _no_table(form: str, what: str) -> ValueError:
     return ValueError(f"a {form} file with a column per class cannot hold {what}; write .npz")
+
+
+_FRAME = "the data frame"  # in place of a path
+
+
+class _FrameReader(Reader):
+    """The columns of a data frame, and further ones beside it."""
+
+    def __init__(self, frame: Any, beside: Mapping[str, object]) -> None:
+        self.path, self.stream, self.fingerprint = _FRAME, io.BytesIO(), ()
+        names = [str(name) for name in frame.columns]
+        columns = {str(name): storable(as_array(frame[name])) for name in frame.columns}
+        columns |= {name: as_array(values) for name, values in beside.items()}
+        if len(set(names)) < len(names):
+            raise ValueError(f"{_FRAME} has two columns of one name among {comma_separated(names)}")
+        self.columns: dict[str, Array] = columns
+        self.headers = {name: Header(c.shape, c.dtype) for name, c in columns.items()}
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield all rows of some columns at once."""
+        del rows
+        columns = {key: self.columns[key] for key in keys}
+        yield Batch(columns, "row", range(len(next(iter(columns.values())))))
+
+
+def frame_arrays(
+    frame: Any, beside: Mapping[str, object], named: ColumnNames = BY_RULES
+) -> dict[str, Array]:
+    """Return the arrays that a data frame holds, and those ``beside`` it, by their keys."""
+    table = _FrameReader(frame, beside)
+    layout = layout_of(list(table.columns), _FRAME, named)
+    if not layout.scores:
+        found = comma_separated(list(table.columns)[:50])
+        raise ValueError(
+            f"{_FRAME} has no column of logits or probabilities, only {found}: {RULES}; or pass "
+            "the columns of logits first and then the labels"
+        )
+    arrays = TableReader(table, layout)
+    rows = max(1, len(frame))
+    return {
+        key: np.concatenate([np.empty(header.shape, header.dtype)[:0], *arrays.chunks(key, rows)])
+        for key, header in arrays.headers.items()
+    }

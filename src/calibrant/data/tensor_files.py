@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
+from calibrant.data.columns import CLASS_NAMES, split_names
 from calibrant.data.formats import Array, Header, Reader, changed, damaged, reading
-from calibrant.data.keys import CLASS_NAMES, split_names
 from calibrant.data.storage import fingerprint, is_remote
 
 # NumPy has no bfloat16: it is widened, which loses nothing.

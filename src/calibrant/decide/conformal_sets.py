@@ -22,8 +22,7 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.class_names import numbered
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, frame, one_line
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 

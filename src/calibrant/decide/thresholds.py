@@ -19,8 +19,7 @@ from calibrant._core.checks import (
     as_scores,
     warn,
 )
-from calibrant._core.showing import as_figure, as_html, one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_figure, as_html, frame, one_line, threshold_text
 from calibrant.decide.probabilities import check_share
 from calibrant.metrics.intervals import clopper_pearson
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_whole, warn, warnings_at_caller
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant._core.showing import as_markdown
 from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
@@ -96,7 +96,15 @@ class CalibratedModel(nn.Module):
             )
         if calibrator.needs_features and last_layer is None:
             raise ValueError(f"{name} needs features: pass last_layer=, the layer they go into")
-        _warn_of_softmax(model)
+        last: Any = model
+        while isinstance(last, nn.Sequential) and len(last):
+            last = last[-1]
+        if isinstance(last, (nn.Softmax, nn.Sigmoid)):
+            warn(
+                f"the model ends with nn.{type(last).__name__}, so that it returns probabilities "
+                "where a calibrator takes logits: leave that layer out",
+                stacklevel=4,
+            )
         self.model = model
         self.calibrator = calibrator
         # by name, since a module that is held twice would be saved twice
@@ -116,23 +124,27 @@ class CalibratedModel(nn.Module):
         with layer_inputs(self.model, self.last_layer) as features:
             return self.model(*inputs, **named), features()
 
-    def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """Return calibrated logits, in the shape of the logits."""
-        return self._of_logits(self.calibrator, logits, features)
-
-    def _of_logits(
-        self, function: Callable[..., Tensor], logits: Tensor, features: Tensor | None
+    def calibrate(
+        self,
+        logits: Tensor,
+        features: Tensor | None = None,
+        *,
+        function: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """Return a function of the calibrator, in the shape of the logits."""
+        """Return calibrated logits in the shape of the logits.
+
+        ``function`` is another one of the calibrator, such as its ``predict_proba``.
+        """
         if logits.ndim == 0:
             raise ValueError(
                 "logits must come first, got a number (a loss?): call the model without labels"
             )
+        apply = self.calibrator if function is None else function
         one_column = self.calibrator.one_logit and logits.shape[-1] == 1
         if features is not None and one_column and features.ndim == logits.ndim:
             # (n, 1), as a layer with one output returns it
-            return function(logits[..., 0], features)[..., None]
-        return function(logits, features)
+            return cast(Tensor, apply(logits[..., 0], features)[..., None])
+        return cast(Tensor, apply(logits, features))
 
     @warnings_at_caller()
     def predict_proba(
@@ -166,28 +178,6 @@ class CalibratedModel(nn.Module):
         >>> model.predict_proba(np.ones((1000, 3))).shape
         (1000, 2)
         """
-        probs, is_tensor = self._batch_probs(inputs, named, batch_size)
-        return probs if is_tensor else probs.numpy()
-
-    @warnings_at_caller()
-    def predict(self, *inputs: Any, batch_size: int = 256, **named: Any) -> Tensor | NDArray[Any]:
-        """Return predicted classes ``(n, ...)``, or 0 and 1 for each tag.
-
-        Arguments are those of :meth:`predict_proba`.
-        """
-        probs, is_tensor = self._batch_probs(inputs, named, batch_size)
-        if self.calibrator.multilabel or self.calibrator.one_logit:
-            above = (probs > 0.5).long()
-            one_column = self.calibrator.one_logit and probs.ndim == 2 and probs.shape[1] == 1
-            classes = above[:, 0] if one_column else above
-        else:
-            classes = probs.argmax(-1)
-        return classes if is_tensor else classes.numpy()
-
-    def _batch_probs(
-        self, inputs: tuple[Any, ...], named: dict[str, Any], batch_size: int
-    ) -> tuple[Tensor, bool]:
-        """Return probabilities on the CPU, and whether the first input is a tensor."""
         check_whole("batch_size", batch_size)
         first = next(iter(inputs), None)
         if len(inputs) == 1 and isinstance(first, Mapping):
@@ -217,9 +207,26 @@ class CalibratedModel(nn.Module):
                 parts = [cut(value, start) for value in inputs]
                 by_name = {name: cut(value, start) for name, value in named.items()}
                 output, features = self.model_output(*parts, **by_name)
-                of_batch = self.calibrator.predict_proba
-                probs.append(self._of_logits(of_batch, logits_of(output), features).cpu())
-        return torch.cat(probs), isinstance(arrays[0], Tensor)
+                logits, function = logits_of(output), self.calibrator.predict_proba
+                probs.append(self.calibrate(logits, features, function=function).cpu())
+        whole = torch.cat(probs)
+        return whole if isinstance(arrays[0], Tensor) else whole.numpy()
+
+    @warnings_at_caller()
+    def predict(self, *inputs: Any, batch_size: int = 256, **named: Any) -> Tensor | NDArray[Any]:
+        """Return predicted classes ``(n, ...)``, or 0 and 1 for each tag.
+
+        Arguments are those of :meth:`predict_proba`.
+        """
+        found = self.predict_proba(*inputs, batch_size=batch_size, **named)
+        probs = torch.as_tensor(found)
+        if self.calibrator.multilabel or self.calibrator.one_logit:
+            above = (probs > 0.5).long()
+            one_column = self.calibrator.one_logit and probs.ndim == 2 and probs.shape[1] == 1
+            classes = above[:, 0] if one_column else above
+        else:
+            classes = probs.argmax(-1)
+        return classes if isinstance(found, Tensor) else classes.numpy()
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, figures: Effect | None = None
@@ -236,7 +243,7 @@ class CalibratedModel(nn.Module):
         save(self.calibrator, target / CALIBRATOR)  # first, since it may be refused
         if hasattr(self.model, "save_pretrained"):
             self.model.save_pretrained(target)  # type: ignore[operator]  # an attribute of any kind
-        _write_card(target / CARD, _model_card(self, target, figures))
+        _write_card(target / CARD, self, figures)
 
     @classmethod
     def from_pretrained(
@@ -277,20 +284,6 @@ def fitted_calibrator(module: nn.Module) -> Calibrator:
     return module
 
 
-def _warn_of_softmax(model: nn.Module) -> None:
-    """Warn of a model that ends with a layer that makes probabilities, as far as it shows."""
-    last: Any = model
-    while isinstance(last, nn.Sequential) and len(last):
-        last = last[-1]
-    if isinstance(last, (nn.Softmax, nn.Sigmoid)):
-        name = type(last).__name__
-        warn(
-            f"the model ends with nn.{name}, so that it returns probabilities where a calibrator "
-            "takes logits: leave that layer out",
-            stacklevel=5,
-        )
-
-
 def _with_logits(output: Any, logits: Tensor) -> Any:
     """Return the output of a model, with other logits."""
     if isinstance(output, Tensor):
@@ -307,19 +300,14 @@ def _with_logits(output: Any, logits: Tensor) -> Any:
     return type(output)([logits, *output[1:]])
 
 
-def _write_card(path: Path, text: str) -> None:
+def _write_card(path: Path, model: CalibratedModel, figures: Effect | None) -> None:
     """Write the card of a model, unless there is one that calibrant did not write."""
     if path.exists() and _OURS not in path.read_text("utf-8"):
         warnings.warn(f"{path} was written by someone else and stays as it is", stacklevel=3)
         return
-    with replacing(path) as temporary:
-        temporary.write_text(text, "utf-8")
-
-
-def _model_card(model: CalibratedModel, folder: Path, figures: Effect | None) -> str:
-    about = read(folder / CALIBRATOR)
+    about = read(path.parent / CALIBRATOR)
     inside = type(model.model).__name__
-    arguments = [f'"{folder.name}"']
+    arguments = [f'"{path.parent.name}"']
     if not hasattr(model.model, "save_pretrained"):
         arguments.append("model=network")
     if model.calibrator.needs_features:
@@ -327,7 +315,7 @@ def _model_card(model: CalibratedModel, folder: Path, figures: Effect | None) ->
     measured = ""
     if figures is not None:
         measured = f"\nMeasured on {figures.after.describe()}:\n\n{as_markdown(figures)}\n"
-    return f"""---
+    text = f"""---
 library_name: calibrant
 tags:
 - calibration
@@ -347,3 +335,5 @@ from calibrant.deploy import CalibratedModel
 model = CalibratedModel.from_pretrained({", ".join(arguments)})
 ```
 {measured}"""
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator

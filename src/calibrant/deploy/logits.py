@@ -31,10 +31,9 @@ from calibrant._core.torch_models import (
     own_rank,
     taken_apart,
 )
-from calibrant.data.columns import Column, Columns, read_all
+from calibrant.data.columns import LABEL_NAMES, Column, Columns, read_all
 from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
-from calibrant.data.keys import LABEL_NAMES
 from calibrant.data.opening import open_inputs
 from calibrant.data.shards import NoGoodShard, Place, Report, located
 from calibrant.data.storage import output_folder

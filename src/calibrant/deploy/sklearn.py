@@ -19,8 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray
-from calibrant._core.messages import plain_name
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed, plain_name
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.features.metadata_inputs import metadata_arrays

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
 from calibrant.estimate.watch import Shift
 from calibrant.metrics.intervals import Estimate
 

@@ -32,9 +32,8 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import joined
 from calibrant._core.messages import comma_separated
-from calibrant._core.sampling import uniform
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.rows import uniform
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.opening import Data
@@ -265,7 +264,7 @@ def read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatAr
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text: a .csv file with rows and labels is wanted") from None
+        raise ValueError(f"{path} is not text; pass a .csv file with rows and labels") from None
     reader = csv.DictReader(text.splitlines())
     names = reader.fieldnames or ["nothing"]
     if not {"row", "label"} <= set(names):

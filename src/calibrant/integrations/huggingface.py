@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.integrations.logged import PREFIX, scalars
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.artifacts import load
-from calibrant.llm.answers.calibrating import calibrated, confidence_of
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.lines import token_material
+from calibrant.llm.answers.grading import confidence_of
+from calibrant.llm.answers.logs.completions import token_material
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.metrics.binned import ece as ece_of
 
@@ -121,7 +121,7 @@ def _confidence(
     added: dict[str, Any] = {"confidence": float(confidence[0])}
     if calibrator is None:
         return added
-    chance = calibrated(calibrator, confidence)
+    chance = calibrator.predict_confidences(confidence)
     added["calibrated"] = float(chance[0])
     if calibrator.threshold_ is not None:
         added["abstains"] = bool(calibrator.abstains(chance)[0])

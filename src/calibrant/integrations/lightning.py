@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from calibrant._core.checks import IGNORED
-from calibrant._core.messages import comma_separated
-from calibrant._core.optional import needed
+from calibrant._core.messages import comma_separated, needed
 from calibrant.integrations.logged import PREFIX, scalars
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation

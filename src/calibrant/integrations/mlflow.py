@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrant._core.class_names import ClassNumbers, as_array
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.integrations.logged import (
     PREFIX,
     WritableReport,

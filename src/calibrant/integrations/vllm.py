@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed
 from calibrant.artifacts import load
 from calibrant.llm.heads.attach import log_sharpness_of_tokens, on_device
 from calibrant.llm.heads.fitted import FittedHead

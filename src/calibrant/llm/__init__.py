@@ -7,7 +7,6 @@ from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
 from calibrant.llm.answers.fields import documents_of, field_rows, fields_of
-from calibrant.llm.answers.graded import read_answers
 from calibrant.llm.answers.judges.judged import read_judged
 from calibrant.llm.answers.judges.rates import success_rate
 from calibrant.llm.answers.judges.report import judge_report
@@ -20,6 +19,7 @@ from calibrant.llm.answers.questions import (
     read_truthfulqa,
     short_prompt,
 )
+from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of

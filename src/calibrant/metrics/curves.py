@@ -13,8 +13,7 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reductions import (
     Data,

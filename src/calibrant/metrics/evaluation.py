@@ -12,8 +12,7 @@ from scipy.special import betainc
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
-from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.limits import CheckedLimit, compared, limits_of
 from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of

@@ -16,8 +16,7 @@ from calibrant._core.checks import (
     silenced,
 )
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
 from calibrant.metrics.kept_pairs import PooledPairs, Statistic
 from calibrant.metrics.reductions import (

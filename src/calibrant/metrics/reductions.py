@@ -22,7 +22,7 @@ from torch import Tensor
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray, Values
-from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
+from calibrant._core.chunks import Estimand, EstimandChoice, Examples, LabelledRows
 from calibrant._core.class_names import without_frames
 from calibrant._core.torch_models import top_class
 from calibrant.metrics.classwise import ClassBins
@@ -356,7 +356,7 @@ _NO_FIGURES = (_NO_PAIRS.outcome, _NO_PAIRS.outcome, np.zeros((0, 5)))
 class _Softmax(NamedTuple):
     """The softmax of a chunk is ``powers / total``; the next chunk overwrites it."""
 
-    chunk: Chunk
+    chunk: LabelledRows
     top: Tensor  # (rows, 1) class of the largest logit, the first of equals
     best: Tensor  # (rows, 1) that logit
     powers: Tensor  # (rows, classes)
@@ -398,7 +398,7 @@ EXACT = 1024
 """Classes up to which the order of equal logits does not change the last digit of a softmax."""
 
 
-def _exponentials(chunk: Chunk, best: Tensor, out: Tensor) -> Tensor:
+def _exponentials(chunk: LabelledRows, best: Tensor, out: Tensor) -> Tensor:
     """Write powers in proportion to the softmax ``(rows, classes)``, and return their sums.
 
     Rows with the same logits in another order are ties. A sum of floating-point numbers depends on

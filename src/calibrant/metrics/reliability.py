@@ -9,8 +9,7 @@ import numpy as np
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, check_level
-from calibrant._core.showing import as_axes, as_html, one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.intervals import Estimate as Estimate, clopper_pearson
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED, FloatArray, check_whole
-from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, bin_ranges
 from calibrant.monitor.windows import Tolerated, Window, Windows

@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from calibrant._core.json_form import json_text
+from calibrant._core.showing import json_text
 from calibrant.monitor.report import MonitorReport
 from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart

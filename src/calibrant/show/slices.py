@@ -35,7 +35,7 @@ def slices_box(found: Slices) -> Box:
 def slices_table(found: Slices) -> Table:
     """Return a row for all examples, and one for each subgroup."""
     interval = f"{100 * found.level:g} % interval"
-    headings = ("subgroup", "examples", "claimed %", "observed %", "gap", interval)
+    headings = ("subgroup", "examples", "stated %", "observed %", "gap", interval)
     rows = [(title(found, one), *_calibration(one)) for one in (*found.whole, *found.slices)]
     return Table(headings, rows, longest=LONGEST, bars=headings.index("gap"))
 
@@ -81,7 +81,7 @@ def groups_box(groups: Groups) -> Box:
 def groups_tables(groups: Groups) -> list[Table]:
     """Return a table of calibration and, for two classes, one of decisions."""
     interval = f"{100 * groups.level:g} % interval"
-    headings = ("examples", "claimed %", "observed %", "gap", interval)
+    headings = ("examples", "stated %", "observed %", "gap", interval)
     differences = {
         name: ("", *(_percent(ranges[figure]) for figure in ("claimed", "observed", "gap")), "")
         for name, ranges in groups.differences().items()

@@ -27,7 +27,7 @@ from calibrant._core.checks import (
     check_some,
 )
 from calibrant._core.chunks import joined
-from calibrant._core.sampling import uniform
+from calibrant._core.rows import uniform
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array

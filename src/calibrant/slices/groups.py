@@ -12,8 +12,7 @@ from scipy.special import ndtri
 from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import unknown_name
-from calibrant._core.showing import as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_html, as_latex, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.metadata import MetadataColumn, learn_column
@@ -265,7 +264,7 @@ def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
 
 
 def _place(name: str, estimand: int) -> int:
-    """Return the number of a sum of one of the estimands."""
+    """Return the column of an estimand's sum."""
     return len(SHARED) + estimand * len(OF_ESTIMAND) + OF_ESTIMAND.index(name)
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
-from calibrant._core.showing import as_axes, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
 from calibrant.data.metadata import Condition
 from calibrant.metrics.intervals import Estimate
 
@@ -56,17 +55,17 @@ class Slice(NamedTuple):
         return max(self.gap.low, -self.gap.high, 0.0)
 
     def finding(self) -> str:
-        """Return in words what is claimed and what happens."""
+        """Return in words the stated and the observed share, and by how much they differ."""
         _, low, high = self.gap
         ends = (low, high) if low + high > 0 else (-high, -low)
-        words = ("claims", "happen", "too high", "too low")
+        words = ("stated", "observed", "too high", "too low")
         if self.estimand == "top_label":
-            words = ("is sure of", "are right", "too sure", "not sure enough")
-        claims, happen, *directions = words
+            words = ("mean confidence", "accuracy", "over-confident", "under-confident")
+        stated, observed, *directions = words
         direction = directions[low + high < 0]
         by = " to ".join(f"{max(0.0, 100 * end):.1f}" for end in ends)
         return (
-            f"{claims} {100 * self.claimed:.1f} %, {100 * self.observed:.1f} % {happen}: "
+            f"{stated} {100 * self.claimed:.1f} %, {observed} {100 * self.observed:.1f} %: "
             f"{direction} by {by} points"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,8 @@ from calibrant.show.html import escaped
 from calibrant.show.style import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, Guard, Guarded
-from calibrant.ui.jobs import Busy, Job, Jobs, new_id
-from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads, temporary_home
+from calibrant.ui.jobs import Job, Jobs, new_id
+from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, temporary_home
 from calibrant.ui.worker import FitTask, LookTask
 
 _PAGE = Path(__file__).with_name("page")
@@ -65,8 +65,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
         Route("/api/jobs/{id}/stop", service.stop, methods=["POST"]),
         Route("/results/{id}/{name}", service.result),
     ]
-    handlers: Any = {HTTPException: _explained, OSError: _failed, ClientDisconnect: _nobody}
-    handlers |= {Busy: _told_with(429), TooLarge: _told_with(413)}
+    handlers: Any = dict.fromkeys((HTTPException, OSError, ClientDisconnect), _explained)
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     return Guarded(app, guard)
 
@@ -207,22 +206,9 @@ async def _json(request: Request) -> dict[str, Any]:
     return content
 
 
-async def _explained(request: Request, problem: HTTPException) -> Response:
-    return JSONResponse({"error": problem.detail}, status_code=problem.status_code)
-
-
-def _told_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return what answers with the message of an error, and a status."""
-
-    async def answer(request: Request, problem: Exception) -> Response:
-        return JSONResponse({"error": str(problem)}, status_code=status)
-
-    return answer
-
-
-async def _failed(request: Request, problem: OSError) -> Response:
-    return JSONResponse({"error": failure_text(problem)}, status_code=500)
-
-
-async def _nobody(request: Request, problem: ClientDisconnect) -> Response:
-    return Response(status_code=400)  # nobody reads it
+async def _explained(request: Request, problem: Exception) -> Response:
+    """Answer with the message of an error, and its status."""
+    if isinstance(problem, HTTPException):
+        return JSONResponse({"error": problem.detail}, status_code=problem.status_code)
+    status = 400 if isinstance(problem, ClientDisconnect) else 500
+    return JSONResponse({"error": failure_text(problem)}, status_code=status)

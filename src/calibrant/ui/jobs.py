@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from calibrant.ui.worker import LAST, Task, Worker
 
 MAX_WAITING = 4
 """Jobs that may wait for the one that runs."""
 MAX_JOBS = 24
 """Jobs whose results are kept."""
-
-
-class Busy(Exception):
-    """There are too many jobs already."""
 
 
 def new_id() -> str:
@@ -93,7 +91,9 @@ class Jobs:
     def check_room(self) -> None:
         """Raise if no job can be added."""
         if len(self._queue) >= MAX_WAITING:
-            raise Busy(f"{MAX_WAITING} jobs are waiting already: stop one, or wait for one to end")
+            raise HTTPException(
+                429, f"{MAX_WAITING} jobs are waiting already: stop one, or wait for one to end"
+            )
 
     def add(self, job: Job) -> Job:
         """Queue a job and forget the oldest that are over, with their results."""

@@ -40,18 +40,34 @@ def look(path: str, memory: int) -> dict[str, Any]:
     Its arrays may take ``memory`` bytes at most: a compressed file can hold far more than its size.
     """
     dataset = open_dataset(path)
-    _check_memory(dataset, memory)
+    columns = [column for arrays in dataset.files for column in arrays.values()]
+    size = sum(math.prod(column.shape) * column.dtype.itemsize for column in columns)
+    if size > memory:
+        raise ValueError(
+            f"{path}: its arrays take {size / 1e9:,.1f} GB, and this page reads up to "
+            f"{memory / 1e9:,.1f} GB: use the command line, which reads a file in chunks"
+        )
     splits = [split for name in dataset.splits if _is_usable(split := dataset.split(name))]
     if not splits:  # raise the error of a file in which no split has scores and labels
-        columns = dataset.split(None, (*dataset.splits, "")).shards[0]
-        columns.column("logits")
-        columns.column("labels")
+        arrays = dataset.split(None, (*dataset.splits, "")).shards[0]
+        arrays.column("logits")
+        arrays.column("labels")
     first = splits[0]
     multilabel = (
         first.shards[0].column("labels").shape == (first.rows, *first.shape) != (first.rows,)
     )
     return {
-        "splits": [_described(split) for split in splits],
+        "splits": [
+            {
+                "name": split.name,
+                "examples": split.rows,
+                "domain": split.domain,
+                "features": split.shards[0].column("features").width
+                if split.has_features
+                else None,
+            }
+            for split in splits
+        ],
         "fit_split": dataset.find(None, FIT_SPLITS),
         "test_split": dataset.find(None, TEST_SPLITS),
         "classes": first.classes,
@@ -62,16 +78,6 @@ def look(path: str, memory: int) -> dict[str, Any]:
     }
 
 
-def _check_memory(dataset: Dataset, memory: int) -> None:
-    columns = [column for arrays in dataset.files for column in arrays.values()]
-    size = sum(math.prod(column.shape) * column.dtype.itemsize for column in columns)
-    if size > memory:
-        raise ValueError(
-            f"{dataset.path}: its arrays take {size / 1e9:,.1f} GB, and this page reads up to "
-            f"{memory / 1e9:,.1f} GB: use the command line, which reads a file in chunks"
-        )
-
-
 def _is_usable(split: Split) -> bool:
     """Return True if a split has scores and labels, which are then checked by their headers."""
     if not {"logits", "probs"} & set(split.keys) or "labels" not in split.keys:
@@ -79,16 +85,6 @@ def _is_usable(split: Split) -> bool:
     for column in ("logits", "labels"):
         split.shards[0].column(column)
     return True
-
-
-def _described(split: Split) -> dict[str, Any]:
-    features = split.shards[0].column("features").width if split.has_features else None
-    return {
-        "name": split.name,
-        "examples": split.rows,
-        "domain": split.domain,
-        "features": features,
-    }
 
 
 def _methods(
@@ -144,8 +140,16 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         send("step", 0)
+        is_auto = choices.method == "auto" and choices.estimand != "multilabel"
         with reporting(progress):
-            fitted = _fit(dataset, choices)
+            fitted = fit_and_measure(
+                dataset,
+                method=choices.method,
+                split=choices.fit_split,
+                options={"keep_argmax": choices.keep_argmax} if is_auto else None,
+                estimand=choices.estimand,
+                metrics=_FITTED_METRICS,
+            )
         save(fitted.calibrator, out / "calibrator.safetensors")
         send("step", 1)
         with reporting(progress):
@@ -160,18 +164,6 @@ def run(
         "needs_features": bool(fitted.calibrator.needs_features),
         "no_onnx": problem,
     }
-
-
-def _fit(dataset: Dataset, choices: Choices) -> Fit:
-    is_auto = choices.method == "auto" and choices.estimand != "multilabel"
-    return fit_and_measure(
-        dataset,
-        method=choices.method,
-        split=choices.fit_split,
-        options={"keep_argmax": choices.keep_argmax} if is_auto else None,
-        estimand=choices.estimand,
-        metrics=_FITTED_METRICS,
-    )
 
 
 def _report(dataset: Dataset, out: Path, choices: Choices) -> None:

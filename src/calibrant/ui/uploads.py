@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from starlette.exceptions import HTTPException
+
 from calibrant._core.atomic_files import locked
 from calibrant._core.messages import comma_separated, printable
 
@@ -31,10 +33,6 @@ MAX_NAME = 120
 PREFIX = "calibrant-ui-"
 _LOCKED = "server"
 """Name that a server locks in its folder; the system unlocks it when the process is gone."""
-
-
-class TooLarge(Exception):
-    """A file with more bytes than the server takes."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,10 @@ class Uploads:
     def check_size(self, size: int) -> None:
         """Raise if a file of this size, in bytes, is too large."""
         if size > self.limit:
-            raise TooLarge(
+            raise HTTPException(
+                413,
                 f"the file has more than {self.limit / 1e6:,.0f} MB, the limit of this page: start "
-                "it with a larger --max-upload, or use calibrant report and calibrant fit"
+                "it with a larger --max-upload, or use calibrant report and calibrant fit",
             )
 
     def add_sample(self) -> str:

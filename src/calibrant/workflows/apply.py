@@ -24,11 +24,10 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.arrow_files import joined_columns
-from calibrant.data.columns import Column, array_column, joint_header, read_all
+from calibrant.data.columns import SCORES, Column, array_column, full_key, joint_header, read_all
 from calibrant.data.dataset import Dataset, Split
 from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError
-from calibrant.data.keys import SCORES, full_key
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, Report, located
 from calibrant.data.storage import output_folder

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.chunks import Estimand
-from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of

@@ -23,12 +23,11 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
-from calibrant._core.showing import as_html, one_line
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_html, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
+from calibrant.data.columns import CLASS_NAMES
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
-from calibrant.data.keys import CLASS_NAMES
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal

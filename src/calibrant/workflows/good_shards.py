@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
-from calibrant.data.columns import Columns
+from calibrant.data.columns import SCORES, Columns, columns_by_split
 from calibrant.data.dataset import Dataset
-from calibrant.data.keys import SCORES, columns_by_split
 from calibrant.data.opening import open_dataset
 from calibrant.data.shards import NoGoodShard
 from calibrant.metrics.accumulator import Accumulator

@@ -8,8 +8,8 @@ from calibrant._core.checks import Features
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import Split
-from calibrant.data.keys import full_key
 
 
 def check_inputs(calibrator: Calibrator, split: Split) -> None:

@@ -13,7 +13,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, warn
 from calibrant._core.chunks import EstimandChoice, examples
 from calibrant._core.engines import silently
-from calibrant._core.sampling import Sample
+from calibrant._core.rows import Sample
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
 from calibrant.data import records

@@ -7,21 +7,24 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm.answers import calibrating, choices, grading
+from calibrant.llm.answers import choices, grading
 from calibrant.llm.answers.calibrating import (
-    answer_question,
-    apply_answers,
-    confidence_of,
     cross_validated_answers,
-    evaluate_graded,
     fit_answers,
     fit_signals,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Source
-from calibrant.llm.answers.grading import QuestionSet, calibrated_choices, grade_questions
+from calibrant.llm.answers.grading import (
+    QuestionSet,
+    answer_question,
+    calibrated_choices,
+    confidence_of,
+    evaluate_graded,
+    grade_questions,
+)
 from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift
@@ -115,7 +118,8 @@ def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
 def simulated(rng, n, source):
     """Answers of an over-confident model."""
     sure = rng.uniform(0.05, 0.95, n)
-    return GradedAnswers([""] * n, [""] * n, sure, rng.random(n) < sure**2, source)
+    pairs = zip(sure.tolist(), rng.random(n) < sure**2, strict=True)
+    return AnswerRows.of([{"confidence": c, **source.row(), "correct": y} for c, y in pairs])
 
 
 @pytest.mark.parametrize("source", [Source("geometric", "chat"), Source("judge"), Source()])
@@ -123,14 +127,15 @@ def test_maps_of_files_are_those_of_python(rng, source):
     graded = simulated(rng, 400, source)
     fitted = fit_answers(graded, stage="sigmoid")
     known = source.confidence == "geometric"
-    tokens = list(graded.confidence[:, None]) if known else graded.confidence
+    confidence = graded.confidences()[0]
+    tokens = list(confidence[:, None]) if known else confidence
     own = AnswerCalibrator("geometric" if known else None, stage="sigmoid")
-    own.fit(tokens, graded.correct)
+    own.fit(tokens, graded.grades())
     np.testing.assert_array_equal(fitted.predict(tokens), own.predict(tokens))
     assert fitted.aggregate == own.aggregate
     assert fitted.source_ == source
     rows = AnswerRows(["line 1"], [{"confidence": 0.5, "mine": 1, **({"source": source[0]})}])
-    (row,) = apply_answers(fitted, rows)
+    (row,) = fitted.apply(rows)
     chance = own.predict([[0.5]] if known else [0.5])[0]
     assert row == {**rows.rows[0], "calibrated": pytest.approx(chance)}
 
@@ -139,7 +144,7 @@ def test_maps_are_applied_to_their_source_only(rng):
     fitted = fit_answers(simulated(rng, 400, Source("geometric", "chat", "0123", "none")))
 
     def applied(**row):
-        (result,) = apply_answers(fitted, AnswerRows(["line 1"], [row]))
+        (result,) = fitted.apply(AnswerRows(["line 1"], [row]))
         return result["calibrated"]
 
     stated = applied(confidence=0.3, source="geometric", model="0123")
@@ -154,9 +159,9 @@ def test_maps_are_applied_to_their_source_only(rng):
 def test_a_threshold_is_applied(rng):
     graded = simulated(rng, 400, Source("judge"))
     fitted = fit_answers(graded)
-    fitted.control(graded.confidence, graded.correct, max_error=0.4)
+    fitted.control(graded.confidences()[0], graded.grades(), max_error=0.4)
     rows = AnswerRows(["a", "b"], [{"confidence": c, "source": "judge"} for c in (0.1, 0.9)])
-    assert [row["abstains"] for row in apply_answers(fitted, rows)] == [True, False]
+    assert [row["abstains"] for row in fitted.apply(rows)] == [True, False]
 
 
 def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
@@ -173,7 +178,7 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
         return calibrator.predict(confidence)
 
     monkeypatch.setattr(AnswerCalibrator, "fit", spy)
-    monkeypatch.setattr(calibrating, "calibrated", checked)
+    monkeypatch.setattr(AnswerCalibrator, "predict_confidences", checked)
     found = cross_validated_answers(graded)
     assert [len(one) for one in seen] == [240] * 5
     assert found["after"]["nll"].value < found["before"]["nll"].value
@@ -183,11 +188,12 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
 
 def test_answers_to_one_question_stay_in_one_fold(rng, monkeypatch):
     graded = simulated(rng, 300, Source("judge"))
-    graded = graded._replace(questions=[f"question {n // 3}" for n in range(300)])
-    seen = []
+    confidence, seen = graded.confidences()[0], []
+    for n, row in enumerate(graded.rows):
+        row["question"] = f"question {n // 3}"
 
     def spy(self, answers, correct, **options):
-        seen.append({int(np.flatnonzero(graded.confidence == c)[0]) // 3 for c in answers})
+        seen.append({int(np.flatnonzero(confidence == c)[0]) // 3 for c in answers})
         return real(self, answers, correct, **options)
 
     real = AnswerCalibrator.fit
@@ -195,7 +201,7 @@ def test_answers_to_one_question_stay_in_one_fold(rng, monkeypatch):
     found = cross_validated_answers(graded)
     assert [len(questions) for questions in seen] == [80] * 5
     assert found["after"].describe().startswith("300 answers in 100 groups")
-    few = graded._replace(questions=[f"question {n // 34}" for n in range(300)])
+    few = AnswerRows.of([{**r, "question": f"{n // 34}"} for n, r in enumerate(graded.rows)])
     assert list(cross_validated_answers(few)) == ["before"]
 
 
@@ -253,7 +259,7 @@ def test_signals_are_fitted_measured_and_applied():
         outcome=right[~np.isnan(signals["judge:x"])],
     )
     limit = result.calibrator.control(signals, right, max_error=0.4)
-    rows = apply_answers(result.calibrator, answers)
+    rows = result.calibrator.apply(answers)
     for row, p in zip(rows, result.calibrator.predict(signals), strict=True):
         assert row["calibrated"] == p
         assert row["abstains"] == (p < limit.threshold)

@@ -18,7 +18,7 @@ from calibrant import threshold
 from calibrant.decide import Threshold
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
-from calibrant.llm.answers.graded import Source
+from calibrant.llm.answers.rows import Source
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_other_states_are_refused(answers):
     for broken in ({**state, "more": 1}, {}, [1, 2]):
         with pytest.raises(ValueError, match="a saved AnswerCalibrator has"):
             AnswerCalibrator.from_state(broken)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"learned values line, got {'slope'"):
+    with pytest.raises(ValueError, match=r"a saved AnswerCalibrator has .*line.*, got {'slope'"):
         AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
 
 
@@ -336,15 +336,14 @@ THRESHOLD |= {"max_error": 0.25, "certainty": 0.95}
 @pytest.mark.parametrize(
     ("stage", "changed", "message"),
     [
-        ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
-        ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
-        ("sigmoid", {"learned": {"line": ["a", 1]}}, "line of sigmoid must be numbers"),
-        ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
-        ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
-        ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),
-        ("sigmoid", {"limits": [0.9, 0.1]}, "limits must be two rising numbers"),
-        ("sigmoid", {"limits": [0.0, 0.5]}, "limits must be two rising numbers between 0 and 1"),
-        ("sigmoid", {"source": ["geometric"]}, "source must have confidence, prompt, model, head"),
+        ("sigmoid", {"learned": None}, "a saved AnswerCalibrator has"),
+        ("sigmoid", {"learned": {"line": [1.0]}}, "line must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": ["a", 1]}}, "could not convert"),
+        ("beta", {"learned": {"line": [1.0, 0.0]}}, "line must be 3 finite numbers"),
+        ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds must be 1 finite"),
+        ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob must be 2"),
+        ("sigmoid", {"limits": [0.9, 0.1]}, "limits must rise between 0 and 1"),
+        ("sigmoid", {"limits": [0.0, 0.5]}, "limits must rise between 0 and 1"),
         ("sigmoid", {"source": {"confidence": None}}, "source must have texts"),
         ("sigmoid", {"source": {"confidence": "p_true"}}, "must have the confidence geometric"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),

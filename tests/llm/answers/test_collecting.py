@@ -16,7 +16,7 @@ from calibrant.llm.answers.collecting import (
     read_asked,
     without_statement,
 )
-from calibrant.llm.answers.graded import read_rows
+from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, ServiceError, service_for
 from tests.support.chat_server import chat_server
 
@@ -51,7 +51,7 @@ def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **opti
 
 
 def rows_of(file):
-    return read_rows(file).rows
+    return read_answers(file).rows
 
 
 def test_an_answer_with_the_probabilities_of_its_tokens(chats, tmp_path):
@@ -67,7 +67,7 @@ def test_an_answer_with_the_probabilities_of_its_tokens(chats, tmp_path):
     (request,) = chats.requests
     assert (request["temperature"], request["logprobs"], request["max_tokens"]) == (0, True, 256)
     assert chats.keys == [f"Bearer {KEY}"]
-    assert read_rows(out).answers().confidence == pytest.approx([math.sqrt(0.4)])
+    assert read_answers(out).confidences()[0] == pytest.approx([math.sqrt(0.4)])
 
 
 def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
@@ -95,9 +95,9 @@ def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
 def test_p_true_is_the_confidence_where_there_is_no_other(chats, tmp_path):
     out = tmp_path / "answers.jsonl"
     collected(chats, out, "Capital of Peru?", plan=RequestPlan("tiny", logprobs=False, p_true=True))
-    answers = read_rows(out).answers()
-    assert answers.source.confidence == "p_true"
-    assert answers.confidence == pytest.approx([0.5 / 0.7])
+    confidence, source = read_answers(out).confidences()
+    assert source.confidence == "p_true"
+    assert confidence == pytest.approx([0.5 / 0.7])
 
 
 def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):
@@ -219,7 +219,7 @@ def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
 
 def test_half_a_character_costs_one_question(chats, tmp_path):
     out = tmp_path / "answers.jsonl"
-    with pytest.raises(ValueError, match="1 of 2 failed: a message is no text"):
+    with pytest.raises(ValueError, match="1 of 2 failed: a message is not valid text"):
         collected(chats, out, "half \ud800 a character", "a line\u2028 within a line")
     (line,) = out.read_text().splitlines()
     assert json.loads(line)["question"] == "a line\u2028 within a line"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm import documents_of, field_rows, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import apply_answers, fit_signals
+from calibrant.llm.answers.calibrating import fit_signals
 from calibrant.llm.answers.fields import (
     Leaf,
     Tokens,
@@ -18,8 +18,8 @@ from calibrant.llm.answers.fields import (
     leaf_probs,
     same_value,
 )
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.lines import token_texts
+from calibrant.llm.answers.logs.completions import token_texts
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.heads.documents import BadDocument
 from tests.support.answer_logs import write_lines
 
@@ -299,7 +299,7 @@ def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
         read_log(write_lines(tmp_path / "new.jsonl", extractions(1500, 1)), graded=False),
         kinds=kinds,
     )
-    rows = apply_answers(fitted, new)
+    rows = fitted.apply(new)
     sure = np.array([row["confidence"] for row in rows])
     expected = np.where([row["kind"] == "sum" for row in rows], sure**4, sure)
     chances = np.array([row["calibrated"] for row in rows])
@@ -309,7 +309,7 @@ def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
         read_log(write_lines(tmp_path / "one.jsonl", [answer_of({"sum": 5})]), graded=False),
         kinds=kinds,
     )
-    assert 0 < apply_answers(fitted, alone)[0]["calibrated"] < 1
+    assert 0 < fitted.apply(alone)[0]["calibrated"] < 1
     # and so are whole documents, by a gate with a guarantee
     gate = fit_gate(documents_of(AnswerRows.of(rows)), max_error=0.5)
     judged = gate.check(documents_of(AnswerRows.of(rows)))

@@ -3,19 +3,23 @@
 import numpy as np
 import pytest
 
-from calibrant.llm.answers import asking, choices, grading
+from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import ask, draw_answers
 from calibrant.llm.answers.choices import ask_texts_each
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.graded import Source
 from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
 from calibrant.llm.answers.questions import Question, short_prompt
+from calibrant.llm.answers.rows import Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
 
 OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]
 SHOTS = [Question("it", ("four",))]
+
+
+def column(graded, name, default=None):
+    return [row.get(name, default) for row in graded.answers.rows]
 
 
 def test_written_answers_keep_where_they_come_from(model, tokenizer):
@@ -27,14 +31,14 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
     assert list(found) == ["before", "global"]
     for (name, graded), head in zip(found.items(), (None, fitted), strict=True):
         answers = ask(model, tokenizer, prompts, fitted=head, one_line=True)
-        assert graded.questions == [question.text for question in OPEN]
-        assert graded.answers == [answer.text for answer in answers]
+        assert column(graded, "question") == [question.text for question in OPEN]
+        assert column(graded, "answer") == [answer.text for answer in answers]
         probs = [answer.probs for answer in answers]
-        for one, wanted in zip(graded.token_probs, probs, strict=True):
-            np.testing.assert_array_equal(one, wanted)
-        np.testing.assert_array_equal(graded.confidence, answer_confidence(probs, "minimum"))
+        assert column(graded, "token_probs") == [one.tolist() for one in probs]
+        confidence, source = graded.answers.confidences()
+        np.testing.assert_array_equal(confidence, answer_confidence(probs, "minimum"))
         mark = "none" if name == "before" else head_digest(fitted)
-        assert graded.source == Source("minimum", "short, 1 shots", digest, mark, "greedy")
+        assert source == Source("minimum", "short, 1 shots", digest, mark, "greedy")
     other = FittedHead.from_temperature(2.1, fingerprint_of(model))
     assert head_digest(other) != head_digest(fitted)
 
@@ -53,8 +57,7 @@ def test_samples_answer_the_same_prompts(model, chat):
         model, tokenizer, prompts, samples=6, batch=2, max_new_tokens=length, one_line=not chat
     )
     for graded in found.values():
-        assert graded.samples == wanted
-        assert [row["samples"] for row in graded.rows()] == wanted
+        assert column(graded, "samples") == wanted
     assert any("\n" in text for texts in wanted for text in texts) == chat
     choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
     with pytest.raises(ValueError, match="samples is for questions of the form 'written'"):
@@ -67,13 +70,12 @@ def test_longest_answer(model, tokenizer):
     graded = found["before"]
     texts = [question.text for question in OPEN]
     whole = ask(model, tokenizer, texts, max_new_tokens=200)
-    for probs, answer in zip(graded.token_probs, whole, strict=True):
+    for probs, answer in zip(column(graded, "token_probs"), whole, strict=True):
         np.testing.assert_allclose(probs, answer.probs[:longest], rtol=1e-4)
     ended = [len(answer.probs) >= longest for answer in whole]
-    assert graded.truncated == ended
-    assert [row.get("truncated", False) for row in graded.rows()] == ended
+    assert column(graded, "truncated", False) == ended
     assert any(ended)
-    lengths = [len(text.split()) for texts in graded.samples for text in texts]
+    lengths = [len(text.split()) for texts in column(graded, "samples") for text in texts]
     assert max(lengths) <= longest
     with pytest.raises(ValueError, match="more than the 2048 positions"):
         grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=2047)
@@ -87,8 +89,8 @@ def test_own_grades(model, tokenizer):
         return question.text.endswith("two")
 
     graded = grade_questions(model, tokenizer, QuestionSet(OPEN, []), grade=grade)["before"]
-    assert graded.correct.tolist() == [False, False, True, False]
-    assert seen == list(zip(graded.answers, OPEN, strict=True))
+    assert column(graded, "correct") == [False, False, True, False]
+    assert seen == list(zip(column(graded, "answer"), OPEN, strict=True))
     choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
     with pytest.raises(ValueError, match="grade is for questions of the form 'written'"):
         grade_questions(model, tokenizer, choices, grade=grade)
@@ -100,12 +102,14 @@ def test_chats_are_asked_as_one_asks(model, tokenizer):
     graded = grade_questions(model, talking, QuestionSet(OPEN, []), chat=True)["before"]
     prompts = [f"<s> red {question.text} blue" for question in OPEN]
     answers = ask(model, talking, prompts, max_new_tokens=64)
-    assert graded.answers == [answer.text for answer in answers]
-    assert graded.correct.tolist() == ["four" in text.split() for text in graded.answers]
-    assert 0 < graded.correct.sum() < len(OPEN)
-    assert graded.source.prompt == "chat"
+    assert column(graded, "answer") == [answer.text for answer in answers]
+    assert column(graded, "correct") == [
+        "four" in text.split() for text in column(graded, "answer")
+    ]
+    assert 0 < sum(column(graded, "correct")) < len(OPEN)
+    assert graded.answers.source().prompt == "chat"
     plain = grade_questions(model, tokenizer, QuestionSet(OPEN[:1], []), chat=True)["before"]
-    assert plain.source.prompt == "plain"  # that tokenizer has no template
+    assert plain.answers.source().prompt == "plain"  # that tokenizer has no template
 
 
 def test_likeliest_text_is_the_answer(model, tokenizer):
@@ -118,19 +122,18 @@ def test_likeliest_text_is_the_answer(model, tokenizer):
     rows = ask_texts_each(model, tokenizer, questions, {"": None}, shots=SHOTS)[""]
     best = [int(row.argmax()) for row in rows]
     assert 0 < sum(best) < 6
-    assert graded.correct.tolist() == [at == 0 for at in best]
+    assert column(graded, "correct") == [at == 0 for at in best]
     pairs = zip(questions, best, strict=True)
-    assert graded.answers == [question.choices[at] for question, at in pairs]
-    np.testing.assert_allclose(graded.confidence, [np.exp(row.max()) for row in rows])
-    assert graded.source[:2] == ("texts", "1 shots")
-    assert not graded.token_probs
+    assert column(graded, "answer") == [question.choices[at] for question, at in pairs]
+    np.testing.assert_allclose(column(graded, "confidence"), [np.exp(row.max()) for row in rows])
+    assert graded.answers.source()[:2] == ("texts", "1 shots")
+    assert not any(column(graded, "token_probs"))
 
 
 @pytest.mark.parametrize("form", ["written", "letters", "texts"])
 def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeypatch):
-    monkeypatch.setattr(asking, "ask_each", None)
-    for name in ("ask_choices_each", "ask_texts_each"):
-        monkeypatch.setattr(choices, name, None)
+    for name in ("generate", "forward"):
+        monkeypatch.setattr(model, name, None)
     long = " ".join(["two"] * model.config.max_position_embeddings)
     questions = [Question(text, ("yes",), ("yes", "no"), 0) for text in ("is it", long)]
     with pytest.raises(ValueError, match="positions of the model"):
@@ -140,9 +143,10 @@ def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeyp
 def test_the_second_prompt_counts_too(model, tokenizer):
     words = model.config.max_position_embeddings - 64 - 3
     asked = QuestionSet([Question(" ".join(["two"] * words), ())], [])
-    grading.check_lengths(model, tokenizer, asked, chat=True)
+    found = grade_questions(model, tokenizer, asked, chat=True)
+    assert len(found["before"].answers.rows) == 1
     with pytest.raises(ValueError, match="and 65 may follow"):
-        grading.check_lengths(model, tokenizer, asked, chat=True, confidence="p_true")
+        grade_questions(model, tokenizer, asked, chat=True, confidence="p_true")
 
 
 def test_letters_are_not_a_chat(tmp_path):

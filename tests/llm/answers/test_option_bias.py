@@ -110,12 +110,13 @@ def test_graded_answers_have_both_forms_and_their_preference(model, tokenizer):
     found = grade_questions(model, tokenizer, asked, permutations="all")
     assert [*found] == ["before", "permuted"]
     permuted = ask_permuted_each(model, tokenizer, QUESTIONS, {"": None}, permutations="all")[""]
-    np.testing.assert_allclose(found["permuted"].confidence, np.exp(permuted.averaged().max(-1)))
+    claimed = {name: each.answers.confidences()[0] for name, each in found.items()}
+    np.testing.assert_allclose(claimed["permuted"], np.exp(permuted.averaged().max(-1)))
     plain = grade_questions(model, tokenizer, asked)["before"]
-    np.testing.assert_allclose(found["before"].confidence, plain.confidence, rtol=1e-5)
+    np.testing.assert_allclose(claimed["before"], plain.answers.confidences()[0], rtol=1e-5)
     bias = found["before"].option_bias
     assert bias is not None
     assert bias.n == 2
-    assert found["permuted"].source.confidence == "letters, permuted"
+    assert found["permuted"].answers.source().confidence == "letters, permuted"
     with pytest.raises(ValueError, match="permutations is for questions of the form 'letters'"):
         grade_questions(model, tokenizer, QuestionSet(QUESTIONS, [], "texts"), permutations="all")

@@ -3,7 +3,7 @@
 import pytest
 
 from calibrant.llm.answers.collecting import Asked, RequestPlan, collect_answers
-from calibrant.llm.answers.graded import read_rows
+from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, service_for
 
 pytest.importorskip("openai")
@@ -36,12 +36,12 @@ def test_answers_of_llama_cpp_with_every_signal(url, tmp_path):
     with service_for("smol", Connection(url, 60.0)) as service:
         assert collect_answers(asked, service, plan, out) == 2
         assert collect_answers(asked, service, plan, out) == 0
-    answers = read_rows(out)
+    answers = read_answers(out)
     for row in answers.rows:
         assert row["answer"]
         assert all(0 < prob <= 1 for prob in row["token_probs"])
         assert len(row["samples"]) == 2
         assert 0 <= row["signals"]["p_true"] <= 1
-    confidence, source, _ = answers.confidences()
+    confidence, source = answers.confidences()
     assert ((confidence > 0) & (confidence <= 1)).all()
     assert source.confidence == "geometric"

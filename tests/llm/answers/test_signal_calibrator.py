@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
-from calibrant.llm.answers.graded import Source
+from calibrant.llm.answers.rows import Source
 from calibrant.llm.answers.signal_calibrator import Regression, folds
 
 N = 900
@@ -159,7 +159,7 @@ def test_parts_of_damaged_states_are_refused(fitted):
     for change, message in (
         ({"scale": [0.0, 1.0, 1.0]}, "scale must be above 0"),
         ({"low": [0.0, 0.1, 0.1]}, "low and high rise between 0 and 1"),
-        ({"weights": ["x", 1.0, 1.0]}, "weights must be numbers"),
+        ({"weights": ["x", 1.0, 1.0]}, "could not convert"),
         ({"offset": [np.nan]}, "offset must be 1 finite numbers"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -211,9 +211,8 @@ def test_unfitted_maps_say_so():
 
 
 def test_weights_are_shown(fitted):
-    headings, *rows = fitted.table()
-    assert headings == ("signal", "answers", "weight")
-    assert [row[:2] for row in rows] == [(name, "100 %") for name in simulated()[0]]
+    assert fitted.table().headings == ("signal", "answers", "weight")
+    assert [row[:2] for row in fitted.table().rows] == [(name, "100 %") for name in simulated()[0]]
     table = fitted.to_frame()
     assert table["weight"][:2].to_list() == pytest.approx(fitted.regression_.weights[:2])
     assert "judge:gpt-x" in fitted._repr_html_()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import AnswerRows, read_rows, write_rows
+from calibrant.llm.answers.rows import AnswerRows, read_answers, write_rows
 from calibrant.llm.answers.signals import (
     judge_score,
     option_confidence,
@@ -107,10 +107,10 @@ def test_stated_numbers_are_on_the_scale_that_is_passed():
 def test_files_hold_material_and_signals(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     write_rows(path, [FULL, {**FULL, "stated": "no idea"}])
-    found = signals_of(read_rows(path))
+    found = signals_of(read_answers(path))
     assert found.rows[0]["signals"] == signals_of([FULL]).rows[0]["signals"]
     write_rows(path, found.rows)
-    values = signal_values(read_rows(path))
+    values = signal_values(read_answers(path))
     assert values["agreement"].tolist() == [0.5, 0.5]
     np.testing.assert_array_equal(values["stated"], [0.8, np.nan])
 

@@ -5,7 +5,7 @@ import pytest
 
 from calibrant.llm import fit_gate
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 from tests.support.fake_upstream import MODEL
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from calibrant.llm.answers.calibrating import calibrated, fit_answers
-from calibrant.llm.answers.graded import AnswerRows, Source
+from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.gate import fitting
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.verdicts import Scored, Terms, find_threshold
@@ -30,7 +30,7 @@ def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     assert (band.verify, band.kinds) == (None, None)
     assert band.accept.certainty == 0.95
     assert gate.source == Source("judge", "", "m")
-    wanted = fit_answers(answers.answers())
+    wanted = fit_answers(answers)
     assert gate.calibrator.learned_ is not None
     assert wanted.learned_ is not None
     np.testing.assert_array_equal(gate.calibrator.learned_["line"], wanted.learned_["line"])
@@ -64,7 +64,7 @@ def test_an_isotonic_map_has_answers_of_its_own(rng, monkeypatch):
     answers, used = graded_answers(rng, 600), []
 
     def fit(graded, **options):
-        used.append(graded.confidence)
+        used.append(graded.rows)
         return fit_answers(graded, **options)
 
     monkeypatch.setattr(fitting, "fit_answers", fit)
@@ -74,7 +74,7 @@ def test_an_isotonic_map_has_answers_of_its_own(rng, monkeypatch):
 
 
 def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):
-    other = fit_answers(graded_answers(rng, 500).answers())
+    other = fit_answers(graded_answers(rng, 500))
     gate = fit_gate(graded_answers(rng, 400), max_error=0.2, calibrator=other)
     assert gate.calibrator is other
     assert gate.bands[0].accept.n == 400
@@ -87,7 +87,7 @@ def test_the_error_of_accepted_answers_is_kept():
     for seed in range(runs):
         answers = graded_answers(np.random.default_rng(seed), 240)
         gate = quiet_gate(answers, max_error=0.2, certainty=certainty)
-        above = calibrated(gate.calibrator, grid) >= gate.bands[0].accept.threshold
+        above = gate.calibrator.predict_confidences(grid) >= gate.bands[0].accept.threshold
         if above.any():
             broken += true_error(grid[above.argmax()]) > 0.2
             accepted += 1
@@ -153,7 +153,7 @@ def test_what_a_verifier_leaves_is_promised():
         answers = graded_answers(np.random.default_rng(seed), 400)
         gate = quiet_gate(answers, max_error=0.1, certainty=0.8, verifier_misses=misses)
         accept, verify, _ = gate.bands[0]
-        chance = calibrated(gate.calibrator, confidence)
+        chance = gate.calibrator.predict_confidences(confidence)
         to_verify = (chance < accept.threshold) & (chance >= verify.threshold)
         if to_verify.any():
             verified += 1

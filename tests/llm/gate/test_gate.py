@@ -8,7 +8,7 @@ import pytest
 import calibrant as cal
 from calibrant.decide import Threshold
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
-from calibrant.llm.answers.graded import AnswerRows, Source, SourceError
+from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
 from calibrant.llm.gate.gate import DriftReference, unscored
 from calibrant.llm.gate.serving import Judge
 from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful

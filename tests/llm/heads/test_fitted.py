@@ -9,14 +9,9 @@ from sklearn.metrics import roc_auc_score
 
 import calibrant as cal
 from calibrant.llm.heads.fitted import HEADS, FittedHead, TokenPredictions, make_head
+from tests.llm.heads.test_modules import inputs_of
 from tests.support.definitions import slow_ece
 from tests.support.language_models import TINY, random_head
-
-
-def inputs_of(head, generator=0):
-    torch.manual_seed(generator)
-    width = {"shape": 12}.get(head.wants, 16)
-    return torch.randn(2, 5, width)
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -6,7 +6,6 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads.ats import Memory
 from calibrant.llm.heads.fitted import HEADS, make_head
 from calibrant.llm.heads.modules import ShapeHead, bounded, shape_features, shape_features_of_logits
 from tests.support.language_models import (
@@ -91,69 +90,3 @@ def test_shape_head_standardises():
     found = head(features).detach()
     assert abs(float(found.mean())) < 1e-4
     assert torch.isfinite(found).all()
-
-
-def test_ats_is_a_layer_of_llama():
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama import modeling_llama as llama
-
-    head = random_head("ats", attention_heads=4, inner=24)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        rms_norm_eps=1e-6,
-        attn_implementation="eager",
-    )
-    layer = llama.LlamaDecoderLayer(config, 0)
-    names = {name: value for name, value in head.state_dict().items() if "last" not in name}
-    layer.load_state_dict(names)
-    hidden = inputs_of(head)
-    position = torch.arange(5)[None]
-    turned = llama.LlamaRotaryEmbedding(config)(hidden, position)
-    mask = torch.full((5, 5), -torch.inf).triu(1)[None, None]
-    found = layer(hidden, attention_mask=mask, position_embeddings=turned)
-    wanted = (found @ head.last.weight[0] + head.last.bias).clamp(max=3)
-    torch.testing.assert_close(head(hidden), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_ats_memory_equals_one_pass():
-    head = random_head("ats")
-    hidden = inputs_of(head)
-    whole, memory = head(hidden), Memory()
-    pieces = [head(hidden[:, a:b], memory=memory) for a, b in ((0, 2), (2, 3), (3, 5))]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole)
-    assert len(memory) == 5
-    memory.crop(3)
-    torch.testing.assert_close(head(hidden[:, 3:], memory=memory), whole[:, 3:])
-    swapped = Memory()
-    head(hidden[:, :4], memory=swapped)
-    swapped.select(torch.tensor([1, 0]))
-    torch.testing.assert_close(head(hidden.flip(0)[:, 4:], memory=swapped), whole.flip(0)[:, 4:])
-
-
-@pytest.mark.parametrize("left", [True, False])
-def test_ats_does_not_see_padding(left):
-    head = random_head("ats")
-    hidden = inputs_of(head)
-    noise = torch.full((2, 3, 16), 7.0)
-    padded = torch.cat([noise, hidden] if left else [hidden, noise], 1)
-    present = torch.ones(2, 8, dtype=torch.bool)
-    present[:, :3] = not left
-    present[:, 5:] = left
-    at = slice(3, None) if left else slice(5)
-    found = head(padded, present=present)
-    assert torch.isfinite(found).all()
-    torch.testing.assert_close(found[:, at], head(hidden))
-
-
-def test_ats_is_causal_and_capped():
-    head = random_head("ats", cap=1.5)
-    hidden = inputs_of(head)
-    changed = hidden.clone()
-    changed[:, 3:] += 1
-    assert torch.equal(head(changed)[:, :3], head(hidden)[:, :3])
-    assert not torch.equal(head(changed)[:, 4], head(hidden)[:, 4])
-    torch.nn.init.constant_(head.last.bias, 50)
-    torch.testing.assert_close(head(hidden).exp(), torch.full((2, 5), 1.5))

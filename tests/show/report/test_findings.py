@@ -64,7 +64,7 @@ def test_a_class_that_is_off_is_named_among_others_that_are_not():
     wrong = (data["logits"].argmax(-1) == 2) & (np.arange(4000) % 3 == 0)
     data["labels"] = np.where(wrong, 4, data["labels"])
     found = codes(data, level=None)
-    assert "class 2 (over by" in found["CAL005"].evidence
+    assert "class 2 (too high by" in found["CAL005"].evidence
     assert "1 of 5 classes" in found["CAL005"].evidence
 
 
@@ -90,7 +90,7 @@ def test_a_preferred_class_is_found():
     data = drawn(3000)
     data["logits"] = data["logits"] + np.array([1.5, 0, 0, 0, 0])
     found = codes(data, level=None)
-    assert re.match(r"\d of 5 classes: class 0 \(claimed", found["CAL009"].evidence)
+    assert re.match(r"\d of 5 classes: class 0 \(mean probability", found["CAL009"].evidence)
 
 
 def test_shuffled_labels_and_training_sets_come_first():

@@ -25,7 +25,7 @@ from calibrant._core.options import (
     at_least,
     at_most,
 )
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame
 from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import frozen

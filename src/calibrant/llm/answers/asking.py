@@ -71,9 +71,11 @@ class Answer(NamedTuple):
     probs : (tokens,)
         Calibrated probability of each token.
     confidence : float
-        Of exactly these tokens.
+        Of exactly these tokens or, with a map, the chance that the answer is right.
     truncated : bool
         True if the answer would have continued after ``max_new_tokens``.
+    required : float
+        Confidence below which the answer is not shown.
     """
 
     text: str
@@ -81,24 +83,32 @@ class Answer(NamedTuple):
     probs: FloatArray
     confidence: float
     truncated: bool
+    required: float = 0.0
+
+    @property
+    def abstains(self) -> bool:
+        """True if the confidence is below the required one."""
+        return self.confidence < self.required
 
     def __repr__(self) -> str:
+        said = "abstains" if self.abstains else repr(self.text)
         end = "truncated" if self.truncated else ""
-        about = f"confidence {100 * self.confidence:.1f} %", f"{len(self.probs)} tokens"
-        return one_line(self, repr(self.text), *about, end)
+        return one_line(self, said, self._figures(), f"{len(self.probs)} tokens", end)
 
-    def shaded(self, title: str = "Answer", confidence: float | None = None) -> ShadedText:
-        """Return the answer with its tokens shaded by their probability.
+    def _figures(self) -> str:
+        required = f", required {100 * self.required:g} %" if self.required else ""
+        return f"confidence {100 * self.confidence:.1f} %{required}"
 
-        ``confidence`` stands in the note above, in place of the answer's own.
-        """
-        value = self.confidence if confidence is None else confidence
+    def shaded(self, title: str = "Answer") -> ShadedText:
+        """Return the answer with its tokens shaded by their probability, if it is shown."""
+        if self.abstains:
+            return shaded_text([], [], title=title, note=f"no answer: {self._figures()}")
         end = "; truncated" if self.truncated else ""
-        note = f"confidence {100 * value:.1f} %{end}"
+        note = f"confidence {100 * self.confidence:.1f} %{end}"
         return shaded_text(self.token_texts, self.probs, title=title, note=note)
 
     def _repr_html_(self) -> str:
-        return self.shaded().box().notebook()
+        return self.shaded()._repr_html_()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each token. Needs pandas."""
@@ -372,7 +382,7 @@ def _length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     """Text that each token adds to those before it.
 
-    Decoded alone, a part of a character is no text, and some tokenizers drop a word's space.
+    Decoded alone, a part of a character has no text, and some tokenizers drop a word's space.
     """
     texts, done = [], ""
     for count in range(1, len(ids) + 1):

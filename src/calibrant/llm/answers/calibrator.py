@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -12,17 +11,16 @@ from scipy.special import expit
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.messages import printable
 from calibrant._core.options import WithOptions
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import as_html, frame, one_line, threshold_text
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers import confidence as confidences
-from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
-from calibrant.llm.answers.graded import Source
-from calibrant.show import box
-from calibrant.show.box import Box, Part
+from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, Aggregator, Answers
+from calibrant.llm.answers.rows import AnswerRows, Row, Source
+from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
 
 if TYPE_CHECKING:
@@ -35,12 +33,6 @@ _SAME = 1e-6
 Learned = dict[str, FloatArray]
 Map = Literal["sigmoid", "beta", "isotonic"]
 STAGES: tuple[Map, ...] = get_args(Map)
-_LEARNED: dict[Map, tuple[str, ...]] = {
-    "sigmoid": ("line",),
-    "beta": ("line",),
-    "isotonic": ("odds", "prob"),
-}
-"""Names of the learned values of each kind of map."""
 
 
 def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
@@ -51,19 +43,6 @@ def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learne
     # with a few answers of one kind the solver of beta may stop before a bound
     differ = stage == "sigmoid" or 0 < correct.mean() < 1
     return {"line": solution.x}, solution.converged and differ
-
-
-def _apply_stage(stage: Map, odds: FloatArray, learned: Learned) -> FloatArray:
-    """Return the probabilities of log-odds ``(n,)``."""
-    if stage == "isotonic":
-        # in single precision, as in the fit: otherwise an answer may leave its own step
-        x, at = (torch.from_numpy(v.astype(np.float32)) for v in (odds, learned["odds"]))
-        return as_float64(isotonic.steps(x, at, torch.from_numpy(learned["prob"])))
-    if stage == "sigmoid":
-        slope, offset = learned["line"]
-        return np.asarray(expit(slope * odds + offset))
-    a, b, m = learned["line"]
-    return np.asarray(expit(b * np.logaddexp(0, odds) - a * np.logaddexp(0, -odds) + m))
 
 
 def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
@@ -80,6 +59,19 @@ def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     return {"odds": as_float64(curve.odds), "prob": np.clip(curve.prob, least, 1 - least)}, True
 
 
+def _apply_stage(stage: Map, odds: FloatArray, learned: Learned) -> FloatArray:
+    """Return the probabilities of log-odds ``(n,)``."""
+    if stage == "isotonic":
+        # in single precision, as in the fit: otherwise an answer may leave its own step
+        x, at = (torch.from_numpy(v.astype(np.float32)) for v in (odds, learned["odds"]))
+        return as_float64(isotonic.steps(x, at, torch.from_numpy(learned["prob"])))
+    if stage == "sigmoid":
+        slope, offset = learned["line"]
+        return np.asarray(expit(slope * odds + offset))
+    a, b, m = learned["line"]
+    return np.asarray(expit(b * np.logaddexp(0, odds) - a * np.logaddexp(0, -odds) + m))
+
+
 class AnswerMap(WithOptions):
     """A map of answers to the chance that they are right, and a threshold of these chances.
 
@@ -94,9 +86,27 @@ class AnswerMap(WithOptions):
     source_: Source
     threshold_: Threshold | None
 
-    @abstractmethod
     def predict(self, answers: Any, *, source: Source | None = None) -> FloatArray:
         """Return the chance of each answer to be right, ``(answers,)``."""
+        raise NotImplementedError
+
+    def predict_rows(self, answers: AnswerRows) -> FloatArray:
+        """Return the chance of each answer to be right; raise if they are of another source."""
+        raise NotImplementedError
+
+    def apply(self, answers: AnswerRows) -> list[Row]:
+        """Add the chance of each answer to be right to its row, as ``calibrated``.
+
+        With a threshold there is also ``abstains``. Raises if the answers are of another source.
+        """
+        chances = self.predict_rows(answers)
+        rows = [
+            {**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)
+        ]
+        if self.threshold_ is not None:
+            for row, abstains in zip(rows, self.abstains(chances), strict=True):
+                row["abstains"] = bool(abstains)
+        return rows
 
     def control(
         self, answers: Any, correct: Values, *, max_error: float, certainty: float = 0.95
@@ -123,14 +133,19 @@ class AnswerMap(WithOptions):
             raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
         return np.asarray(values < self.threshold_.threshold)
 
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def _origin(self) -> dict[str, Any]:
+        """Return threshold and source for JSON."""
+        limit = self.threshold_ and self.threshold_.state()
+        return {"threshold": limit, "source": self.source_._asdict()}
+
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take source and threshold from a saved state."""
-        source, limit = state["source"], state["threshold"]
-        if not (isinstance(source, Mapping) and {*source} <= {*Source._fields}):
-            raise ValueError(f"source must have {', '.join(Source._fields)}, got {source!r:.80}")
-        if not all(isinstance(text, str) for text in source.values()):
-            raise ValueError(f"source must have texts, got {source!r:.80}")
-        self.source_ = Source(**source)
+        """Take threshold and source from a saved state."""
+        limit, self.source_ = state["threshold"], Source(**state["source"])
+        if not all(isinstance(text, str) for text in self.source_):
+            raise ValueError(f"source must have texts, got {state['source']!r:.80}")
         self.threshold_ = None if limit is None else Threshold.from_state(limit)
 
 
@@ -182,10 +197,19 @@ class AnswerCalibrator(AnswerMap):
     def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
         self.aggregate = aggregate
         self.stage = stage
-        self.learned_: dict[str, FloatArray] | None = None
+        self.learned_: Learned | None = None
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
         self.source_ = Source(aggregate or "")
+
+    @classmethod
+    def of_confidences(
+        cls, confidence: FloatArray, correct: Values, source: Source, stage: Map = "beta"
+    ) -> AnswerCalibrator:
+        """Fit a map of confidences ``(answers,)``, which are an aggregate if the source says so."""
+        rule: Any = source.confidence
+        made = cls(rule if rule in AGGREGATORS else None, stage=stage)
+        return made.fit(made._as_answers(confidence), correct, source=source)
 
     def fit(
         self, answers: Answers | Values, correct: Values, *, source: Source | None = None
@@ -232,6 +256,23 @@ class AnswerCalibrator(AnswerMap):
             self.source_.check(source)
         return self._probs(self._odds(answers, self.limits_))
 
+    def predict_confidences(self, confidence: FloatArray) -> FloatArray:
+        """Return the chance of each answer to be right, from confidences ``(answers,)``."""
+        return self.predict(self._as_answers(confidence))
+
+    def predict_rows(self, answers: AnswerRows) -> FloatArray:
+        """Return the chance of each answer to be right; raise if they are of another source."""
+        stated = any("confidence" in row for row in answers.rows)
+        confidence, source = answers.confidences(None if stated else self.aggregate)
+        self.source_.check(source)
+        known = self.source_.confidence
+        if known and not source.confidence:
+            checks.warn(
+                f"the answers do not say where their confidence comes from, and the answer "
+                f"calibrator is for {printable(known)}: state it as source"
+            )
+        return self.predict_confidences(confidence)
+
     def __repr__(self) -> str:
         if self.learned_ is None:
             return one_line(self, f"aggregate={self.aggregate!r}, stage={self.stage!r}, not fitted")
@@ -240,22 +281,6 @@ class AnswerCalibrator(AnswerMap):
         found = self.threshold_
         limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
         return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
-
-    def _repr_html_(self) -> str:
-        if self.learned_ is None:
-            return Box("Answer calibrator", ["not fitted"]).notebook()
-        confidence = np.linspace(0.005, 0.995, 199)
-        chance = self._probs(confidences.log_odds(np.log(confidence)))
-        lines = [
-            Line("chance", confidence, chance),
-            Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
-        ]
-        chart = line_chart(
-            lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
-        )
-        parts: list[Part] = [chart]
-        parts += [] if self.threshold_ is None else [box(self.threshold_)]
-        return Box("Answer calibrator", [self.describe()], parts=parts).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""
@@ -279,17 +304,25 @@ class AnswerCalibrator(AnswerMap):
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
-            "threshold": self.threshold_ and self.threshold_.state(),
-            "source": self.source_._asdict(),
+            **self._origin(),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
-        made = cls(state["how"], stage=state["stage"])
-        made.learned_ = _checked_learned(made.stage, state["learned"])
-        made.limits_ = _checked_limits(state["limits"])
+        made, learned = cls(state["how"], stage=state["stage"]), state["learned"]
+        # by the learned values of each kind of map, or their number
+        sizes = {"sigmoid": {"line": 2}, "beta": {"line": 3}}.get(made.stage)
+        if sizes is None:
+            sizes = dict.fromkeys(("odds", "prob"), max(1, np.size(learned["odds"])))
+        check_state(learned, tuple(sizes), cls)
+        made.learned_ = {name: finite_numbers(learned[name], n, name) for name, n in sizes.items()}
+        if state["limits"] is not None:
+            low, high = finite_numbers(state["limits"], 2, "limits").tolist()
+            if not 0 < low < high < 1:
+                raise ValueError(f"limits must rise between 0 and 1, got {low:g} and {high:g}")
+            made.limits_ = low, high
         made._restore(state)
         if made.aggregate is not None and made.source_.confidence != made.aggregate:
             raise ValueError(f"source must have the confidence {made.aggregate}")
@@ -303,6 +336,10 @@ class AnswerCalibrator(AnswerMap):
     def _probs(self, odds: FloatArray) -> FloatArray:
         return _apply_stage(self.stage, odds, self._fitted())
 
+    def _as_answers(self, confidence: FloatArray) -> Any:
+        # every aggregate of a single token is its probability
+        return confidence if self.aggregate is None else list(confidence[:, None])
+
     def _odds(self, answers: Answers | Values, limits: tuple[float, float] | None) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
@@ -310,6 +347,24 @@ class AnswerCalibrator(AnswerMap):
             return confidences.log_odds(logs)
         confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
+
+
+@box_of.register(AnswerCalibrator)
+def _box(fitted: AnswerCalibrator) -> Box:
+    """Return the curve of a map, and its threshold."""
+    if fitted.learned_ is None:
+        return Box("Answer calibrator", ["not fitted"])
+    confidence = np.linspace(0.005, 0.995, 199)
+    chance = fitted._probs(confidences.log_odds(np.log(confidence)))
+    lines = [
+        Line("chance", confidence, chance),
+        Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
+    ]
+    parts: list[Part] = [
+        line_chart(lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1))
+    ]
+    parts += [] if fitted.threshold_ is None else [box(fitted.threshold_)]
+    return Box("Answer calibrator", [fitted.describe()], parts=parts)
 
 
 def _confidences(answers: Answers | Values) -> FloatArray:
@@ -354,27 +409,7 @@ def check_state(state: Any, keys: Sequence[str], kind: type) -> None:
 
 def finite_numbers(values: Any, size: int, name: str) -> FloatArray:
     """Return the numbers of a saved list of a length, or raise."""
-    try:
-        numbers = as_float64(values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers ({error})") from error
+    numbers = as_float64(values)
     if numbers.shape != (size,) or not np.isfinite(numbers).all():
         raise ValueError(f"{name} must be {size} finite numbers, got {values!r:.80}")
     return numbers
-
-
-def _checked_learned(stage: Map, values: Any) -> Learned:
-    names = _LEARNED[stage]
-    if not isinstance(values, Mapping) or {*values} != {*names}:
-        raise ValueError(f"{stage} has the learned values {', '.join(names)}, got {values!r:.80}")
-    size = {"sigmoid": 2, "beta": 3}.get(stage) or max(1, np.size(values["odds"]))
-    return {name: finite_numbers(values[name], size, f"{name} of {stage}") for name in names}
-
-
-def _checked_limits(values: Any) -> tuple[float, float] | None:
-    match values:
-        case None:
-            return None
-        case [float(low), float(high)] if 0 < low < high < 1:
-            return low, high
-    raise ValueError(f"limits must be two rising numbers between 0 and 1, got {values!r:.60}")

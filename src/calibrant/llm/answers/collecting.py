@@ -16,8 +16,12 @@ from typing import Any, Literal, NamedTuple
 from calibrant._core.atomic_files import locked
 from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
-from calibrant.llm.answers.lines import CUT_OFF, Row, placed_rows, question_of, usable
-from calibrant.llm.answers.logs.completions import chat_form, completion, request_source
+from calibrant.llm.answers.logs.completions import (
+    chat_form,
+    completion,
+    question_of,
+    request_source,
+)
 from calibrant.llm.answers.questions import (
     Question,
     contains_reference,
@@ -25,6 +29,7 @@ from calibrant.llm.answers.questions import (
     read_questions,
     verdict_prompt,
 )
+from calibrant.llm.answers.rows import CUT_OFF, Row, placed_rows, usable
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.models.services import Service, ServiceError, without_key
 

@@ -29,16 +29,16 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, check_choice, warn
 from calibrant.llm.answers.confidence import AGGREGATORS, Aggregator, answer_confidence
-from calibrant.llm.answers.graded import (
+from calibrant.llm.answers.logs.reading import Log
+from calibrant.llm.answers.rows import (
     SOURCE_KEYS,
     AnswerRows,
+    Row,
     grade_of,
     stated_number,
     token_probs_of,
     unpacked_cell,
 )
-from calibrant.llm.answers.lines import Row
-from calibrant.llm.answers.logs.reading import Log
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
 

@@ -1,4 +1,4 @@
-"""Let a model answer a set of questions, and grade the answers."""
+"""Let a model answer questions: a set of them, to be graded, or one, where it may abstain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from scipy.special import log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.engines import Progress
+from calibrant._core.messages import printable
 from calibrant.calibrators.auto import Auto
 from calibrant.llm.answers import asking, choices, questions as question_sets
 from calibrant.llm.answers.asking import Answer
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.graded import GradedAnswers, Source
-from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.confidence import (
+    AGGREGATORS,
+    SMALLEST,
+    Aggregator,
+    answer_confidence,
+    evaluate_answers,
+)
+from calibrant.llm.answers.option_bias import OptionBias, Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.rows import AnswerRows, Row, Source
+from calibrant.llm.heads.evaluate import Evaluations, Gains, gains_over_one_temperature
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -29,7 +38,12 @@ FOLDS, MIN_QUESTIONS = 5, 100
 """Folds for the calibration of choices, and the fewest questions that it needs."""
 ONE_LINE, SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
+CONFIDENCES = (*AGGREGATORS, "p_true")
 _DRAWN_TOGETHER = 16
+_REMEDY = (
+    "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
+    "--save-answers and calibrant llm answers fit"
+)
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Form: TypeAlias = Literal["written", "letters", "texts"]
@@ -45,6 +59,13 @@ class QuestionSet(NamedTuple):
     questions: list[Question]
     shots: list[Question]
     form: Form = "written"
+
+
+class Graded(NamedTuple):
+    """Graded answers and, of multiple choice by letters, the preference for some letters."""
+
+    answers: AnswerRows
+    option_bias: OptionBias | None = None
 
 
 def read_question_set(
@@ -91,7 +112,7 @@ def grade_questions(
     samples: int | None = None,
     max_new_tokens: int | None = None,
     progress: Progress | None = None,
-) -> dict[str, GradedAnswers]:
+) -> dict[str, Graded]:
     """Let a model answer questions; return its answers ``before`` and with a ``head``.
 
     The answers are also measured with the one temperature, ``global``, that the head was compared
@@ -132,22 +153,21 @@ draw_answers`, from the model without a head.
                     f"{name} is for questions of the form {form!r}, and these are {asked.form!r}: "
                     f"leave it out"
                 )
-    lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
-    check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
+    lengths: Any = {"chat": chat, "confidence": confidence, "max_new_tokens": max_new_tokens}
+    check_lengths(model, tokenizer, asked, **lengths)
     network = (model, tokenizer)
     heads = fitted.beside_one_temperature() if fitted else {"before": None}
     if asked.form == "written":
-        return _written(
-            network, asked, heads, confidence or "geometric", grade, samples, progress, **lengths
-        )
+        rule, limit = confidence or "geometric", max_new_tokens or (SENTENCES if chat else ONE_LINE)
+        return _written(network, asked, heads, rule, chat, grade, samples, limit, progress)
     shots = f"{len(asked.shots)} shots"
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
-    if asked.form == "texts":
-        texts = choices.ask_texts_each(
-            model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
-        )
-        return {name: _chosen(asked, rows, sources[name]) for name, rows in texts.items()}
-    return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
+    if asked.form == "letters":
+        return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
+    texts = choices.ask_texts_each(
+        model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
+    )
+    return {name: Graded(_chosen(asked, rows, sources[name])) for name, rows in texts.items()}
 
 
 def _written(
@@ -155,39 +175,72 @@ def _written(
     asked: QuestionSet,
     heads: Heads,
     rule: Confidence,
+    chat: bool,
     grade: Grade | None,
     samples: int | None,
+    max_new_tokens: int,
     progress: Progress | None,
-    *,
-    chat: bool,
-    max_new_tokens: int | None,
-) -> dict[str, GradedAnswers]:
+) -> dict[str, Graded]:
     model, tokenizer = network
+    prompts, form, prompt = _prompts(tokenizer, asked, chat)
     match = question_sets.contains_reference if chat else question_sets.exact_match
-    judge: Grade = grade or (lambda text, question: match(text, question.references))
-    prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-    limits: Any = {"max_new_tokens": _longest(chat, max_new_tokens), "one_line": not chat}
-    limits["progress"] = progress
+    limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not chat, "progress": progress}
     answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
-    prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
+    drawn: list[list[str]] = []
+    if samples is not None:
+        batch = max(1, _DRAWN_TOGETHER // samples)
+        limits |= {"samples": samples, "batch": batch}
+        drawn = asking.draw_answers(model, tokenizer, prompts, **limits)
     graded = {}
     for name, head in heads.items():
-        pairs = zip(answers[name], asked.questions, strict=True)
-        graded[name] = GradedAnswers(
-            [question.text for question in asked.questions],
-            [answer.text for answer in answers[name]],
-            confidences(model, tokenizer, asked.questions, answers[name], head, rule, form),
-            np.array([bool(judge(answer.text, question)) for answer, question in pairs]),
-            source_of(model, head, rule, prompt),
-            [answer.probs for answer in answers[name]],
-            token_texts=[answer.token_texts for answer in answers[name]],
-            truncated=[answer.truncated for answer in answers[name]],
-        )
-    if samples is None:
-        return graded
-    batch = max(1, _DRAWN_TOGETHER // samples)
-    drawn = asking.draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
-    return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
+        values = _confidences(network, asked.questions, answers[name], head, rule, form)
+        source, rows = source_of(model, head, rule, prompt).row(), []
+        pairs = zip(asked.questions, answers[name], strict=True)
+        for i, (question, answer) in enumerate(pairs):
+            row: Row = {"question": question.text, "answer": answer.text}
+            row |= {"token_probs": answer.probs.tolist(), "token_texts": answer.token_texts}
+            row |= {"samples": drawn[i]} if drawn else {}
+            row |= {"truncated": True} if answer.truncated else {}
+            right = match(answer.text, question.references)
+            right = bool(grade(answer.text, question)) if grade is not None else right
+            rows.append({**row, "confidence": float(values[i]), **source, "correct": right})
+        graded[name] = Graded(AnswerRows.of(rows))
+    return graded
+
+
+def _prompts(
+    tokenizer: Any, asked: QuestionSet, chat: bool
+) -> tuple[list[str], Callable[[str], str], str]:
+    """Return the prompts for written answers, what makes prompts of others, and their form."""
+    if chat:
+        form, name = _chat_form(tokenizer)
+        return [form(question.text) for question in asked.questions], form, name
+    prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
+    return prompts, str, f"short, {len(asked.shots)} shots"
+
+
+def check_lengths(
+    model: Any,
+    tokenizer: Any,
+    asked: QuestionSet,
+    *,
+    chat: bool = False,
+    confidence: Confidence | None = None,
+    max_new_tokens: int | None = None,
+) -> None:
+    """Raise if any prompt is too long for the model, before the first answer is generated."""
+    if asked.form == "texts":
+        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
+    elif asked.form == "letters":
+        prompts = choices.choice_prompts(asked.questions, asked.shots)
+        asking.checked_prompts(model, tokenizer, prompts, 1)
+    else:
+        longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
+        prompts, form, _ = _prompts(tokenizer, asked, chat)
+        asking.checked_prompts(model, tokenizer, prompts, longest)
+        if confidence == "p_true":
+            second = [form(question_sets.verdict_prompt(one, "")) for one in asked.questions]
+            asking.checked_prompts(model, tokenizer, second, longest + 1)
 
 
 def _lettered(
@@ -198,7 +251,7 @@ def _lettered(
     keep_predictions: bool,
     permutations: Permutations | None,
     progress: Progress | None,
-) -> dict[str, GradedAnswers]:
+) -> dict[str, Graded]:
     options: Any = {"shots": asked.shots, "progress": progress}
     permuted: dict[str, PermutedChoices] = {}
     if permutations is None:
@@ -218,97 +271,22 @@ def _lettered(
         renamed = source._replace(confidence="letters, calibrated")
         tried["calibrated"] = calibrated_choices(rows, labels, keep_predictions), renamed
     return {
-        name: _chosen(asked, rows, origin)._replace(option_bias=option_bias(rows, labels))
+        name: Graded(_chosen(asked, rows, origin), option_bias(rows, labels))
         for name, (rows, origin) in tried.items()
     }
 
 
 def _chosen(
     asked: QuestionSet, logits: Sequence[FloatArray] | FloatArray, source: Source
-) -> GradedAnswers:
+) -> AnswerRows:
     """Answers that are the likeliest choices, from log-probabilities of the choices."""
-    best = [int(row.argmax()) for row in logits]
-    pairs = list(zip(asked.questions, best, strict=True))
-    return GradedAnswers(
-        [question.text for question in asked.questions],
-        [question.choices[at] for question, at in pairs],
-        np.exp([row.max() for row in logits]),
-        np.array([question.answer == at for question, at in pairs]),
-        source,
-    )
-
-
-def check_lengths(
-    model: Any,
-    tokenizer: Any,
-    asked: QuestionSet,
-    *,
-    chat: bool = False,
-    max_new_tokens: int | None = None,
-    confidence: Confidence | None = None,
-) -> None:
-    """Raise if any prompt is too long for the model, before the first answer is generated."""
-    if asked.form == "texts":
-        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
-    elif asked.form == "letters":
-        prompts = choices.choice_prompts(asked.questions, asked.shots)
-        asking.checked_prompts(model, tokenizer, prompts, 1)
-    else:
-        prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-        longest = _longest(chat, max_new_tokens)
-        check_written(model, tokenizer, asked.questions, prompts, form, confidence, longest)
-
-
-def check_written(
-    model: Any,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    prompts: Sequence[str],
-    form: Callable[[str], str],
-    confidence: Confidence | None,
-    max_new_tokens: int,
-) -> None:
-    """Raise if a prompt is too long or, with P(True), the second prompt might be."""
-    asking.checked_prompts(model, tokenizer, prompts, max_new_tokens)
-    if confidence == "p_true":
-        empty = [form(question_sets.verdict_prompt(question, "")) for question in questions]
-        asking.checked_prompts(model, tokenizer, empty, max_new_tokens + 1)
-
-
-def _prompts(tokenizer: Any, asked: QuestionSet, chat: bool) -> list[str]:
-    if chat:
-        return [asking.chat_prompt(tokenizer, question.text) for question in asked.questions]
-    return [question_sets.short_prompt(question, asked.shots) for question in asked.questions]
-
-
-def _longest(chat: bool, max_new_tokens: int | None) -> int:
-    return max_new_tokens or (SENTENCES if chat else ONE_LINE)
-
-
-def form_of(tokenizer: Any, chat: bool) -> Callable[[str], str]:
-    """Return the function that makes a prompt of a text."""
-    return (lambda text: asking.chat_prompt(tokenizer, text)) if chat else str
-
-
-def prompt_form(tokenizer: Any, chat: bool) -> str:
-    """Return the name of the form in which a question alone is put to a model."""
-    return "chat" if chat and getattr(tokenizer, "chat_template", None) else "plain"
-
-
-def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
-    """Return the source of confidences of a model."""
-    digest = fingerprint_of(huggingface.plain_model(model)).digest
-    head = "none" if fitted is None else head_digest(fitted)
-    return Source(confidence, prompt, digest, head, "greedy")
-
-
-def head_digest(fitted: FittedHead) -> str:
-    """Return a hash of the kind and the learned values of a head."""
-    total = hashlib.sha256(fitted.head.kind.encode())
-    for name, value in sorted(fitted.state_dict().items()):
-        total.update(name.encode())
-        total.update(value.detach().cpu().double().numpy().astype("<f8").tobytes())
-    return total.hexdigest()[:16]
+    rows: list[Row] = []
+    for question, row in zip(asked.questions, logits, strict=True):
+        best = int(row.argmax())
+        chosen: Row = {"question": question.text, "answer": question.choices[best]}
+        chosen |= {"confidence": float(np.exp(row.max())), **source.row()}
+        rows.append({**chosen, "correct": question.answer == best})
+    return AnswerRows.of(rows)
 
 
 def calibrated_choices(
@@ -327,18 +305,111 @@ def calibrated_choices(
     return np.asarray(log_softmax(result, axis=-1))
 
 
-def confidences(
+def evaluate_graded(graded: Mapping[str, Graded], *, level: float | None = 0.9) -> Evaluations:
+    """Measure the calibration of answers of :func:`grade_questions`."""
+    return {
+        name: evaluate_answers(each.answers.confidences()[0], each.answers.grades(), level=level)
+        for name, each in graded.items()
+    }
+
+
+def gains_of_graded(graded: Mapping[str, Graded]) -> Gains:
+    """Gains of answers over those with one temperature; without it there are none."""
+    scores = {}
+    for name, (answers, _) in graded.items():
+        confidence = answers.confidences()[0]
+        own = np.where(answers.grades(), confidence, 1 - confidence)
+        scores[name] = {"nll": -np.log(np.maximum(own, SMALLEST)), "brier": (1 - own) ** 2}
+    count = len(graded["before"].answers.rows)
+    return gains_over_one_temperature(scores, np.arange(count), np.ones(count))
+
+
+def answer_question(
     model: Any,
     tokenizer: Any,
+    question: str,
+    *,
+    fitted: FittedHead | None = None,
+    calibrator: AnswerCalibrator | None = None,
+    confidence: Confidence | None = None,
+    min_confidence: float = 0.0,
+    max_new_tokens: int = SENTENCES,
+    chat: bool = True,
+) -> Answer:
+    """Answer a question with a calibrated confidence, or abstain.
+
+    ``calibrator`` turns the confidence into the chance that the answer is right; its threshold
+    applies besides ``min_confidence``. ``confidence`` is by default that of the calibrator, or
+    ``geometric``. With ``chat`` the question is rendered with the chat template.
+    """
+    rule = confidence_of(calibrator, confidence)
+    form, prompt = _chat_form(tokenizer) if chat else (str, "plain")
+    if calibrator is not None:
+        calibrator.source_.check(source_of(model, fitted, rule, prompt), _REMEDY)
+    (answer,) = asking.ask(
+        model, tokenizer, [form(question)], fitted=fitted, max_new_tokens=max_new_tokens
+    )
+    network, asked = (model, tokenizer), [Question(question, ())]
+    values, required = _confidences(network, asked, [answer], fitted, rule, form), min_confidence
+    if calibrator is not None:
+        values = calibrator.predict_confidences(values)
+        if calibrator.threshold_ is not None:
+            required = max(required, calibrator.threshold_.threshold)
+    return answer._replace(confidence=float(values[0]), required=required)
+
+
+def confidence_of(calibrator: AnswerCalibrator | None, confidence: str | None) -> Confidence:
+    """Return the confidence that an answer calibrator needs; raise if another is asked for."""
+    known = calibrator.source_.confidence if calibrator is not None else ""
+    if calibrator is not None and not (known or confidence):
+        raise ValueError("the answer calibrator was fitted on other confidences: pass confidence")
+    if known and confidence not in (None, known):
+        raise ValueError(
+            f"the answer calibrator was fitted on {printable(known)} confidences, got "
+            f"confidence={confidence}: leave it out"
+        )
+    rule: Any = known or confidence or "geometric"
+    if rule not in CONFIDENCES:
+        raise ValueError(
+            f"the answer calibrator is for confidences of {printable(rule)}, not computed "
+            "here: apply it to a file of answers, by calibrant llm answers apply"
+        )
+    return rule  # type: ignore[no-any-return]
+
+
+def _confidences(
+    network: tuple[Any, Any],
     questions: Sequence[Question],
     answers: Sequence[Answer],
     fitted: FittedHead | None,
-    confidence: Confidence,
-    form: Callable[[str], str] = str,
+    rule: Confidence,
+    form: Callable[[str], str],
 ) -> FloatArray:
     """Confidence of each answer; ``form`` makes a prompt of a question."""
-    if confidence != "p_true":
-        return answer_confidence([answer.probs for answer in answers], confidence)
+    if rule != "p_true":
+        return answer_confidence([answer.probs for answer in answers], rule)
     pairs = zip(questions, answers, strict=True)
     prompts = [form(question_sets.verdict_prompt(one, answer.text)) for one, answer in pairs]
-    return choices.ask_true(model, tokenizer, prompts, fitted=fitted)
+    return choices.ask_true(*network, prompts, fitted=fitted)
+
+
+def _chat_form(tokenizer: Any) -> tuple[Callable[[str], str], str]:
+    """Return the function that makes a chat of a question, and the name of this form."""
+    name = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
+    return lambda text: asking.chat_prompt(tokenizer, text), name
+
+
+def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
+    """Return the source of confidences of a model."""
+    digest = fingerprint_of(huggingface.plain_model(model)).digest
+    head = "none" if fitted is None else head_digest(fitted)
+    return Source(confidence, prompt, digest, head, "greedy")
+
+
+def head_digest(fitted: FittedHead) -> str:
+    """Return a hash of the kind and the learned values of a head."""
+    total = hashlib.sha256(fitted.head.kind.encode())
+    for name, value in sorted(fitted.state_dict().items()):
+        total.update(name.encode())
+        total.update(value.detach().cpu().double().numpy().astype("<f8").tobytes())
+    return total.hexdigest()[:16]

@@ -16,8 +16,7 @@ import numpy as np
 from scipy.special import chdtrc, log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.llm.answers.questions import LETTERS, Question
 from calibrant.show.box import Box
 from calibrant.show.tables import Table

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import FloatArray, Values, as_float64
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
+from calibrant._core.showing import columns_frame, one_line
 from calibrant.show.box import Box
 from calibrant.show.pages import page
 from calibrant.show.tokens import shaded_tokens, token_scale, token_table

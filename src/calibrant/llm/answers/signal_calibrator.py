@@ -13,7 +13,7 @@ is right is fitted, which then calibrates the scores of the regression on all an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,8 +22,7 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.decide.thresholds import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
@@ -35,9 +34,10 @@ from calibrant.llm.answers.calibrator import (
     outcomes,
 )
 from calibrant.llm.answers.confidence import SUREST
-from calibrant.llm.answers.graded import Source
-from calibrant.show import box
-from calibrant.show.box import Box, Part
+from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
+from calibrant.llm.answers.stated import OFF_SCALE
+from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ FOLDS = 5
 _RIDGE = 1.0
 _FEWEST = 10
 """Right and wrong answers each, and questions, that calibration on held-out folds needs."""
+_ENOUGH_TO_HAVE_A_SIGNAL = 10
+"""Answers of which some should have a signal that those of the fit had."""
 Signals = Mapping[str, Values]
 """Signals ``(n,)`` in [0, 1] by name, NaN where an answer lacks one."""
 
@@ -203,7 +205,11 @@ class SignalCalibrator(AnswerMap):
         """
         values = _as_table(signals)
         right = outcomes(correct, len(values)) == 1
-        member = _as_groups(groups, len(values))
+        member = np.arange(len(values)) if groups is None else checks.as_labels(groups, "groups")
+        if member.shape != (len(values),):
+            raise ValueError(
+                f"groups must have one value for each of {len(values)} answers, got {member.shape}"
+            )
         checks.check_some(len(values))
         self.names_ = [str(name) for name in signals]
         self.coverage_ = dict(zip(self.names_, (~np.isnan(values)).mean(0).tolist(), strict=True))
@@ -241,6 +247,19 @@ class SignalCalibrator(AnswerMap):
         scores = fitted.score(_as_table({name: signals[name] for name in self.names_}))
         return scores if self.map_ is None else self.map_.predict(scores)
 
+    def predict_rows(self, answers: AnswerRows) -> FloatArray:
+        """Return the chance of each answer to be right; raise if they are of another source."""
+        values = signal_values(with_signals(answers), self.names_)
+        for name, column in values.items():
+            lacking = len(column) >= _ENOUGH_TO_HAVE_A_SIGNAL and np.isnan(column).all()
+            if lacking and self.coverage_[name]:
+                checks.warn(
+                    f"none of the {len(column):,} answers has the signal {printable(name)}, which "
+                    f"{100 * self.coverage_[name]:.0f} % of those of the fit had: compute it in "
+                    "the same way"
+                )
+        return self.predict(values, source=answers.source())
+
     def describe(self) -> str:
         """Describe the map in a sentence."""
         names = comma_separated(self.names_)
@@ -254,22 +273,13 @@ class SignalCalibrator(AnswerMap):
         end = "" if limit is None else f"threshold={threshold_text(limit.threshold)}"
         return one_line(self, self.describe(), end)
 
-    def _repr_html_(self) -> str:
-        if self.regression_ is None:
-            return Box("Signal calibrator", ["not fitted"]).notebook()
-        headings, *rows = self.table()
-        parts: list[Part] = [Table(headings, rows)]
-        parts += [] if self.threshold_ is None else [box(self.threshold_)]
-        return Box("Signal calibrator", [self.describe()], parts=parts).notebook()
-
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, then the share of answers that have each signal and its weight."""
-        weights = self._fitted().weights
+    def table(self) -> Table:
+        """Return the share of the answers that have each signal, and its weight."""
         rows = [
             (name, f"{100 * self.coverage_[name]:.0f} %", f"{weight:.2f}")
-            for name, weight in zip(self.names_, weights, strict=True)
+            for name, weight in zip(self.names_, self._fitted().weights, strict=True)
         ]
-        return [("signal", "answers", "weight"), *rows]
+        return Table(("signal", "answers", "weight"), rows)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of the signals: ``signal``, ``coverage``, ``weight``. Needs pandas."""
@@ -293,8 +303,7 @@ class SignalCalibrator(AnswerMap):
             "coverage": [self.coverage_[name] for name in self.names_],
             "regression": {name: values.tolist() for name, values in learned.items()},
             "map": self.map_ and self.map_.state(),
-            "threshold": self.threshold_ and self.threshold_.state(),
-            "source": self.source_._asdict(),
+            **self._origin(),
         }
 
     @classmethod
@@ -316,6 +325,39 @@ class SignalCalibrator(AnswerMap):
                 raise ValueError(f"the map must be a {made.stage} of scores, got {made.map_!r:.80}")
         made._restore(state)
         return made
+
+
+@box_of.register(SignalCalibrator)
+def _box(fitted: SignalCalibrator) -> Box:
+    """Return the weights of the signals, and the threshold."""
+    if fitted.regression_ is None:
+        return Box("Signal calibrator", ["not fitted"])
+    parts: list[Part] = [fitted.table()]
+    parts += [] if fitted.threshold_ is None else [box(fitted.threshold_)]
+    return Box("Signal calibrator", [fitted.describe()], parts=parts)
+
+
+def signal_calibrator(
+    answers: AnswerRows, names: Sequence[str] | None = None, *, stage: Map = "beta"
+) -> SignalCalibrator:
+    """Fit a map to the signals that graded answers have, ``names`` of them or all."""
+    values = signal_values(answers, names)
+    about: Any = {"groups": answers.groups, "source": answers.source()}
+    return SignalCalibrator(stage=stage).fit(values, answers.grades(), **about)
+
+
+def with_signals(answers: AnswerRows) -> AnswerRows:
+    """Compute the signals of rows; warn of stated numbers that have another scale."""
+    found = signals_of(answers)
+    reasons = [row.get(UNREAD, {}).get("stated", "") for row in found.rows]
+    off = sum(reason.startswith(OFF_SCALE) for reason in reasons)
+    if off:
+        checks.warn(
+            f"{off:,} of {len(reasons):,} stated confidences are numbers above 1 without a percent "
+            "sign, and not read: compute the signals first, by calibrant llm answers signals "
+            "--stated-scale"
+        )
+    return found
 
 
 def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
@@ -350,14 +392,3 @@ def _as_table(signals: Signals) -> FloatArray:
         if wrong.size:
             raise ValueError(f"signal {told} must be in [0, 1] or NaN, got {wrong[0]:g}")
     return np.stack(list(columns.values()), axis=1)
-
-
-def _as_groups(groups: Values | None, count: int) -> IntArray:
-    if groups is None:
-        return np.arange(count)
-    member = checks.as_labels(groups, "groups")
-    if member.shape != (count,):
-        raise ValueError(
-            f"groups must have one value for each of {count} answers, got {member.shape}"
-        )
-    return member

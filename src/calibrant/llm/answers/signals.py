@@ -19,14 +19,14 @@ from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, ch
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
-from calibrant.llm.answers.graded import (
+from calibrant.llm.answers.rows import (
     AnswerRows,
+    Row,
     numbers,
     stated_number,
     token_probs_of,
     unpacked_cell,
 )
-from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.samples import Same, agreement, clusters, same_text, semantic_entropy
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs

@@ -12,10 +12,10 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant.decide.thresholds import Threshold
-from calibrant.llm.answers.calibrating import apply_answers, fit_answers
+from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.gate.gate import DriftReference, Gate, unscored
 from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
 
@@ -64,7 +64,7 @@ def fit_gate(
     Parameters
     ----------
     answers : AnswerRows
-        Graded answers of one source, of :func:`~calibrant.llm.answers.graded.read_rows` or
+        Graded answers of one source, of :func:`~calibrant.llm.answers.rows.read_answers` or
         ``AnswerRows.of``.
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
@@ -122,8 +122,8 @@ def fit_gate(
         parts = _parts(numbers, first, verifier_misses is not None, rng)
         if calibrator is None:
             graded = answers if rises else answers.where(parts == 0)
-            calibrator = fit_answers(graded.answers(aggregate), stage=stage)
-        chances = np.array([row["calibrated"] for row in apply_answers(calibrator, answers)])
+            calibrator = fit_answers(graded, aggregate=aggregate, stage=stage)
+        chances = calibrator.predict_rows(answers)
         scored = Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:

@@ -29,14 +29,11 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.tables import frame
+from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.thresholds import Threshold
-from calibrant.llm.answers.calibrating import apply_answers
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
-from calibrant.llm.answers.graded import GRADES, AnswerRows, Source, SourceError, unpacked_cell
-from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
@@ -124,7 +121,6 @@ class Gate:
     Parameters
     ----------
     calibrator : AnswerCalibrator or SignalCalibrator
-        Applied by :func:`calibrant.llm.answers.calibrating.apply_answers`.
     bands : sequence of Band
         One for all kinds of questions, or one for each set of kinds with guarantees of its own.
     terms : Terms
@@ -135,7 +131,7 @@ class Gate:
     --------
     >>> import numpy as np
     >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.graded import AnswerRows
+    >>> from calibrant.llm.answers.rows import AnswerRows
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.beta(4, 1, 3000)
     >>> right = rng.random(3000) < confidence**2  # the model is too sure
@@ -179,7 +175,7 @@ class Gate:
         Parameters
         ----------
         answers : AnswerRows
-            Of :func:`~calibrant.llm.answers.graded.read_rows` or ``AnswerRows.of``.
+            Of :func:`~calibrant.llm.answers.rows.read_answers` or ``AnswerRows.of``.
         withdrawn : str
             Reason why nothing is guaranteed any more (:attr:`GateWatch.withdrawn`): then every
             answer is handed to a person.
@@ -221,7 +217,7 @@ class Gate:
 
     def _chances(self, answers: AnswerRows) -> list[float | str]:
         try:
-            chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
+            chances = self.calibrator.predict_rows(answers).tolist()
             return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
         except SourceError:
             raise

@@ -15,8 +15,13 @@ from typing import Any, Literal
 
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
-from calibrant.llm.answers.lines import WRONG_FORM, Row, question_of
-from calibrant.llm.answers.logs.completions import asked_in, completion, request_source
+from calibrant.llm.answers.logs.completions import (
+    asked_in,
+    completion,
+    question_of,
+    request_source,
+)
+from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.verdicts import Verdict, most_careful

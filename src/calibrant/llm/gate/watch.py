@@ -15,8 +15,7 @@ from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import check_state
-from calibrant.llm.answers.graded import AnswerRows
-from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.rows import AnswerRows, Row
 from calibrant.llm.gate.gate import DriftReference, Gate, above
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
@@ -42,7 +41,7 @@ class GateWatch:
     Examples
     --------
     >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.graded import AnswerRows
+    >>> from calibrant.llm.answers.rows import AnswerRows
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.beta(4, 1, 3000)
     >>> right = rng.random(3000) < confidence

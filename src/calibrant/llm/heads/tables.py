@@ -154,7 +154,7 @@ class TokenTable:
         The states end with the last token that counts. All tokens of each document must be
         selected, in order.
         """
-        numbers, texts = self._numbers(selection), []
+        numbers, texts = np.arange(len(self))[selection], []
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
         for run in np.split(numbers, starts[1:]):
             ((shard, rows),), _ = self._located(run[:1])
@@ -180,7 +180,7 @@ class TokenTable:
 
         With them comes the place of each token among the rows of all these shards.
         """
-        numbers = self._numbers(selection)
+        numbers = np.arange(len(self))[selection]
         home = np.searchsorted(self._ends, numbers, side="right")
         located = [
             (shard, numbers[home == k] - self._ends[k] + len(shard.documents))
@@ -189,20 +189,6 @@ class TokenTable:
         ]
         order = np.argsort(np.argsort(home, kind="stable"), kind="stable")
         return located or [(self._shards[0], numbers)], order
-
-    def _numbers(self, selection: Selection) -> IntArray:
-        """Numbers of the tokens of a slice, a mask or an index."""
-        if isinstance(selection, slice):
-            return np.arange(*selection.indices(len(self)))
-        chosen: NDArray[Any] = np.asarray(selection)
-        if chosen.dtype == bool:
-            if chosen.shape != (len(self),):
-                raise IndexError(f"a mask must be ({len(self)},), got {chosen.shape}")
-            return np.flatnonzero(chosen)
-        numbers: IntArray = np.where(chosen < 0, chosen + len(self), chosen).astype(np.int64)
-        if len(numbers) and not (0 <= numbers.min() <= numbers.max() < len(self)):
-            raise IndexError(f"tokens are numbered from 0 to {len(self) - 1}, got {chosen}")
-        return numbers
 
 
 def as_half(values: ArrayLike) -> Hidden:

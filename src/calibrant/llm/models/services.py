@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from calibrant._core.messages import printable
-from calibrant._core.optional import needed
+from calibrant._core.messages import needed, printable
 
 if TYPE_CHECKING:
     import openai
@@ -108,7 +107,7 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
         except APIError as error:
             problem = _error(error, connection)
         except UnicodeEncodeError as error:
-            problem = ServiceError(f"a message is no text ({error})", status=400)
+            problem = ServiceError(f"a message is not valid text ({error})", status=400)
         else:
             return _body(response.http_response.text)
         raise problem  # not within the handler: the original error may hold the key

@@ -2,7 +2,7 @@
 
 Results have ``plot(ax=None)``, which calls these functions. Every function draws into ``ax`` (a new
 figure without one) and returns it; those of several diagrams make and return a figure. Colours
-suit the paper of the matplotlib style in use, light or dark; :func:`look` sets them and the size.
+follow your matplotlib style, light or dark; :func:`look` sets them and the size.
 Needs matplotlib: ``pip install 'calibrant[plot]'``.
 """
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import check_choice, warn
-from calibrant._core.messages import comma_separated, printable
-from calibrant._core.optional import needed
+from calibrant._core.messages import comma_separated, needed, printable
 from calibrant.show.style import DARK, LIGHT, Palette
 
 if TYPE_CHECKING:

@@ -220,7 +220,7 @@ def _odds_axis(axes: Axes, x: FloatArray) -> None:
     size = current().size
     em = (high - low + 2 * room) * size.text / 72 / (size.panel - 6 * size.text / 72)
     ticks: dict[float, str] = {}
-    free = low - room  # from here on there is no text yet
+    free = low - room  # from here on no label is drawn yet
     for share in TICKS:
         place, name = float(logit(share)), f"{100 * share:.6g} %"
         half = 0.32 * em * len(name)

@@ -128,10 +128,10 @@ def _severity(gap: float) -> Severity:
     return "bad" if gap >= LARGE else "warn" if gap >= SMALL else "info"
 
 
-def _claims(part: Part) -> str:
+def _means(part: Part) -> str:
     return (
-        f"{percent(part.confidence)} claimed on average, {percent(part.accuracy)} "
-        f"[{100 * part.low:.1f}, {100 * part.high:.1f}] right"
+        f"mean confidence is {percent(part.confidence)}, but {percent(part.accuracy)} "
+        f"[{100 * part.low:.1f}, {100 * part.high:.1f}] of {part.n:,} answers are right"
     )
 
 
@@ -148,8 +148,8 @@ def _over(part: Part) -> Severity | None:
 @check(
     "CAL001",
     "Over-confident",
-    meaning="On average the model claims more confidence in its answers than it deserves. "
-    "Whoever reads a confidence as a probability expects fewer mistakes than there are.",
+    meaning="On average, the model is more confident than accurate. Whoever reads its "
+    "confidence as a probability expects fewer mistakes than there are.",
     fix=CALIBRATE,
 )
 def _over_confident(subject: Subject) -> Result | None:
@@ -158,18 +158,16 @@ def _over_confident(subject: Subject) -> Result | None:
     if severity is None:
         return None
     times = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
-    ratio = f", {times:.1f} times as many as the confidences imply" if times < 1000 else ""
-    return Result(
-        severity,
-        f"{_claims(part)} of {part.n:,} answers: {percent(1 - part.accuracy)} are wrong{ratio}.",
-    )
+    ratio = f", {times:.1f} times as many as expected" if times < 1000 else ""
+    wrong = percent(1 - part.accuracy)
+    return Result(severity, f"The {_means(part)}: {wrong} are wrong{ratio}.")
 
 
 @check(
     "CAL002",
     "Under-confident",
-    meaning="On average the model is right more often than it claims. Thresholds reject answers "
-    "that could have been accepted.",
+    meaning="On average, the model is right more often than its confidence says. Thresholds "
+    "reject answers that could have been accepted.",
     fix=CALIBRATE,
 )
 def _under_confident(subject: Subject) -> Result | None:
@@ -178,14 +176,14 @@ def _under_confident(subject: Subject) -> Result | None:
         return None
     least = -part.gap_ends[1]
     severity: Severity = "warn" if least >= SMALL else "info"
-    return Result(severity, f"{_claims(part)} of {part.n:,} answers.")
+    return Result(severity, f"The {_means(part)}.")
 
 
 @check(
     "CAL003",
     "Over-confident above 0.9",
-    meaning="Answers that the model calls nearly certain are wrong more often than it says. "
-    "These are the ones that are acted on without a second look.",
+    meaning="Nearly certain answers are wrong more often than their confidence says, and they "
+    "are the ones that are acted on without a second look.",
     fix="Calibrate the model, and set thresholds by measured errors, as below.",
 )
 def _over_confident_when_sure(subject: Subject) -> Result | None:
@@ -195,16 +193,16 @@ def _over_confident_when_sure(subject: Subject) -> Result | None:
         return None
     return Result(
         severity,
-        f"{percent(part.share)} of the answers have a {part.name}: {_claims(part)}.",
+        f"{percent(part.share)} of the answers have a {part.name}. Their {_means(part)}.",
     )
 
 
 @check(
     "CAL004",
     "Off in some ranges of confidence",
-    meaning="In these ranges confidence and accuracy differ by more than noise, whatever the "
-    "average over all examples is: too high here and too low there cancel out in it.",
-    fix="Calibrate with a method that bends, such as auto or smart; a temperature may not do.",
+    meaning="In these ranges, confidence and accuracy differ by more than noise. In the average "
+    "over all examples, errors in opposite directions cancel out.",
+    fix="Calibrate with a flexible method, such as auto or smart; one temperature may not do.",
 )
 def _off_in_ranges(subject: Subject) -> Result | None:
     off = _beyond_noise(subject.ranges)
@@ -251,8 +249,8 @@ def _classes_off(subject: Subject) -> Result | None:
 @check(
     "CAL006",
     "Some subgroups are off",
-    meaning="In these subgroups confidence is not a probability, even if it is on average over "
-    "all. Decisions about their members are worse than about others.",
+    meaning="In these subgroups confidence is wrong, even if it is right on average. Decisions "
+    "about their members are worse than about others.",
     fix="Collect examples of these subgroups, and calibrate them on their own where there are "
     "enough; report their errors.",
 )
@@ -283,7 +281,7 @@ def _subgroups_off(subject: Subject) -> Result | None:
     "CAL018",
     "Subgroups that are off were found",
     meaning="A search over the columns of the data found subgroups whose confidence is wrong on "
-    "average, intersections of columns among them. The intervals account for the search.",
+    "average, also in intersections of columns. The intervals account for the search.",
     fix="Calibrate by subgroup (calibrant fit --method multicalibration), collect examples of "
     "them, and look at them again: calibrant slices.",
 )
@@ -302,7 +300,7 @@ def _subgroups_found(subject: Subject) -> Result | None:
 @check(
     "CAL007",
     "Few examples",
-    meaning="The interval is so wide that the figures may be far from those of more examples.",
+    meaning="The interval is so wide that more examples may give quite different figures.",
     fix="Label more examples: four times as many halve the width of the interval.",
 )
 def _too_few(subject: Subject) -> Result | None:
@@ -380,9 +378,9 @@ def _poor_ranking(subject: Subject) -> Result | None:
 @check(
     "CAL009",
     "Prefers some classes",
-    meaning="The probabilities of these classes are, on average, not their frequencies. Language "
-    "models prefer letters of options; classifiers trained on balanced data do not know the "
-    "frequencies of use.",
+    meaning="The mean probabilities of these classes differ from their frequencies. Language "
+    "models prefer some option letters; classifiers trained on balanced data do not know how "
+    "frequent the classes are.",
     fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that "
     "corrects them: auto does where that raises the accuracy beyond noise, sms and svs always.",
 )
@@ -394,7 +392,8 @@ def _class_bias(subject: Subject) -> Result | None:
         return None
     off.sort(key=lambda each: -abs(each.claimed - each.labelled))
     named = _listed(
-        f"{p.part.name} (claimed {percent(p.claimed)}, occurs {percent(p.labelled)})" for p in off
+        f"{p.part.name} (mean probability {percent(p.claimed)}, frequency {percent(p.labelled)})"
+        for p in off
     )
     severity: Severity = "warn" if abs(off[0].claimed - off[0].labelled) >= 2 * SMALL else "info"
     word = "tags" if subject.word == "tag" else "classes"
@@ -408,9 +407,9 @@ def _biased(figures: ClassFigures) -> bool:
 @check(
     "CAL010",
     "The data look wrong",
-    meaning="The figures look like those of a mistake in the data, not like those of a model: "
-    "labels in another order, a training set, probabilities in place of logits, copies of rows.",
-    fix="Check how the file was written before anything else here is believed.",
+    meaning="The figures look like a mistake in the data: labels in another order, a training "
+    "set, probabilities in place of logits, copies of rows.",
+    fix="Check how the file was written before you rely on anything else here.",
 )
 def _suspicious_data(subject: Subject) -> Result | None:
     hint = subject.evaluation.hint()
@@ -424,9 +423,9 @@ def _suspicious_data(subject: Subject) -> Result | None:
 @check(
     "CAL011",
     "Probabilities of zero",
-    meaning="Labels have a probability of 0, so that their NLL is infinite. Each counts as 100 "
-    "nats at most, and the mean depends on that.",
-    fix="Calibrate, which gives zeros the probability that they have; or save logits.",
+    meaning="Some labels have a probability of 0, so that their log loss is infinite. Each "
+    "counts as 100 nats at most, and the mean depends on that number.",
+    fix="Calibrate, which replaces zeros by estimated probabilities, or save logits.",
 )
 def _floored(subject: Subject) -> Result | None:
     said = [text for text in subject.warnings if "a probability of 0" in text]
@@ -451,9 +450,9 @@ def _at_certainty(subject: Subject) -> Result | None:
 @check(
     "CAL013",
     "Fitted and measured on one split",
-    meaning="There is only one set of examples. It was cut into folds, and every example "
-    "measured with methods that were fitted on the other folds, so that all figures are about "
-    "the same examples, and none about those that a fit has seen.",
+    meaning="There is only one set of examples. It was cut into folds, and every example was "
+    "measured with methods that were fitted on the other folds. So all figures are about the "
+    "same examples, and no example was measured by a fit that had seen it.",
     fix="Save a validation split (val_logits, val_labels) beside the test split, if there are "
     "enough examples: thresholds with a guarantee need one.",
 )
@@ -463,17 +462,16 @@ def _one_split(subject: Subject) -> Result | None:
         return None
     return Result(
         "info",
-        f"Each of {remedy.comparison.n_test:,} {subject.counted} of the "
-        f"{remedy.comparison.fitted_on} was measured with fits on the others: "
-        f"{remedy.comparison.measured_on.partition('; ')[2]}.",
+        f"Each of the {remedy.comparison.n_test:,} {subject.counted} was measured with methods "
+        f"fitted on the other folds ({remedy.comparison.measured_on.partition('; ')[2]}).",
     )
 
 
 @check(
     "CAL014",
     "Calibration helps",
-    meaning="A method of calibration brings log loss and calibration error down on examples that "
-    "it was not fitted on, and the log loss by more than noise.",
+    meaning="A calibration method lowers log loss and calibration error on examples that it was "
+    "not fitted on, and the log loss by more than noise.",
     fix="Fit it and put it behind the model, as below.",
 )
 def _helps(subject: Subject) -> Result | None:
@@ -496,8 +494,8 @@ def _helps(subject: Subject) -> Result | None:
 @check(
     "CAL019",
     "No method clearly helps",
-    meaning="What the best of the methods gains on examples that it was not fitted on is within "
-    "noise, or nothing.",
+    meaning="On examples that it was not fitted on, the best method gains nothing, or no more "
+    "than noise.",
     fix="Leave the model as it is, and label more examples.",
 )
 def _does_not_help(subject: Subject) -> Result | None:
@@ -507,7 +505,7 @@ def _does_not_help(subject: Subject) -> Result | None:
     n, gain, chosen = remedy.comparison.n_test, remedy.gain, remedy.chosen
     if gain is None or chosen is None:
         tried = comma_separated(name for name in remedy.comparison.measured if name != "none")
-        return Result("info", f"No gain beyond noise was seen of {tried}.")
+        return Result("info", f"No gain beyond noise was found with {tried}.")
     does = "lowers" if gain.value > 0 else "raises"
     noise = "the ECE does not fall" if gain.low > 0 else "that is within noise"
     fix = None
@@ -521,9 +519,9 @@ def _does_not_help(subject: Subject) -> Result | None:
 @check(
     "CAL015",
     "No evidence of miscalibration",
-    meaning="Confidence and accuracy agree within noise, and enough examples were measured to "
-    "see a large error.",
-    fix="Watch that it stays so: calibrant monitor.",
+    meaning="Confidence and accuracy agree within noise, and there were enough examples to find "
+    "a large error.",
+    fix="Watch the model in use: calibrant monitor.",
 )
 def _calibrated(subject: Subject) -> Result | None:
     evaluation = subject.evaluation
@@ -544,8 +542,8 @@ def _calibrated(subject: Subject) -> Result | None:
     "CAL016",
     "Worse than the first set of predictions",
     meaning="The calibration error is larger than that of the first file or split of this "
-    "report, beyond noise: another model, day or condition. Calibration on the one does not hold "
-    "for the other.",
+    "report, beyond noise: another model, day or condition. A calibrator for the first does not "
+    "suit this one.",
     fix="Calibrate on examples like these, and watch the model in use: calibrant monitor.",
 )
 def _worse_than_first(subject: Subject) -> Result | None:
@@ -565,8 +563,8 @@ def _worse_than_first(subject: Subject) -> Result | None:
 @check(
     "CAL017",
     "Bad shards were left out",
-    meaning="Some files could not be read, or had rows that are no predictions, and count in no "
-    "figure. If what went wrong has to do with the examples, the rest is a biased sample.",
+    meaning="Some files could not be read, or had invalid rows, and count in no figure. If the "
+    "cause is related to the examples, the rest is a biased sample.",
     fix="Write these shards again, and repeat the report.",
 )
 def _left_out(subject: Subject) -> Result | None:
@@ -592,7 +590,7 @@ def _worst(parts: Iterable[Part]) -> list[Part]:
 
 
 def _direction(part: Part) -> str:
-    return "over" if part.gap > 0 else "under"
+    return "too high" if part.gap > 0 else "too low"
 
 
 def _listed(texts: Iterable[str]) -> str:

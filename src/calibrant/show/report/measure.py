@@ -6,9 +6,8 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
-from calibrant.data.shards import Chunk
 from calibrant.decide.thresholds import threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
@@ -68,11 +66,13 @@ class _Walk:
     margin: list[FloatArray] = field(default_factory=list)
     ignored: int = 0
 
-    def add(self, chunk: Chunk) -> None:
-        self.total.update(**chunk.columns)
-        names = ("logits", "labels", "probs", "sample_weight")
-        columns = {name: chunk.get(name) for name in names}
-        examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
+    def like(self) -> _Walk:
+        return _Walk(self.total.like())
+
+    def add(self, *, by: Any = None, **columns: Any) -> None:
+        self.total.update(by=by, **columns)
+        logits = columns.pop("logits", None)
+        examples, _ = labelled_examples(logits, **columns, estimand=self.total.estimand)
         kept = examples.labels != IGNORED
         self.ignored += int((~kept).sum())
         if examples.event is not None:  # pairs of two classes and of tags tell the predicted one
@@ -93,14 +93,6 @@ class _Walk:
         self.ignored += other.ignored
 
 
-def _walked(empty: Accumulator, chunks: Iterator[Chunk]) -> _Walk:
-    """Everything that is kept of one shard."""
-    walk = _Walk(empty.like())
-    for chunk in chunks:
-        walk.add(chunk)
-    return walk
-
-
 def measure(
     split: Split,
     name: str,
@@ -114,15 +106,12 @@ def measure(
     options: dict[str, Any] = {"bins": bins, "estimand": estimand, "level": level, "seed": seed}
     # classes and margins are those of single pairs
     total = Accumulator(pairs=True, most_pairs=math.inf, **options)
-    walk = _Walk(total)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         split.warn_if_probs()
         split.warn_of_copies()
         columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
-        task = partial(_walked, total.like())
-        for shard in split.walk(task, *columns, rows=rows):
-            walk.merge(shard)
+        walk = split.reduce(_Walk(total), *columns, rows=rows)
         evaluation = total.compute()
     pairs = total.kept_pairs()
     answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)

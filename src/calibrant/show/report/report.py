@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from calibrant._core import json_form
-from calibrant._core.showing import one_line
+from calibrant._core.showing import json_text, one_line, plain
 from calibrant.show.charts import Line, line_chart
 from calibrant.show.html import Html, notebook, rendered
 from calibrant.show.pages import (
@@ -132,12 +131,11 @@ class Report:
             "findings": self.findings_by_subject[subject.name],
             "unchecked": [item._asdict() for item in self.unchecked(subject)],
         }
-        plain: dict[str, Any] = _plain(content)
-        return plain
+        return cast("dict[str, Any]", _plain(content))
 
     def to_json(self) -> str:
         """Return the JSON form as text."""
-        return json_form.json_text(self.to_dict())
+        return json_text(self.to_dict())
 
     def to_markdown(self) -> str:
         """Return the report for pull requests and the summaries of continuous integration."""
@@ -235,4 +233,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return json_form.plain(value)
+    return plain(value)

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import NamedTuple
 
 from calibrant.data.dataset import IN_MEMORY
@@ -149,10 +150,6 @@ def subgroups_text(subject: Subject, verdict: Verdict) -> str:
     return f"Subgroups cannot be told from the model as a whole. {unseen}"
 
 
-CALIBRATED = "calibrated.npz"
-"""File that the advised commands write."""
-
-
 def snippets(subject: Subject) -> list[Snippet]:
     """Commands and code for what to do next."""
     if subject.remedy is not None and not subject.remedy.helps:
@@ -162,6 +159,12 @@ def snippets(subject: Subject) -> list[Snippet]:
 
 def _path(subject: Subject) -> str:
     return "predictions.npz" if subject.path == IN_MEMORY else subject.path
+
+
+def _calibrated(subject: Subject) -> str:
+    """Return the file that the advised commands write: a table if predictions are one."""
+    suffix = PurePath(_path(subject)).suffix
+    return f"calibrated{suffix if suffix in ('.csv', '.parquet') else '.npz'}"
 
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:
@@ -178,7 +181,7 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
         option = f'{option}, options={{"keep_argmax": {remedy.keep_argmax}}}'
     commands = (
         f"calibrant fit {file} --method {method}{flag} -o calibrator",
-        f"calibrant apply calibrator {file} -o {CALIBRATED}",
+        f"calibrant apply calibrator {file} -o {_calibrated(subject)}",
         "calibrant export calibrator -o calibrator.onnx",
     )
     code = (
@@ -199,7 +202,7 @@ def _to_keep(subject: Subject) -> list[Snippet]:
     remedy = subject.remedy
     file, evaluation = shlex.quote(_path(subject)), subject.evaluation
     if remedy is not None and remedy.after is not None and remedy.helps:
-        file, evaluation = CALIBRATED, remedy.after
+        file, evaluation = _calibrated(subject), remedy.after
     gate = f"calibrant evaluate {file}{flag} --max ece={_limit(evaluation['ece']):g}"
     stop = Snippet("Stop a release that is worse", "bash", gate)
     if subject.word == "tag":  # a monitor takes exclusive classes only

@@ -256,9 +256,9 @@ def _guarantees(remedy: Remedy) -> Table:
 
 
 def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Table:
-    """Return claimed and observed shares of parts."""
+    """Return stated and observed shares of parts."""
     interval = f"{100 * (level or 0.9):g} % interval"
-    headings = (heading, "examples", "share", "claimed", "happened", interval, "gap")
+    headings = (heading, "examples", "share", "stated", "observed", interval, "gap")
     rows = [
         (
             *(part.name, f"{part.n:,}", percent(part.share)),

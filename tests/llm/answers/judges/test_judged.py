@@ -9,7 +9,6 @@ from scipy.special import expit
 
 import calibrant as cal
 from calibrant.llm import read_judged
-from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.judges.judged import (
     JudgedAnswers,
     apply_judge,
@@ -17,6 +16,7 @@ from calibrant.llm.answers.judges.judged import (
     fit_judge,
     judged_answers,
 )
+from calibrant.llm.answers.rows import AnswerRows
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ def lines(task):
 )
 def test_multiple_choice_agrees_with_the_harness(metric, source, length):
     log = read_log(samples("quiz_choice"), outcome=metric)
-    answers = log.answers.answers()
+    answers = log.answers
     assert log.format == "lm_eval"
-    assert answers.correct.mean() == RESULTS["results"]["quiz_choice"][f"{metric},none"]
-    assert answers.source.confidence == source
+    assert answers.grades().mean() == RESULTS["results"]["quiz_choice"][f"{metric},none"]
+    assert answers.source().confidence == source
     for sample, row in zip(lines("quiz_choice"), log.answers.rows, strict=True):
         choices = sample["doc"]["choices"]
         scores = [
@@ -121,9 +121,9 @@ def test_tasks_with_different_shots_are_read_together(tmp_path):
         shutil.copy(samples("quiz_choice"), tmp_path / f"samples_{task}_{date}.jsonl")
     about = {"results": {}, "configs": {}, "n-shot": {"one": 0, "two": 5}}
     (tmp_path / f"results_{date}.json").write_text(json.dumps(about))
-    answers = read_log(tmp_path).answers.answers()
-    assert answers.source.prompt == "0 shots; 5 shots"
-    assert len(answers.correct) == 16
+    answers = read_log(tmp_path).answers
+    assert answers.source().prompt == "0 shots; 5 shots"
+    assert len(answers.rows) == 16
 
 
 def test_options_come_in_the_order_of_their_numbers(tmp_path):

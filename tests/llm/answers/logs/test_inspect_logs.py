@@ -36,14 +36,22 @@ def changed(number=0, **values):
 
 def test_json_has_the_answers_and_their_tokens():
     log = read_log(FILES / "log.json")
-    answers = log.answers.answers()
+    answers = log.answers
+    confidence, source = answers.confidences()
     assert log.format == "inspect"
-    assert answers.answers == ["Lima", "Quito", "Lima", "Bogota", "Lima", "Quito"]
-    assert answers.correct.tolist() == [True, False, True, False, True, False]
+    assert [row["answer"] for row in answers.rows] == [
+        "Lima",
+        "Quito",
+        "Lima",
+        "Bogota",
+        "Lima",
+        "Quito",
+    ]
+    assert answers.grades().tolist() == [True, False, True, False, True, False]
     logs = (-0.1, -0.9, -0.3, -1.2, -0.05, -0.7)
-    assert answers.confidence == pytest.approx([math.exp(x) for x in logs])
-    assert answers.questions[0] == "Capital of Peru, please (0)?"
-    assert answers.source.model == "mockllm/model"
+    assert confidence == pytest.approx([math.exp(x) for x in logs])
+    assert answers.rows[0]["question"] == "Capital of Peru, please (0)?"
+    assert source.model == "mockllm/model"
     row = log.answers.rows[1]
     assert (row["id"], row["kind"]) == ("q1", "capitals")
     assert row["top_logprobs"] == [{"Quito": -0.9, "La": -4.9}]
@@ -58,7 +66,7 @@ def test_an_archive_says_the_same_in_either_compression(tmp_path):
     pytest.importorskip("zstandard")
     compressed = read_log(FILES / "log.eval").answers
     assert [row["answer"] for row in compressed.rows] == [row["answer"] for row in expected]
-    assert compressed.answers().confidence == pytest.approx(plain.answers.answers().confidence)
+    assert compressed.rows == plain.answers.rows
 
 
 def test_a_damaged_archive_is_an_error(tmp_path):

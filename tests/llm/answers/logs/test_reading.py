@@ -28,13 +28,14 @@ def batch(number, **more):
 
 def test_requests_with_responses(tmp_path):
     log = read_log(written(tmp_path / "log.jsonl", [pair(correct=True), pair(correct=False)]))
-    answers = log.answers.answers()
+    answers = log.answers
+    confidence, source = answers.confidences()
     assert log.format == "openai"
-    assert answers.questions == ["Capital of Peru?"] * 2
-    assert answers.answers == ["Lima."] * 2
-    assert answers.confidence == pytest.approx([math.sqrt(0.4)] * 2)
-    assert answers.correct.tolist() == [True, False]
-    assert answers.source == ("geometric", "chat", "tiny-2", "none", "default")
+    assert [row["question"] for row in answers.rows] == ["Capital of Peru?"] * 2
+    assert [row["answer"] for row in answers.rows] == ["Lima."] * 2
+    assert confidence == pytest.approx([math.sqrt(0.4)] * 2)
+    assert answers.grades().tolist() == [True, False]
+    assert source == ("geometric", "chat", "tiny-2", "none", "default")
 
 
 def test_a_batch_with_outcomes_in_another_file(tmp_path):
@@ -112,8 +113,8 @@ def test_plain_files_are_read_as_ever(tmp_path):
     file = written(tmp_path / "a.jsonl", rows)
     log = read_log(file)
     assert log.format == "answers"
-    assert log.answers.answers().source == read_answers(file).source
-    np.testing.assert_array_equal(log.answers.answers().confidence, [0.9, 0.9])
+    assert log.answers.source() == read_answers(file).source()
+    np.testing.assert_array_equal(log.answers.confidences()[0], [0.9, 0.9])
     (tmp_path / "a.csv").write_text("confidence,right\n0.9,yes\n0.2,no\n")
     assert read_log(tmp_path / "a.csv", outcome="right").answers.grades().tolist() == [True, False]
     bad = written(tmp_path / "b.jsonl", [*rows, {"confidence": 90, "correct": 1}])
@@ -144,4 +145,4 @@ def test_mixed_sources_are_refused(tmp_path):
     other = completion(model="huge")
     file = written(tmp_path / "log.jsonl", [pair(correct=1), pair(correct=0, response=other)])
     with pytest.raises(ValueError, match="model tiny-2, not huge"):
-        read_log(file).answers.answers()
+        read_log(file).answers.source()

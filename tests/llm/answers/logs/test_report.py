@@ -7,9 +7,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
-from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.report import answer_lines, answer_page, save_answer_report
+from calibrant.llm.answers.rows import AnswerRows, read_answers
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
 
@@ -35,7 +35,7 @@ def test_findings_of_confidences_that_are_too_high(study):
     assert found["Confidences are too high"].severity == "bad"
     assert found["The map helps"].severity == "good"
     assert "Confidence tells right answers from wrong ones" in found
-    promise = found["A threshold with a promise"].evidence
+    promise = found["A threshold with a guarantee"].evidence
     assert promise.startswith(
         "With 90 % certainty, at most 50 % of the accepted answers are wrong."
     )
@@ -60,7 +60,7 @@ def test_findings_of_calibrated_and_of_useless_confidences(rng):
         useless = study_answers(log_of(confidence, rng.random(4000) < 0.6 - 0.2 * confidence))
     found = titles(useless)
     assert found["Confidence does not tell right answers from wrong ones"].severity == "bad"
-    assert found["No threshold keeps the promise"].severity == "warn"
+    assert found["No threshold keeps the error rate"].severity == "warn"
 
 
 def test_few_answers_do_not_show_that_a_confidence_is_useless():
@@ -113,7 +113,7 @@ def test_the_folder_has_all_that_is_needed(study, tmp_path):
     assert all((tmp_path / "report" / name).exists() for name in names)
     loaded = cal.load(tmp_path / "report" / "map", AnswerCalibrator)
     assert loaded.threshold_ == study.threshold
-    rows = read_rows(tmp_path / "report" / "calibrated.jsonl").rows
+    rows = read_answers(tmp_path / "report" / "calibrated.jsonl").rows
     assert [row["calibrated"] for row in rows] == [row["calibrated"] for row in study.rows]
 
 

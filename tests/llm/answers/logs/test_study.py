@@ -7,8 +7,8 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
-from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.logs.study import Options, option_logits, rescore, save_options
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.workflows.evaluate import evaluate
 
 TRUE_POWER = 3

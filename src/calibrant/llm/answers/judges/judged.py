@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.showing import one_line
-from calibrant._core.tables import columns_frame
-from calibrant.llm.answers.calibrating import calibrated, cross_validated_answers
+from calibrant._core.showing import columns_frame, one_line
+from calibrant.llm.answers.calibrating import cross_validated
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.graded import GRADES, AnswerRows, GradedAnswers, Source, read_rows
-from calibrant.llm.answers.lines import Row
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, read_answers
 from calibrant.llm.heads.evaluate import Evaluations
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> 
     >>> judged.judge, judged.human
     (array([7., 3.]), array([ 1., nan]))
     """
-    return judged_answers(read_rows(file), scale)
+    return judged_answers(read_answers(file), scale)
 
 
 def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAnswers:
@@ -247,11 +245,11 @@ def cross_validated_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> Eval
     Empty for grades between 0 and 1, which are no outcomes.
     """
     known = judged.known
-    labels, texts = judged.human[known], [""] * int(known.sum())
+    labels = judged.human[known]
     if not _plain(labels):
         return {}
-    graded = GradedAnswers(texts, texts, judged.shares[known], labels == 1, judged.source)
-    return cross_validated_answers(graded, stage=stage)
+    groups = np.arange(len(labels))
+    return cross_validated(judged.shares[known], labels == 1, groups, judged.source, stage)
 
 
 def apply_judge(
@@ -260,5 +258,5 @@ def apply_judge(
     """Add the chance of each answer to be right to its row, as ``calibrated``."""
     judged = judged_answers(answers, scale)
     calibrator.source_.check(judged.source, "fit one on scores of this judge and scale")
-    chances = calibrated(calibrator, judged.shares)
+    chances = calibrator.predict_confidences(judged.shares)
     return [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]

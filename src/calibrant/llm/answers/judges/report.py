@@ -9,9 +9,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import printable_name
-from calibrant._core.showing import one_line
-from calibrant._core.tables import frame
-from calibrant.llm.answers.graded import AnswerRows
+from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.judges.biases import (
     JudgeAgreement,
     LengthBias,
@@ -23,6 +21,7 @@ from calibrant.llm.answers.judges.biases import (
 )
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.box import Box
 from calibrant.show.tables import Table

@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.lines import Item, Row, converted, parsed, placed_rows
+from calibrant.llm.answers.rows import Item, Row, converted, parsed, placed_rows
 from calibrant.llm.heads.documents import BadDocument
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")

@@ -14,21 +14,14 @@ from typing import IO, Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.lines import (
-    Item,
-    Row,
-    converted,
-    parsed,
-    question_of,
-    text_of,
-    token_material,
-)
+from calibrant.llm.answers.logs.completions import question_of, text_of, token_material
+from calibrant.llm.answers.rows import Item, Row, converted, parsed
 from calibrant.llm.heads.documents import BadDocument
 
 _ZSTANDARD = 93
 """Compression of archives that zipfile reads from Python 3.14 on."""
 _LENGTHS = 26
-"""Place in the header of a member of the lengths of two fields before its content."""
+"""Offset of two lengths, of name and extra field, in the header of a zip member."""
 _GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
 _ATTACHMENT = "attachment://"

@@ -11,10 +11,16 @@ from typing import Literal, NamedTuple, get_args
 from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
 from calibrant._core.showing import one_line
-from calibrant.llm.answers import lines
-from calibrant.llm.answers.graded import AnswerRows, read_rows
-from calibrant.llm.answers.lines import Item, Row
 from calibrant.llm.answers.logs import completions, harness, inspect_logs
+from calibrant.llm.answers.rows import (
+    AnswerRows,
+    Item,
+    Row,
+    converted,
+    parsed,
+    placed_rows,
+    read_answers,
+)
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.heads.reading import counted, refusal
@@ -150,8 +156,8 @@ def _with_outcome(row: Row, outcome: str | None) -> Row:
 
 
 READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
-    "answers": lambda file, outcome: lines.converted(
-        lines.placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
+    "answers": lambda file, outcome: converted(
+        placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
     ),
     "lm_eval": harness.read_samples,
     "inspect": inspect_logs.read_inspect,
@@ -175,7 +181,7 @@ def _format_of(file: Path) -> Format:
     if file.suffix == ".eval" or zipfile.is_zipfile(file):
         return "inspect"
     if file.suffix == ".json":
-        whole = lines.parsed(file.read_bytes(), str(file))
+        whole = parsed(file.read_bytes(), str(file))
         if isinstance(whole, BadDocument):
             raise whole
         if "eval" in whole:
@@ -186,7 +192,7 @@ def _format_of(file: Path) -> Format:
             f"{file} is neither a log of Inspect nor results of lm-eval; it has the keys "
             f"{printable(', '.join(map(str, whole)))}: write one answer to a line, as .jsonl"
         )
-    for _, line in lines.placed_rows(file):
+    for _, line in placed_rows(file):
         if isinstance(line, BadDocument):
             return "answers"
         if "doc_id" in line and "resps" in line:
@@ -209,12 +215,12 @@ def _joined(
             raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {outcomes}")
         return {**row, **known[row["id"]]}
 
-    return lines.converted(items, add)
+    return converted(items, add)
 
 
 def _by_id(file: Path, outcome: str | None) -> dict[str, Row]:
     known: dict[str, Row] = {}
-    rows = read_rows(file)
+    rows = read_answers(file)
     for place, row in zip(rows.places, rows.rows, strict=True):
         named = next((str(row[name]) for name in _IDS if name in row), None)
         if named is None or named in known:

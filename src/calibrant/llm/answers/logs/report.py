@@ -11,9 +11,9 @@ from calibrant._core.showing import threshold_text
 from calibrant.artifacts import save
 from calibrant.decide.thresholds import Threshold
 from calibrant.llm.answers.calibrating import SignalFit
-from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
+from calibrant.llm.answers.rows import write_rows
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.metrics import diagram, risk_chart
 from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
@@ -33,7 +33,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     ``report.html`` is the page; ``map`` the answer calibrator with its threshold, for ``llm answers
     apply``; ``calibrated.jsonl`` the answers; ``reliability.png``, with matplotlib, the confidences
     before and after; and ``options.npz`` the log-probabilities of multiple choice, for ``calibrant
-    fit --choices``.
+    fit``.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
     with replacing(target / PAGE) as temporary:
-        # halves of characters, which UTF-8 does not have, are written as escapes
+        # lone surrogates, which UTF-8 does not have, are written as escapes
         temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
     return names
 
@@ -148,7 +148,7 @@ def _threshold(found: Threshold) -> Table:
 
 
 def _signals(fit: SignalFit) -> Table:
-    weights = {name: weight for name, _, weight in fit.calibrator.table()[1:]}
+    weights = {name: weight for name, _, weight in fit.calibrator.table().rows}
     rows = []
     for name, alone in fit.alone.items():
         cells = dict(zip(alone, alone.table(), strict=True))

@@ -17,19 +17,16 @@ from calibrant._core.showing import one_line
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers.calibrating import (
     SignalFit,
-    apply_answers,
     cross_validated_answers,
     fit_answers,
     fit_signals,
-    signal_calibrator,
 )
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
-from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
-from calibrant.llm.answers.lines import Row
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.rows import AnswerRows, Row
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator, signal_calibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
@@ -233,17 +230,17 @@ def study_answers(
     fitted_on, others = answers.where(~held_out), answers.where(held_out)
     calibrator: AnswerCalibrator | SignalCalibrator
     if signals is None:
-        calibrator = fit_answers(fitted_on.answers(), stage=stage)
+        calibrator = fit_answers(fitted_on, stage=stage)
     else:
         calibrator = signal_calibrator(signals_of(fitted_on), stage=stage)
-    chances = np.array([row["calibrated"] for row in apply_answers(calibrator, others)])
+    chances = calibrator.predict_rows(others)
     with silenced():  # what to do without a threshold is said in the findings
         calibrator.threshold_ = threshold(
             confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
     options = option_logits(answers.rows)
     rescored = rescore(options) if options and len(options.labels) >= MIN_QUESTIONS else None
-    rows = apply_answers(calibrator, answers)
+    rows = calibrator.apply(answers)
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
         row["part"] = "threshold" if rest else "fit"
         if rescored is not None:
@@ -269,13 +266,12 @@ def _figures(
         with silenced():  # the fit to one half repeats what is worth saying
             fit = fit_signals(answers, stage=stage)
     if fit is None or fit.together is None:  # there are too few to combine them
-        graded = answers.answers()
-        found = cross_validated_answers(graded, stage=stage)
-        name = graded.source.confidence
-        return graded.confidence, name, found["before"], found["after"], None
+        confidence, source = answers.confidences()
+        found = cross_validated_answers(answers, stage=stage)
+        return confidence, source.confidence, found["before"], found["after"], None
     if any(all(key in row for row in answers.rows) for key in ("confidence", "token_probs")):
-        graded = answers.answers()
-        before = evaluate_answers(graded.confidence, graded.correct, groups=graded.groups)
-        return graded.confidence, graded.source.confidence, before, fit.together, fit
+        confidence, source = answers.confidences()
+        before = evaluate_answers(confidence, answers.grades(), groups=answers.groups)
+        return confidence, source.confidence, before, fit.together, fit
     values = signal_values(signals_of(answers), [fit.best])[fit.best]
     return values, fit.best, fit.raw[fit.best], fit.together, fit

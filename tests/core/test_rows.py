@@ -8,7 +8,7 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.checks import known_rows
-from calibrant._core.copies import count_copies, warn_of_copies
+from calibrant._core.rows import count_copies, warn_of_copies
 
 
 def drawn(n, classes, seed=0, scale=2.0):

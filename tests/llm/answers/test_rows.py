@@ -6,7 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.graded import GradedAnswers, Source, read_answers, read_rows, write_rows
+from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.confidence import Aggregator
+from calibrant.llm.answers.rows import Source, read_answers, token_probs_of, write_rows
 
 ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
 
@@ -16,21 +18,26 @@ def written(path, *rows):
     return path
 
 
+RULES: dict[Aggregator | None, list[float]] = {
+    None: [np.sqrt(0.5 * 2.5e-7), 0.6],
+    "minimum": [2.5e-7, 0.4],
+}
+
+
 def test_token_probabilities_are_aggregated(tmp_path):
     path = written(tmp_path / "x.jsonl", ROW, {**ROW, "token_probs": [0.9, 0.4], "correct": False})
     found = read_answers(path)
-    assert found.correct.tolist() == [True, False]
-    assert found.token_probs[0].tolist() == [0.5, 2.5e-7]  # rounded to nothing
-    np.testing.assert_allclose(found.confidence, [np.sqrt(0.5 * 2.5e-7), 0.6])
-    assert found.source == Source("geometric")
-    least = read_answers(path, aggregate="minimum")
-    np.testing.assert_allclose(least.confidence, [2.5e-7, 0.4])
-    assert least.source == Source("minimum")
+    assert found.grades().tolist() == [True, False]
+    assert token_probs_of(found.rows[0], "it").tolist() == [0.5, 2.5e-7]  # rounded to nothing
+    for rule, wanted in RULES.items():
+        confidence, source = found.confidences(rule)
+        np.testing.assert_allclose(confidence, wanted)
+        assert source == Source(rule or "geometric")
 
 
 def test_tiny_probabilities_are_kept(tmp_path):
     path = written(tmp_path / "x.jsonl", {**ROW, "token_probs": [1e-9]})
-    assert read_answers(path).confidence.tolist() == pytest.approx([1e-9])
+    assert read_answers(path).confidences()[0].tolist() == pytest.approx([1e-9])
 
 
 def test_lines_end_with_a_line_feed_only(tmp_path):
@@ -38,33 +45,29 @@ def test_lines_end_with_a_line_feed_only(tmp_path):
     path = tmp_path / "x.jsonl"
     lines = [json.dumps(raw, ensure_ascii=False), "", " ", json.dumps(ROW)]
     path.write_text("\n".join(lines), "utf-8")
-    found = read_answers(path)
-    assert found.questions == ["a\u2028b\x85c", "q"]
-    assert found.answers == ["d\u2029e", "a"]
-
-
-GRADED = GradedAnswers(
-    ["Which, say?", 'a "b"\nc', "\ud800"],
-    ["one", "", "three"],
-    np.array([0.25, 1 / 3, 1.0]),
-    np.array([True, False, True]),
-    Source("p_true", "chat", "0123", "none"),
-    [np.array([0.1, 1 / 7]), np.array([0.5]), np.array([1.0])],
-)
+    rows = read_answers(path).rows
+    assert [row["question"] for row in rows] == ["a\u2028b\x85c", "q"]
+    assert [row["answer"] for row in rows] == ["d\u2029e", "a"]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_answers_come_back_from_files(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    write_rows(path, GRADED.rows())
+    path, source = tmp_path / f"x{suffix}", Source("p_true", "chat", "0123", "none")
+    texts = [("Which, say?", "one"), ('a "b"\nc', "0"), ("\ud800", "three")]
+    values = [(0.25, [0.1, 1 / 7]), (1 / 3, [0.5]), (1.0, [1.0])]
+    rows = [
+        {"question": q, "answer": a, "token_probs": t, "confidence": c, **source.row()}
+        for (q, a), (c, t) in zip(texts, values, strict=True)
+    ]
+    write_rows(path, [{**row, "correct": n != 1} for n, row in enumerate(rows)])
     found = read_answers(path)
-    assert found.source == GRADED.source
-    np.testing.assert_array_equal(found.confidence, GRADED.confidence)
-    np.testing.assert_array_equal(found.correct, GRADED.correct)
-    assert list(map(list, found.token_probs)) == list(map(list, GRADED.token_probs))
-    assert found.questions[:2] == GRADED.questions[:2]
-    assert found.answers == GRADED.answers
-    assert len(read_rows(path).rows) == 3
+    confidence, origin = found.confidences()
+    assert (confidence.tolist(), origin) == ([0.25, 1 / 3, 1.0], source)
+    assert found.grades().tolist() == [True, False, True]
+    assert [token_probs_of(row, "").tolist() for row in found.rows] == [t for _, t in values]
+    assert [row["question"] for row in found.rows][:2] == [q for q, _ in texts][:2]
+    assert [row["answer"] for row in found.rows] == [a for _, a in texts]
+    assert repr(found) == "AnswerRows(3 answers)"
 
 
 @pytest.mark.parametrize(
@@ -82,11 +85,11 @@ def test_tables_of_other_origin(tmp_path, grades, wanted):
         writer.writerow(["question", "answer", "confidence", "correct"])
         writer.writerows([["Who?", "me, you", "0.75", grade] for grade in grades])
     found = read_answers(path)
-    assert found.confidence.tolist() == [0.75, 0.75]
-    assert found.correct.tolist() == wanted
-    assert found.source == Source()
-    assert found.token_probs == []
-    assert found.answers == ["me, you"] * 2
+    confidence, source = found.confidences()
+    assert confidence.tolist() == [0.75, 0.75]
+    assert found.grades().tolist() == wanted
+    assert source == Source()
+    assert [row["answer"] for row in found.rows] == ["me, you"] * 2
 
 
 STATED = {"confidence": 0.5, "correct": 1}
@@ -124,7 +127,7 @@ STATED = {"confidence": 0.5, "correct": 1}
 )
 def test_what_is_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
-        read_answers(written(tmp_path / "x.jsonl", *rows))
+        fit_answers(read_answers(written(tmp_path / "x.jsonl", *rows)))
 
 
 def test_damaged_files_and_other_formats(tmp_path):

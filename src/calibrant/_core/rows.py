@@ -1,8 +1,9 @@
-"""Rows of predictions that are copies of one another, as repeated or oversampled examples are."""
+"""Rows of predictions: random samples of them, and copies among them."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,50 @@ from calibrant._core.checks import (
     warn,
 )
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MAX_ROWS, _MAX_NUMBERS = 100_000, 1 << 19
 """Rows, and numbers in them, that are looked at."""
 _MIN_SHARE = 0.1  # of copies among the rows, below which they hardly matter
 _MIN_DISTINCT = 10  # distinct rows, below which they may well be as frequent as one another
 _MIN_MISTAKES = 5  # distinct rows, predicted wrongly, whose copies must all be wrong as well
+
+
+class Sample(NamedTuple):
+    """A share of all rows, each kept or not by its own number and a seed.
+
+    Samples of one seed are disjoint if the ranges from ``start`` to ``start + share`` are.
+    """
+
+    share: float
+    seed: int = 0
+    start: float = 0.0
+
+    def keeps(self, first: int, count: int) -> BoolArray:
+        """Return which of ``count`` rows from number ``first`` on are in the sample.
+
+        >>> sample = Sample(0.5)
+        >>> whole = sample.keeps(0, 10_000)
+        >>> bool((whole[300:400] == sample.keeps(300, 100)).all()), round(float(whole.mean()), 1)
+        (True, 0.5)
+        """
+        place = uniform(self.seed, first, count)
+        return np.asarray((place >= self.start) & (place < self.start + self.share))
+
+
+def uniform(seed: int, first: int, count: int) -> FloatArray:
+    """Return numbers in [0, 1) that belong to the rows from ``first`` on."""
+    rows = np.arange(first, first + count, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        start = _mixed(np.array([seed], np.uint64) + _GOLDEN)
+        mixed = _mixed(start + (rows + np.uint64(1)) * _GOLDEN)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return pseudo-random numbers of consecutive ones by SplitMix64 (Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> None:

@@ -1,28 +1,43 @@
-"""Files of graded answers: one answer to a line, with its confidence and where that comes from."""
+"""Rows of answers: reading and writing them, and their confidences, grades and source.
+
+Everything that reads answers, questions or logs line by line reads them by :func:`placed_rows`.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
-from calibrant._core.showing import one_line
-from calibrant._core.tables import frame
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
-from calibrant.llm.answers.lines import Row, placed_rows, usable
-from calibrant.llm.answers.option_bias import OptionBias
+from calibrant._core.showing import frame, one_line
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.heads.documents import BadDocument
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Row: TypeAlias = dict[str, Any]
+Item: TypeAlias = "tuple[str, Any]"
+"""A place in a file and what stands there, or a BadDocument that says why it cannot be used."""
+WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors of values that are not what a log has in their place."""
+CUT_OFF = "is cut off, as by a run that was killed"
+ROUNDED = 1e-6
+"""Last digit of the token probabilities in published files of answers."""
+GRADES = {
+    **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
+    **dict.fromkeys(("false", "no", "wrong", "incorrect", "0"), False),
+}
 
 
 class SourceError(ValueError):
@@ -59,6 +74,10 @@ class Source(NamedTuple):
         """Whether the model is one of a service, whose weights are unknown."""
         return bool(self.model) and not re.fullmatch("[0-9a-f]{16}", self.model)
 
+    def row(self) -> Row:
+        """Return the source in the form that rows have."""
+        return {key: getattr(self, part) for part, key in SOURCE_KEYS.items()}
+
     def differences(self, other: Source) -> list[str]:
         """Return the parts that both state differently, in words.
 
@@ -78,90 +97,18 @@ class Source(NamedTuple):
             raise SourceError(f"the answer calibrator was fitted on {said}: {remedy}")
 
 
-_ROUNDED = 1e-6
-"""Last digit of the token probabilities in published files of answers."""
-GRADES = {
-    **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
-    **dict.fromkeys(("false", "no", "wrong", "incorrect", "0"), False),
-}
-SOURCE_KEYS = {"confidence": "source"} | {
-    name: name for name in ("prompt", "model", "head", "sampling")
-}
+SOURCE_KEYS = {"confidence": "source"} | {name: name for name in Source._fields[1:]}
 """Keys of a row by the part of its source."""
 
 
-class GradedAnswers(NamedTuple):
-    """Answers of one model to questions, with confidences of one source.
-
-    Attributes
-    ----------
-    questions, answers : list of str
-        Empty texts where a file has none.
-    confidence : (n,)
-    correct : (n,) bool
-        True for right answers.
-    source : Source
-        Of the confidences.
-    token_probs : list of (tokens,)
-        Probabilities of the tokens of each answer; empty if they are unknown.
-    option_bias : OptionBias or None
-        Preference for some letters, of multiple choice by letters.
-    token_texts : list of list of str
-        Texts that the tokens of each answer add; empty if they are unknown.
-    samples : list of list of str
-        Further answers to each question; empty if none were drawn.
-    truncated : list of bool
-        True for answers that the largest number of tokens ended; empty if that is unknown.
-    """
-
-    questions: list[str]
-    answers: list[str]
-    confidence: FloatArray
-    correct: BoolArray
-    source: Source
-    token_probs: Sequence[FloatArray] = ()
-    option_bias: OptionBias | None = None
-    token_texts: Sequence[list[str]] = ()
-    samples: Sequence[list[str]] = ()
-    truncated: Sequence[bool] = ()
-
-    @property
-    def groups(self) -> IntArray:
-        """Number of the question of each answer; one without a text is a question of its own."""
-        return _numbered([question or n for n, question in enumerate(self.questions)])
-
-    def __repr__(self) -> str:
-        right = f"{int(self.correct.sum()):,} right"
-        return one_line(self, f"{len(self.correct):,} answers", right, self.source.confidence)
-
-    def _repr_html_(self) -> str:
-        return evaluate_answers(self.confidence, self.correct)._repr_html_()
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame with a row for each answer. Needs pandas."""
-        return frame(self.rows())
-
-    def rows(self) -> list[Row]:
-        """Return a row for each answer, as :func:`write_rows` takes them."""
-        about = {key: getattr(self.source, part) for part, key in SOURCE_KEYS.items()}
-        rows = []
-        for i, (question, answer) in enumerate(zip(self.questions, self.answers, strict=True)):
-            row: Row = {"question": question, "answer": answer}
-            if self.token_probs:
-                row["token_probs"] = self.token_probs[i].tolist()
-            if self.token_texts:
-                row["token_texts"] = self.token_texts[i]
-            if self.samples:
-                row["samples"] = self.samples[i]
-            if self.truncated and self.truncated[i]:
-                row["truncated"] = True
-            row |= {"confidence": float(self.confidence[i]), **about}
-            rows.append({**row, "correct": bool(self.correct[i])})
-        return rows
-
-
 class AnswerRows(NamedTuple):
-    """Rows of a file of answers, and the place of each for messages."""
+    """Answers, each a dictionary, with the place of each for messages.
+
+    Graded answers have ``correct`` (true or false, 1 or 0, yes or no, right or wrong) and a
+    ``confidence`` in [0, 1], or ``token_probs``, the probabilities of their tokens. ``source``
+    names the origin of the confidence, and must be the same for all answers, as must ``prompt``,
+    ``model`` and ``head`` where they are given. ``question`` and ``answer`` are texts.
+    """
 
     places: list[str]
     rows: list[Row]
@@ -175,48 +122,50 @@ class AnswerRows(NamedTuple):
         """
         return cls([f"answer {i + 1}" for i in range(len(rows))], [dict(row) for row in rows])
 
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.rows):,} answers")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each answer. Needs pandas."""
+        return frame(self.rows)
+
     @property
     def groups(self) -> IntArray:
         """Number of the question of each answer; one without a question has its own."""
-        return _numbered([row.get("question") or n for n, row in enumerate(self.rows)])
+        known: dict[str, int] = {}
+        keys = [repr(row.get("question") or n) for n, row in enumerate(self.rows)]
+        return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
-    def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
-        """Return the answers with their grades, which every row must have."""
-        confidence, source, tokens = self.confidences(aggregate)
-        questions, answers = (
-            [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
-        )
-        return GradedAnswers(questions, answers, confidence, self.grades(), source, tokens)
-
-    def where(self, chosen: BoolArray) -> AnswerRows:
-        """Return the chosen rows, ``(n,)`` bool."""
-        at = np.flatnonzero(chosen)
+    def where(self, chosen: BoolArray | IntArray) -> AnswerRows:
+        """Return the chosen answers, by ``(n,)`` bool or by their numbers."""
+        at = np.arange(len(self.rows))[chosen]
         return AnswerRows([self.places[i] for i in at], [self.rows[i] for i in at])
 
     def grades(self) -> BoolArray:
         """Return whether each answer is right; every row must say so."""
         return np.array([grade_of(row, place) for place, row in zip(*self, strict=True)], bool)
 
-    def confidences(
-        self, aggregate: Aggregator | None = None
-    ) -> tuple[FloatArray, Source, list[FloatArray]]:
-        """Return the confidences, their source, and the token probabilities if all rows have them.
+    def confidences(self, aggregate: Aggregator | None = None) -> tuple[FloatArray, Source]:
+        """Return the confidences and their source.
 
         ``aggregate`` computes the confidences from token probabilities; by default this is done, by
         the geometric mean, only if no row has a confidence.
+
+        >>> AnswerRows.of([{"token_probs": [0.9, 0.4]}]).confidences()[0]
+        array([0.6])
         """
         placed, source = list(zip(*self, strict=True)), self.source()
         lacking = [place for place, row in placed if "token_probs" not in row]
         tokens = [] if lacking else [token_probs_of(row, place) for place, row in placed]
         if aggregate is None and any("confidence" in row for row in self.rows):
-            return np.array([stated_number(row, place) for place, row in placed]), source, tokens
+            return np.array([stated_number(row, place) for place, row in placed]), source
         if lacking:
             raise ValueError(
                 f"{lacking[0]} has no token_probs: they are needed for every answer, or else its "
                 "confidence"
             )
         rule = aggregate or "geometric"
-        return answer_confidence(tokens, rule), source._replace(confidence=rule), tokens
+        return answer_confidence(tokens, rule), source._replace(confidence=rule)
 
     def source(self) -> Source:
         """Source of all rows; raise if they differ."""
@@ -234,26 +183,9 @@ class AnswerRows(NamedTuple):
         return sources[0]
 
 
-def read_answers(
-    file: str | os.PathLike[str], *, aggregate: Aggregator | None = None
-) -> GradedAnswers:
-    """Read graded answers from JSON lines, or from a CSV file with a line of names.
+def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
+    """Read answers, graded or not, from JSON lines, or from a CSV file with a line of names.
 
-    Each answer has ``correct`` (true or false, 1 or 0, yes or no, right or wrong) and a
-    ``confidence`` in [0, 1], or ``token_probs``, the probabilities of its tokens. ``source`` names
-    the origin of the confidence, and must be the same for all answers, as must ``prompt``,
-    ``model`` and ``head`` where they are given. ``question`` and ``answer`` are texts.
-
-    Parameters
-    ----------
-    file : path
-        ``.jsonl`` or ``.csv``.
-    aggregate : str, optional
-        As for :func:`answer_confidence`, to compute confidences from ``token_probs``. By default
-        those of the file are taken or, if there are none, geometric means computed.
-
-    Notes
-    -----
     Published token probabilities are often rounded to six digits: a zero among them is read as a
     quarter of the last digit.
 
@@ -265,26 +197,15 @@ def read_answers(
     ...     text = "question,answer,confidence,source,correct"
     ...     _ = file.write_text(f"{text}{chr(10)}Capital of Peru?,Lima,0.9,judge,yes")
     ...     graded = read_answers(file)
-    >>> graded.confidence, graded.correct, graded.source.confidence
+    >>> graded.confidences()[0], graded.grades(), graded.source().confidence
     (array([0.9]), array([ True]), 'judge')
     """
-    return read_rows(file).answers(aggregate)
-
-
-def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
-    """Read the rows of a file of answers, graded or not."""
     path = check_suffix(file)
     placed = list(usable(placed_rows(path)))
     if not placed:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
     return AnswerRows(list(places), list(rows))
-
-
-def _numbered(keys: Sequence[Any]) -> IntArray:
-    """Return a number from 0 on for each key, the same for equal ones."""
-    known: dict[str, int] = {}
-    return np.array([known.setdefault(repr(key), len(known)) for key in keys], np.int64)
 
 
 def check_suffix(file: str | os.PathLike[str]) -> Path:
@@ -298,7 +219,7 @@ def check_suffix(file: str | os.PathLike[str]) -> Path:
 def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     """Write answers, one to a line, as ``.jsonl`` or ``.csv``."""
     path = check_suffix(file)
-    # halves of characters, which UTF-8 does not have, are written as JSON does
+    # lone surrogates, which UTF-8 does not have, are written as JSON does
     options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with replacing(path) as temporary, temporary.open("w", **options) as stream:
         if path.suffix == ".jsonl":
@@ -310,13 +231,79 @@ def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
             writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
 
 
+# ------------------------------------------------------------------------------- lines of files
+
+
+def placed_rows(file: Path) -> Iterator[Item]:
+    """Yield the rows of a file of JSON lines, or of CSV with a line of names; empty cells lack."""
+    if file.suffix != ".csv":
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    place = f"line {number} of {file}"
+                    yield place, parsed(line, place, is_whole=line.endswith(b"\n"))
+        return
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        try:
+            yield from _cells(stream, file)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 text ({error})") from error
+
+
+def _cells(stream: IO[str], file: Path) -> Iterator[Item]:
+    reader = csv.DictReader(stream)
+    for row in reader:
+        place = f"line {reader.line_num} of {file}"
+        if None in row or None in row.values():
+            yield place, BadDocument(place, "must have as many cells as the first line has names")
+        else:
+            yield place, {name: value for name, value in row.items() if value != ""}
+
+
+def parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:
+    """Return an object of JSON, or the error that it is none."""
+    try:
+        value = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return BadDocument(place, f"is not valid JSON: {error}" if is_whole else CUT_OFF)
+    if not isinstance(value, Mapping):
+        return BadDocument(place, f"must be an object, got {value!r:.40}")
+    return value
+
+
+def usable(items: Iterable[Item]) -> Iterator[tuple[str, Row]]:
+    """Yield the rows; raise the error of the first that cannot be used."""
+    for place, item in items:
+        if isinstance(item, BadDocument):
+            raise item
+        yield place, dict(item)
+
+
+def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iterator[Item]:
+    """Apply a function to each item and its place; its errors take the place of rows."""
+    for place, item in items:
+        if isinstance(item, BadDocument):
+            yield place, item
+            continue
+        try:
+            yield place, convert(item, place)
+        except BadDocument as error:
+            yield place, error
+        except WRONG_FORM as error:
+            told = f"{type(error).__name__}: {error}"
+            yield place, BadDocument(place, f"does not have the form of this log ({told:.120})")
+
+
+# ------------------------------------------------------------------------------- values of rows
+
+
 def stated_number(row: Row, place: str) -> float:
     """Return the ``confidence`` of a row."""
     value = row.get("confidence")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        number = np.nan
+        number = math.nan
     if not 0 <= number <= 1 or isinstance(value, bool):
         raise ValueError(
             f"the confidence of {place} must be a number in [0, 1], got {value!r:.40}: divide "
@@ -340,7 +327,7 @@ def grade_of(row: Mapping[str, Any], place: str) -> bool:
 def token_probs_of(row: Row, place: str) -> FloatArray:
     """Return the probabilities of the tokens of a row."""
     values = numbers(row["token_probs"], "token_probs", place)
-    wrong = values[~((values >= 0) & (values <= 1 + _ROUNDED))]
+    wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
     if wrong.size:
         raise ValueError(
             f"token_probs of {place} must be in [0, 1], got {wrong[0]:g}: for log-probabilities "
@@ -348,7 +335,7 @@ def token_probs_of(row: Row, place: str) -> FloatArray:
         )
     if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
-    return np.where(values == 0, _ROUNDED / 4, values)
+    return np.where(values == 0, ROUNDED / 4, values)
 
 
 def numbers(value: Any, name: str, place: str) -> FloatArray:

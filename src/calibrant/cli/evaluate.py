@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def evaluate(
     level: float,
     estimand: Any,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Measure the calibration of a prediction file.

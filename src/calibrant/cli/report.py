@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -53,7 +53,7 @@ def report(
     splits: str | None,
     methods: str | None,
     estimand: Any,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> None:
     """Write a page: can the confidence be trusted, and what to do.

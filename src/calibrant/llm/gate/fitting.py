@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import ShownLimit, Threshold
 from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
@@ -249,7 +249,8 @@ def _band(
     lowest, coverage, error = math.inf, 0.0, math.nan
     if below.units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
-    verify = Threshold(lowest, coverage, error, math.nan, below.units, limit, certainty)
+    free = ShownLimit("error", limit, error, math.nan, below.units)
+    verify = Threshold(lowest, coverage, below.units, certainty, (free,))
     return Band(accept, verify, kinds)
 
 

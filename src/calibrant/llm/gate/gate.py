@@ -31,7 +31,7 @@ from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
@@ -39,7 +39,7 @@ from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
-from calibrant.show.box import Box, Verdict as Promise
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Gate:
 
     def _repr_html_(self) -> str:
         headings, *rows = self.table()
-        promises = [Promise(self.promise(decision)) for decision in ("accept", "verify")]
+        promises = [Callout(self.promise(decision)) for decision in ("accept", "verify")]
         return Box("Gate", [self.describe()], promises, [Table(headings, rows)]).notebook()
 
     def to_frame(self) -> pd.DataFrame:

@@ -24,19 +24,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import rel_entr
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import threshold_text
 from calibrant.decide.probabilities import check_share
-from calibrant.decide.thresholds import (
-    Threshold,
-    Trials,
-    binomial_p_values,
-    lowest_passing,
-    threshold,
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
+from calibrant.decide.threshold_search import (
+    Counts,
+    best_passing,
+    hoeffding_bentkus,
+    level_shares,
     threshold_grid,
 )
 from calibrant.llm.answers.calibrator import check_state
@@ -77,14 +77,15 @@ def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: 
     probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
     """
     if unit == "answer":
-        pairs = {"confidence": answers.confidence, "outcome": answers.correct}
+        pairs: dict[str, Any] = {"confidence": answers.confidence, "outcome": answers.correct}
         return threshold(**pairs, max_error=max_error, certainty=certainty)
     losses = _losses_of_turns if unit == "turn" else _losses_of_conversations
     grid = threshold_grid(max_error)
-    accepted, wrong = losses(answers, grid)
-    p_values = binomial_p_values if unit == "conversation" else hoeffding_bentkus
-    trials = Trials(grid, accepted, wrong, p_values(accepted, wrong, max_error))
-    return lowest_passing(trials, answers.units, max_error=max_error, certainty=certainty)
+    counts = Counts(answers.units, 0, *losses(answers, grid))
+    tests = counts.trials("error", max_error)
+    if unit == "turn":
+        tests = tests._replace(test=hoeffding_bentkus)
+    return best_passing(grid, level_shares(max_error), [tests], counts, certainty=certainty)
 
 
 def _losses_of_conversations(answers: Scored, grid: FloatArray) -> tuple[IntArray, IntArray]:
@@ -112,22 +113,6 @@ def _losses_of_turns(answers: Scored, grid: FloatArray) -> tuple[IntArray, Float
         counts.append(np.count_nonzero(turns))
         sums.append(float((wrong / np.maximum(turns, 1)).sum()))
     return np.array(counts, np.int64), np.array(sums)
-
-
-def hoeffding_bentkus(
-    accepted: IntArray, losses: FloatArray | IntArray, max_error: float
-) -> FloatArray:
-    """P-values of mean losses above ``max_error``, from sums of losses in [0, 1].
-
-    >>> hoeffding_bentkus(np.array([0, 100]), np.array([0.0, 2.5]), 0.1).round(4)
-    array([1.    , 0.0131])
-    """
-    mean = np.minimum(losses / np.maximum(accepted, 1), max_error)
-    divergence = rel_entr(mean, max_error) + rel_entr(1 - mean, 1 - max_error)
-    # a sum that is whole but for its last digit must not be rounded up to the next number
-    up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
-    bentkus = math.e * binomial_p_values(accepted, up, max_error)
-    return np.where(accepted > 0, np.minimum(np.exp(-accepted * divergence), bentkus), 1.0)
 
 
 Decision = Literal["accept", "verify", "person"]

@@ -169,7 +169,7 @@ a misspelt method
     raises: unknown method 'smrat': did you mean smart\?
 an option as text
     cal.Auto(keep_argmax="False")
-    raises: keep_argmax must be True or False, or None, got 'False'
+    raises: keep_argmax must be True or False, or one of auto, got 'False'
 a misspelt option
     cal.fit("data.npz", method="ts", options={"objectve": "brier"})
     raises: ts has no option 'objectve': did you mean objective\? its options are objective

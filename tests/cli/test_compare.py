@@ -118,14 +118,11 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"fit_split": "test", "test_split": "val"},
         **{"sample_weight": "w", "groups": "g", "level": 0.5, "seed": 3},
         "estimand": "auto",
-        "keep_argmax": None,
         "columns": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, 0)
     assert asked["methods"] == ["TS", "None"]  # the workflow understands any case
-    run("compare", "p.npz", "--choices")
-    assert asked["keep_argmax"] is False
 
 
 def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):

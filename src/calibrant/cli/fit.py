@@ -38,7 +38,6 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     "fold.  [K: 5]",
 )
 @shared.METADATA
-@shared.CHOICES
 @option(
     "--train",
     type=FILE,
@@ -57,7 +56,6 @@ def fit(
     out: str,
     folds: int | None,
     columns: str | None,
-    choices: bool,
     train: str | None,
     estimand: str | None,
     form: str | None,
@@ -77,7 +75,7 @@ def fit(
       calibrant fit predictions.npz --method ts --set objective=brier
       calibrant fit scores.csv --labels truth --probs p_cat,p_dog
       calibrant fit one_set.npz --method ts --cross-fit 10
-      calibrant fit mmlu.npz --choices
+      calibrant fit mmlu.npz --set keep_argmax=no
       calibrant fit patients.csv --method multicalibration --columns age,site
       calibrant fit predictions.npz --method maccal --train train.npz
     """  # noqa: D301
@@ -85,11 +83,7 @@ def fit(
     from calibrant.calibrators.registry import find_calibrator
 
     name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
-    if choices and (name != "auto" or estimand == "multilabel"):
-        got = "--multilabel" if estimand == "multilabel" else method
-        raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
-    chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
-    chosen |= shared.method_options(name, kind, options)
+    chosen: dict[str, Any] = shared.method_options(name, kind, options)
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}

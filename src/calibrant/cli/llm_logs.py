@@ -100,7 +100,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     """Turn a log into a file of answers, which the other verbs of 'llm answers' take.
 
     FILE is as for 'llm answers report'. With a .npz file as OUT, the log-probabilities of multiple
-    choice are written as logits with labels, for 'calibrant fit --choices'.
+    choice are written as logits with labels, for 'calibrant fit'.
 
     \b
     Examples:

@@ -146,12 +146,6 @@ TOP_LABEL = option(
     flag_value="top_label",
     help="With two classes, measure the predicted one instead of P(y = 1).",
 )
-CHOICES = option(
-    "--choices",
-    is_flag=True,
-    help="Classes are options of questions (A to D): predictions may change, to correct a "
-    "preference for some letters.",
-)
 GROUPS = option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )

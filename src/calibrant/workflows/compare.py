@@ -18,7 +18,7 @@ from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators import watch as watching
-from calibrant.calibrators.auto import Auto
+from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
@@ -67,7 +67,7 @@ def compare(
     test_split: str | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
-    keep_argmax: bool | None = None,
+    keep_argmax: KeepArgmax = "auto",
     columns: Sequence[str] | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
@@ -102,9 +102,10 @@ def compare(
         other folds, and the calibrators in the rows are fitted on all examples.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in folds.
-    keep_argmax : bool, optional
-        Advise methods that keep the predicted class: by default for more than two classes. It is
-        also the option of ``auto``, where that is a name. False suits multiple choice.
+    keep_argmax : "auto" or bool
+        Whether to advise only methods that keep the predicted class. By default those that change
+        it, of more than two classes, are advised only where the cross-validated accuracy rises by
+        two standard errors. It is also the option of ``auto``, where that is a name.
     columns : sequence of str, optional
         Metadata columns for the methods that take them by name (``multicalibration``), which are
         not among the methods by default without.

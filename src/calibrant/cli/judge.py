@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import Group
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, LEVEL, Commands, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.judges.judged import Scale
@@ -37,7 +36,7 @@ SCALE = click.option(
 )
 
 
-class _EstimateByDefault(Group):
+class _EstimateByDefault(Commands):
     """A group in which a file in the place of a verb is passed to ``estimate``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -63,9 +62,11 @@ def judge() -> None:
 @click.argument("file")
 @SCALE
 @click.option(
-    "--cut", type=float, help="Scores from here on say right.  [default: middle of the scale]"
+    "--cut", type=float, help="Lowest score that counts as right.  [default: middle of the scale]"
 )
-@click.option("--width", type=float, help="Say how many labels this half-width needs.")
+@click.option(
+    "--width", type=float, help="Report how many labels an interval of this half-width needs."
+)
 @LEVEL
 @AS_JSON
 def estimate(

@@ -10,10 +10,18 @@ import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_gate, shared
-from calibrant.cli.engine import Source
-from calibrant.cli.help import Group, option
+from calibrant.cli.engine import InputFiles
 from calibrant.cli.llm_answers import CONFIDENCES, VERB, answers
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
+from calibrant.cli.shared import (
+    AS_JSON,
+    LEVEL,
+    Commands,
+    new_console,
+    option,
+    progress_bar,
+    say,
+    until_closed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +56,7 @@ CONFIDENCE = option(
 
 
 @click.group(
-    cls=Group,
+    cls=Commands,
     sections={
         "Tokens": ["collect", "fit", "evaluate", "ask"],
         "Answers": ["answers", "gate", "judge"],
@@ -65,7 +73,7 @@ def llm() -> None:
 @option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
 @option("--limit", **LIMIT, help="Use only the first documents.")
 @option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
-@option("--batch", default=8192, metavar="N", help="Tokens of a batch.")
+@option("--batch", default=8192, metavar="N", help="Tokens per batch.")
 @option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
@@ -74,9 +82,9 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
-    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
-    after its last complete shard, mostly a sixteenth of all tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only the
+    assistant's turns count, or the answer, or all of a text. An interrupted run continues after its
+    last complete shard.
 
     \b
     Examples:
@@ -84,7 +92,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with Source().working("tokens"):
+    with InputFiles().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
@@ -147,7 +155,7 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with Source().working("epochs"):
+    with InputFiles().working("epochs"):
         fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
@@ -231,14 +239,14 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a language model, as it is and with a head.
 
-    HEAD is a folder of 'llm fit'. Most of what it gains, one temperature for all tokens gains too:
-    both are measured, and what the head adds. TABLE is a table of 'llm collect', whose tokens are
-    measured. QUESTIONS, with --model, is a text file of questions and answers, graded by exact
-    match; a folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to
-    be likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
-    calibrated, each by a fit on others: it corrects a preference for some letters. With
-    --permutations it is asked in several orders of its options, too, over which the preference
-    averages out: the reference, at several times the cost.
+    HEAD is a folder of 'llm fit'. One temperature for all tokens accounts for most of its gain, so
+    both are measured. TABLE is a table of 'llm collect', whose tokens are measured. QUESTIONS, with
+    --model, is a text file of questions and answers, graded by exact match; a folder of MMLU,
+    graded by the letter; or TruthfulQA.csv, where the best answer has to be likelier than each
+    incorrect one (MC1). MMLU of 100 questions or more is also measured calibrated, each by a fit on
+    others: it corrects a preference for some letters. With --permutations it is asked in several
+    orders of its options, too, over which the preference averages out: the reference, at several
+    times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
     is right; with HEAD, the confidences after it. Correct the grades there as you like. With

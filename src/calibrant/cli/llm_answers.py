@@ -7,15 +7,14 @@ from typing import Any
 import click
 
 from calibrant.cli import llm_fields, llm_logs, llm_signals, shared
-from calibrant.cli.help import Group, Verb, option
-from calibrant.cli.shared import AS_JSON, say
+from calibrant.cli.shared import AS_JSON, Commands, Verb, option, say
 
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
 VERB: Any = {"cls": Verb, "context_settings": {"show_default": True}}
 
 
-@click.group(cls=Group)
+@click.group(cls=Commands)
 def answers() -> None:
     """Calibrate graded answers of any origin: the chance that an answer is right."""
 

@@ -39,7 +39,7 @@ from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
-from calibrant.show.box import Box, Verdict as Promise
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Gate:
 
     def _repr_html_(self) -> str:
         headings, *rows = self.table()
-        promises = [Promise(self.promise(decision)) for decision in ("accept", "verify")]
+        promises = [Callout(self.promise(decision)) for decision in ("accept", "verify")]
         return Box("Gate", [self.describe()], promises, [Table(headings, rows)]).notebook()
 
     def to_frame(self) -> pd.DataFrame:

@@ -31,7 +31,7 @@ from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
-from calibrant.show.box import Box, Verdict
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class FittedHead:
         headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
         used = [len(rows) - 1 if self.kept else min(1, len(rows) - 1)]
         tables = [Table(headings, rows, highlighted=used)] if rows else []
-        said = Verdict(self.reasons, "good" if self.kept else "warn")
+        said = Callout(self.reasons, "good" if self.kept else "warn")
         return Box("Temperature head", [self.describe()], [said], tables).notebook()
 
     def to_frame(self) -> pd.DataFrame:

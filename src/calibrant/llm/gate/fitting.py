@@ -1,28 +1,118 @@
-"""Find the thresholds of a gate."""
+r"""Find the thresholds of a gate, for answers, turns or conversations.
+
+Answers that belong together, such as the turns of a conversation, are not independent: a model that
+misunderstands the first turn is wrong in the next ones, too. What is independent is the *unit*:
+
+- ``answer``: each answer by itself. The loss of an accepted one is 1 if it is wrong.
+- ``turn``: the loss of a conversation is the share of wrong ones among its accepted turns.
+- ``conversation``: the loss of a conversation is 1 if any of its accepted turns is wrong.
+
+The guarantee of a threshold is about the mean loss of the units of which it accepts something.
+Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
+and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
+"Distribution-free, risk-controlling prediction sets"): the smaller one of
+:math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
+:math:`e \, P(\mathrm{Bin}(m, \alpha) \le \lceil m r \rceil)`, which is valid for any losses in
+[0, 1].
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import rel_entr
 
-from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.thresholds import (
+    Threshold,
+    Trials,
+    binomial_p_values,
+    lowest_passing,
+    threshold,
+    threshold_grid,
+)
 from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
-from calibrant.llm.gate.gate import DriftReference, Gate, unscored
-from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
+from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, unscored
 
 _MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be guaranteed."""
 _ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
+
+
+class Scored(NamedTuple):
+    """Graded answers with calibrated confidences; each ``(answers,)``.
+
+    Attributes
+    ----------
+    confidence : in [0, 1]
+    correct : bool
+    unit : number of the unit that the answer belongs to
+    kind : kind of the question; empty where it has none
+    """
+
+    confidence: FloatArray
+    correct: BoolArray
+    unit: IntArray
+    kind: NDArray[np.str_]
+
+    def where(self, chosen: BoolArray) -> Scored:
+        """Return the chosen answers."""
+        return Scored._make(values[chosen] for values in self)
+
+    @property
+    def units(self) -> int:
+        """Number of different units."""
+        return np.unique(self.unit).size
+
+
+def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
+    """Return the lowest threshold that keeps its guarantee about the unit.
+
+    ``max_error`` limits the mean loss of the units of which something is accepted, with the
+    probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
+    """
+    if unit == "answer":
+        pairs = {"confidence": answers.confidence, "outcome": answers.correct}
+        return threshold(**pairs, max_error=max_error, certainty=certainty)
+    grid, counts, sums = threshold_grid(max_error), [], []
+    numbers, member = np.unique(answers.unit, return_inverse=True)
+    for limit in grid:
+        accepted = answers.confidence >= limit
+        turns = np.bincount(member[accepted], minlength=len(numbers))
+        wrong = np.bincount(member[accepted & ~answers.correct], minlength=len(numbers))
+        counts.append(np.count_nonzero(turns))
+        losses = wrong / np.maximum(turns, 1) if unit == "turn" else wrong > 0
+        sums.append(losses.sum())
+    p_values = hoeffding_bentkus if unit == "turn" else binomial_p_values
+    made = np.array(counts), np.array(sums)
+    trials = Trials(grid, *made, p_values(*made, max_error))
+    return lowest_passing(trials, len(numbers), max_error=max_error, certainty=certainty)
+
+
+def hoeffding_bentkus(
+    accepted: IntArray, losses: FloatArray | IntArray, max_error: float
+) -> FloatArray:
+    """P-values of mean losses above ``max_error``, from sums of losses in [0, 1].
+
+    >>> hoeffding_bentkus(np.array([0, 100]), np.array([0.0, 2.5]), 0.1).round(4)
+    array([1.    , 0.0131])
+    """
+    mean = np.minimum(losses / np.maximum(accepted, 1), max_error)
+    divergence = rel_entr(mean, max_error) + rel_entr(1 - mean, 1 - max_error)
+    # a sum that is whole but for its last digit must not be rounded up to the next number
+    up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
+    bentkus = math.e * binomial_p_values(accepted, up, max_error)
+    return np.where(accepted > 0, np.minimum(np.exp(-accepted * divergence), bentkus), 1.0)
 
 
 def fit_gate(

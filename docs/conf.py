@@ -49,7 +49,11 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "calibrant"
 html_logo = html_favicon = "_static/logo.svg"
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options = {
+    "top_of_page_buttons": [],
+    "light_css_variables": {"color-brand-primary": "#1d4f7c", "color-brand-content": "#1a5f9e"},
+    "dark_css_variables": {"color-brand-primary": "#8fc1ee", "color-brand-content": "#7db6ea"},
+}
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["formulas.css", "pages.css"]

@@ -36,6 +36,7 @@ MORE = {
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
+        *("loss_split.loss_split", "loss_split.LossTerms"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
@@ -96,6 +97,9 @@ SKLEARN = """## scikit-learn
 
 ```{eval-rst}
 .. autoclass:: calibrant.deploy.sklearn.CalibratedClassifier
+   :members: fit, predict, predict_proba
+
+.. autoclass:: calibrant.deploy.sklearn_thresholds.ThresholdClassifier
    :members: fit, predict, predict_proba
 ```
 """

@@ -22,6 +22,7 @@ from typing_extensions import assert_type
 import calibrant
 from calibrant._core.checks import FloatArray
 from calibrant.decide import Threshold, shift_prior
+from tests.support.thresholds import error_threshold
 
 TABLES = {"CALIBRATORS", "LOSSES", "METRICS", "TAG_CALIBRATORS"}
 """Public names that are neither functions nor classes."""
@@ -92,7 +93,7 @@ def test_type_checkers_know_the_form_of_results(tmp_path):
     tensor = assert_type(shift_prior(torch.zeros(1, 2), **priors), torch.Tensor)
     array = assert_type(shift_prior(probs=np.full((1, 2), 0.5), **priors), FloatArray)
     np.testing.assert_allclose(tensor, array, rtol=1e-6)
-    calibrant.save(Threshold(0.9, 0.5, 0.1, 0.2, 10, 0.25, 0.95), tmp_path / "threshold.json")
+    calibrant.save(error_threshold(0.9, 0.5, 0.1, 0.2, 10, 0.25, 0.95), tmp_path / "threshold.json")
     again = assert_type(calibrant.load(tmp_path / "threshold.json", Threshold), Threshold)
     assert again.threshold == 0.9
 
@@ -121,7 +122,7 @@ def test_the_version_is_that_of_the_build(monkeypatch):
 def test_a_checkout_that_was_never_installed_saves_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "calibrant._version", None)  # as if it were not there
     assert calibrant.__version__ == "unknown"
-    calibrant.save(Threshold(0.9, 0.5, 0.1, 0.2, 10, 0.25, 0.95), tmp_path / "threshold.json")
+    calibrant.save(error_threshold(0.9, 0.5, 0.1, 0.2, 10, 0.25, 0.95), tmp_path / "threshold.json")
     assert calibrant.load(tmp_path / "threshold.json").threshold == 0.9
 
 

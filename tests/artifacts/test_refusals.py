@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -333,8 +334,9 @@ def test_a_head_of_another_size_is_refused(tmp_path):
 
 SETS: dict[str, object] = {"limit": -0.1, "score": "aps", "coverage": 0.9}
 SETS |= {"n": 50, "classes": 3, "seed": 0, "mean_size": 1.5}
-NUMBERS = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
-NUMBERS |= {"max_error": 0.25, "certainty": 0.95}
+LIMIT: dict[str, Any] = {"name": "error", "limit": 0.25, "found": 0.1, "bound": 0.2, "n": 4}
+NUMBERS: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "n": 9, "certainty": 0.95}
+NUMBERS |= {"limits": [LIMIT], "more_labels": 0.0, "cost": None}
 
 
 def text_tensor(text):
@@ -359,6 +361,9 @@ def text_tensor(text):
         (Threshold, {**NUMBERS, "n": None}),
         (Threshold, {**NUMBERS, "threshold": "0.5"}),
         (Threshold, {**NUMBERS, "threshold": True}),
+        (Threshold, {**NUMBERS, "limits": []}),
+        (Threshold, {**NUMBERS, "limits": [{**LIMIT, "name": "f1"}]}),
+        (Threshold, {**NUMBERS, "limits": [{**LIMIT, "limit": None}]}),
         (Threshold, [0.5]),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_saved_rule_that_decides_nothing_is_refused(run):
     artifacts.save(rule, "rule")
     code, out, err = run("decide", "p.npz", "--rule", "rule", "-o", "out.csv")
     assert (code, out) == (2, "")
-    assert "error: rule: No answer is accepted: too few examples" in err
+    assert "error: rule: No answer is accepted: an error of at most 0.001 %" in err
     assert not decide("p.npz", max_error=0.5).rule.decides_nothing
     assert not decide("p.npz", coverage=0.5).rule.decides_nothing
 
@@ -101,7 +101,7 @@ def test_a_saved_rule_that_decides_nothing_is_refused(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name one of --max-error, --coverage and --rule"),
+        ((), "name one of --max-error, --coverage, --rule"),
         (("--max-error", "0.1", "--coverage", "0.9"), "name one of"),
         (("--rule", "rule", "--fit-split", "val"), "leave out --calibrator, --save"),
         (("--rule", "nowhere"), "there is no artifact nowhere"),

@@ -9,11 +9,12 @@ from scipy.special import softmax
 
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.tags import TagScaling
-from calibrant.decide import ConformalSets, DecisionRule, Threshold, conformal, threshold
+from calibrant.decide import ConformalSets, DecisionRule, conformal, threshold
 from calibrant.decide.rules import Tally
 from tests.support.simulate import drawn, drawn_tags
+from tests.support.thresholds import error_threshold
 
-ACCEPT = Threshold(0.6, 0.5, 0.1, 0.2, 100, 0.25, 0.9)
+ACCEPT = error_threshold(0.6, 0.5, 0.1, 0.2, 100, 0.25, 0.9)
 SETS = ConformalSets(-0.3, "lac", 0.8, 99, 3, 0, 1.2)
 
 
@@ -31,7 +32,7 @@ def test_decisions_and_counts_are_those_of_a_loop(guarantee, examples):
     halved._store(temperature_=2.0)
     rule = DecisionRule(guarantee, 3, halved)
     made = rule.decide(logits)
-    size = judged = wrong = 0
+    size = judged = wrong = missed = 0
     for i, (row, label) in enumerate(zip(softmax(logits / 2, -1), labels, strict=True)):
         top = max(range(3), key=lambda k: row[k])
         assert made["predicted"][i] == top
@@ -49,7 +50,9 @@ def test_decisions_and_counts_are_those_of_a_loop(guarantee, examples):
             judged + counts,
             wrong + (counts and label not in kept),
         )
-    assert rule.tally(made, labels) == Tally(60, size, judged, wrong)
+        missed += not kept and label == top
+    known = int((labels >= 0).sum()) if guarantee is ACCEPT else 0
+    assert rule.tally(made, labels) == Tally(60, size, judged, wrong, known, missed)
     assert rule.tally(made, None) == Tally(60, size, 0, 0)
     assert 0 < wrong < judged
 

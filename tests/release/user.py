@@ -52,7 +52,7 @@ def refused() -> None:
     cal.eec([[1.0, 0.0]], [0])  # type: ignore[attr-defined]
     cal.ece([[1.0, 0.0]], [0], 20)  # type: ignore[call-arg]
     cal.evaluate([[1.0, 0.0]], [0], estimand="top")  # type: ignore[arg-type]
-    cal.threshold([[1.0, 0.0]], [0])  # type: ignore[call-arg]
+    cal.threshold([[1.0, 0.0]], [0], recall="all")  # type: ignore[arg-type]
     cal.SMART().fit([[1.0, 0.0]], [0], [1.0])  # type: ignore[call-arg]
     cal.calibrated("model", cal.SMART())  # type: ignore[arg-type]
 

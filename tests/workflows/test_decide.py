@@ -210,7 +210,7 @@ def test_what_cannot_be_decided_is_refused(arrays, halved, tmp_path):
     rule = decide(arrays, max_error=0.5).rule
     tags = {"logits": np.zeros((40, 3)), "labels": np.zeros((40, 3), int)}
     refused: list[tuple[Any, str]] = [
-        (lambda: decide(arrays), "either max_error= or coverage=, got neither"),
+        (lambda: decide(arrays), "either limits, such as max_error=, or coverage=, got neither"),
         (lambda: decide(arrays, max_error=0.1, coverage=0.9), "got both"),
         (lambda: decide(tags, max_error=0.5), "tags are not supported"),
         (lambda: decide({"logits": np.zeros((40, 3))}, max_error=0.5), "no labels"),

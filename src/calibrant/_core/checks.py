@@ -21,7 +21,7 @@ from torch import Tensor
 from calibrant._core.messages import printable
 
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
-_MAX_ROUNDING = 0.01  # of the sum of a row of printed probabilities
+_MAX_ROUNDING = 0.01  # by which a printed row may miss a sum of 1
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 MANY_ODDS = 100  # log-odds that are hardly all between 0 and 1 by chance
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities

@@ -47,7 +47,7 @@ def is_missing(text: str) -> bool:
 
 
 class ScoreColumn(NamedTuple):
-    """The parts of the name of a column of scores."""
+    """The parts of a score column's name."""
 
     domain: str  # "logits" or "probs"
     prefix: str
@@ -55,7 +55,7 @@ class ScoreColumn(NamedTuple):
 
 
 def score_column(name: str) -> ScoreColumn | None:
-    """Return the parts of the name of a column of scores; None for other columns.
+    """Return the parts of a score column's name; None for other columns.
 
     >>> score_column("logit_cat"), score_column("p_01"), score_column("price")
     (ScoreColumn(domain='logits', prefix='logit', class_name='cat'), \

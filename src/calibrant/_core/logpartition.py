@@ -353,7 +353,7 @@ def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]
             bad = ~torch.isfinite(own_gap).cpu().numpy()
             raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
-        gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+        gaps.clamp_(max=LARGEST_GAP)  # masked classes too, whose powers are then 0
         yield Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
 
 

@@ -120,7 +120,7 @@ def artifact_of(obj: Any) -> Artifact:
 
 
 def _class_names(obj: Any) -> Iterator[tuple[str, Sequence[str] | None]]:
-    """Yield the path of the names of classes of each module that may have some, and these."""
+    """Yield where each module keeps its class names, if it may have some, and these."""
     for path, module in obj.named_modules() if isinstance(obj, nn.Module) else ():
         if hasattr(module, NAMES):
             yield f"{path}.{NAMES}".lstrip("."), module.class_names_
@@ -173,19 +173,15 @@ def restored(artifact: Artifact) -> Any:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
     for path, names in named:
         module = obj.get_submodule(path.removesuffix(NAMES).rstrip("."))
-        module.class_names_ = _checked_names(names, max(module.classes, 2))
+        count = max(module.classes, 2)
+        texts = [x for x in names if isinstance(x, str)] if isinstance(names, list) else []
+        if not len({*texts}) == len(names) == count:
+            raise ValueError(f"{NAMES} must name {count} classes, got {names!r:.60}")
+        module.class_names_ = tuple(texts)
     for module in inside:
         if isinstance(module, Calibrator):
             check_learned(module)
     return obj
-
-
-def _checked_names(names: Any, classes: int) -> tuple[str, ...]:
-    """Return names of classes, or raise unless each class has one of its own."""
-    distinct = {name for name in names if isinstance(name, str)} if isinstance(names, list) else {}
-    if not len(distinct) == len(names) == classes:
-        raise ValueError(f"{NAMES} must name {classes} classes, got {names!r:.60}")
-    return tuple(names)
 
 
 def _from_text(cls: Any, artifact: Artifact) -> Any:

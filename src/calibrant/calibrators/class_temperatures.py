@@ -121,7 +121,7 @@ def _improved(rows: _Scaled, k: int, grid: FloatArray, now: _Quality) -> _Qualit
 class _Others(NamedTuple):
     """All classes but one, each ``(n,)``."""
 
-    log_sum: FloatArray  # log of the sum of the exponentials of all other classes
+    log_sum: FloatArray  # log-sum-exp over all other classes
     best: FloatArray  # largest scaled logit of them
     leader: IntArray  # and its class, the first of equals
 

@@ -169,7 +169,7 @@ class IsotonicOneVsRest(_StepCalibrator):
     ----------
     temperature_ : scalar Tensor
     odds_, prob_ : (classes, m) Tensor
-        Log-odds of the ends of the steps of each class, and the new probability there; short rows
+        Log-odds at which the steps of a class end, and the new probability there; short rows
         repeat their last end.
 
     Examples

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
 from calibrant.cli.llm import DEVICE, DTYPE, TRUST
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -75,7 +75,7 @@ def collect(
     from calibrant.workflows.good_shards import describe_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    with engine.Source(workers=workers).working():
+    with engine.InputFiles(workers=workers).working():
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in describe_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)

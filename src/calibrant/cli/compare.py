@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @shared.METADATA
 @shared.CHOICES
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.MULTILABEL
@@ -51,7 +52,7 @@ def compare(
     choices: bool,
     estimand: Any,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Fit a dozen methods, or others, and measure them side by side.
@@ -102,7 +103,7 @@ def demo() -> None:
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
-        with engine.Source().working("methods"):
+        with engine.InputFiles().working("methods"):
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods=methods)
         shared.print_box(comparison, "Calibrated by three methods")

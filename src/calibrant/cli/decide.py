@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
@@ -27,8 +27,26 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find a threshold: at most this share of the accepted answers is wrong.",
 )
+@option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
+@option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
+@option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
 @option(
-    "--certainty", default=0.95, metavar="FRACTION", help="Probability that --max-error is kept."
+    "--max-cost",
+    type=float,
+    metavar="COST",
+    help="Largest mean cost of an example, with --cost.",
+)
+@option(
+    "--cost",
+    metavar="TN,FP,FN,TP",
+    callback=lambda _, __, text: _costs(text),
+    help="Costs of the four decisions; the cheapest threshold is taken.",
+)
+@option(
+    "--positive", metavar="CLASS", help="Class to flag, by name or number.  [default: 1 of two]"
+)
+@option(
+    "--certainty", default=0.95, metavar="FRACTION", help="Probability that the limits are kept."
 )
 @option(
     "--coverage",
@@ -49,7 +67,6 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
 @engine.reads_predictions(engine=False, skip_bad=False)
 def decide(
     pred: str,
-    max_error: float | None,
     coverage: float | None,
     saved: str | None,
     folder: str | None,
@@ -57,10 +74,10 @@ def decide(
     target: str | None,
     out: str | None,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
-    """Accept answers, or form sets of classes, with a guarantee.
+    """Accept answers, flag a class or form sets, with a guarantee.
 
     The rule is fitted on one split of PRED, a file as for "calibrant evaluate", and checked on
     another; a file with only one set of examples is cut at random into two halves. With --rule a
@@ -71,6 +88,7 @@ def decide(
     \b
     Examples:
       calibrant decide predictions.npz --max-error 0.05
+      calibrant decide predictions.npz --recall 0.95 --max-fpr 0.2
       calibrant decide predictions.npz --coverage 0.9 --save rule
       calibrant decide new.npz --rule rule -o decisions.csv
 
@@ -79,14 +97,21 @@ def decide(
     no answer is accepted, or every set holds all classes. Nothing is written
     then.
     """  # noqa: D301
-    if [max_error, coverage, saved].count(None) != 2:
-        raise click.UsageError("name one of --max-error, --coverage and --rule")
+    limits = ("max_error", "precision", "recall", "max_fpr", "max_cost", "cost")
+    limited = any(options[name] is not None for name in limits)
+    if [limited, coverage is not None, saved is not None].count(True) != 1:
+        raise click.UsageError(
+            "name one of --max-error, --coverage, --rule, or limits of a class (--precision, "
+            "--recall, --max-fpr, --max-cost)"
+        )
     if saved and (folder or target or options["fit_split"] or split):
         raise click.UsageError(
             "a saved --rule has its calibrator, and decides about all splits: leave out "
             "--calibrator, --save, --fit-split and --split"
         )
-    options |= {"max_error": max_error, "coverage": coverage, "test_split": split}
+    options |= {"coverage": coverage, "test_split": split}
+    if (positive := options["positive"]) is not None and positive.isdecimal():
+        options["positive"] = int(positive)
     written = [shared.how_written(name) for name in (target, out) if name]
     with source.working():
         data = source.open(pred)
@@ -104,6 +129,17 @@ def decide(
     for line in written:
         shared.say(line)
     return 2 if decides_nothing else 0
+
+
+def _costs(text: str | None) -> list[list[float]] | None:
+    """Return the matrix of --cost."""
+    if text is None:
+        return None
+    try:
+        a, b, c, d = map(float, text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"want four numbers with commas, got {text!r}") from None
+    return [[a, b], [c, d]]
 
 
 def _applied(data: Dataset, saved: str, out: str | None) -> AppliedRule:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
 )
 @option("--metrics", metavar="NAME,...", help="Those of 'calibrant metrics'.  [default: all]")
-@option("--bins", default=15, metavar="N", help="Number of bins.")
+@shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
@@ -55,7 +55,7 @@ def evaluate(
     level: float,
     estimand: Any,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Measure the calibration of a prediction file.

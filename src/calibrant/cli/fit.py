@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
@@ -55,7 +55,7 @@ def fit(
     train: str | None,
     estimand: str | None,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **selection: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
@@ -109,7 +109,7 @@ def fit(
 
 
 def _check_train(
-    name: str, folds: int | None, selection: dict[str, str | None], source: engine.Source
+    name: str, folds: int | None, selection: dict[str, str | None], source: engine.InputFiles
 ) -> None:
     """Refuse options that do not go with --train."""
     if name != "maccal":
@@ -121,7 +121,7 @@ def _check_train(
         )
 
 
-def _retrained(pred: str, train: str, source: engine.Source, options: dict[str, Any]) -> Fit:
+def _retrained(pred: str, train: str, source: engine.InputFiles, options: dict[str, Any]) -> Fit:
     from calibrant.workflows.retrain import retrain_and_measure
 
     with source.working("epochs"):
@@ -130,7 +130,7 @@ def _retrained(pred: str, train: str, source: engine.Source, options: dict[str, 
 
 
 def _fitted(
-    pred: str, source: engine.Source, options: dict[str, Any]
+    pred: str, source: engine.InputFiles, options: dict[str, Any]
 ) -> tuple[Fit, dict[str, str]]:
     """Fit a calibrator, and return the shards that were skipped as well."""
     from calibrant.workflows.fit import cross_fit, fit_and_measure
@@ -153,7 +153,7 @@ def _fitted(
     help="File to write, as the suffix says; without a suffix, a folder with a file per shard.",
 )
 @engine.reads_predictions()
-def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
+def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import Group
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, LEVEL, Commands, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.judges.judged import Scale
@@ -37,7 +36,7 @@ SCALE = click.option(
 )
 
 
-class _EstimateByDefault(Group):
+class _EstimateByDefault(Commands):
     """A group in which a file in the place of a verb is passed to ``estimate``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import verb
+from calibrant.cli.shared import verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
@@ -44,7 +44,9 @@ def metrics() -> None:
     """List the metrics, and what they mean.
 
     The names stand in JSON and in the options --metrics, --max and --min. The best value is 0, but
-    of accuracy, auroc and roc_auc, where higher is better.
+    of accuracy, auroc, roc_auc, brier_skill and p-values, where higher is better, and of
+    calibration_slope, where it is 1. Those of P(y = 1) beside roc_auc are computed where they are
+    named.
     """
     from calibrant.metrics.registry import METRICS
 

@@ -11,9 +11,19 @@ import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
-from calibrant.cli.engine import Source
-from calibrant.cli.help import F, Group, Verb, option
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
+from calibrant.cli.engine import InputFiles
+from calibrant.cli.shared import (
+    AS_JSON,
+    LEVEL,
+    Commands,
+    F,
+    Verb,
+    new_console,
+    option,
+    progress_bar,
+    say,
+    until_closed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +60,7 @@ CONFIDENCE = option(
 
 
 @click.group(
-    cls=Group,
+    cls=Commands,
     sections={
         "Tokens": ["collect", "fit", "evaluate", "ask"],
         "Answers": ["answers", "gate", "judge"],
@@ -91,7 +101,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with Source().working("tokens"):
+    with InputFiles().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
@@ -154,7 +164,7 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with Source().working("epochs"):
+    with InputFiles().working("epochs"):
         fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
@@ -463,15 +473,25 @@ def ask(
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
-    reply = answer_question(*network, question, **options)
-    _print_reply(reply, options["max_new_tokens"])
+    reply, console = answer_question(*network, question, **options), new_console()
+    with until_closed():
+        if not reply.abstains:
+            console.print(_shaded(reply))
+        elif math.isinf(reply.required):
+            console.print("no answer: no confidence met the target error", style="bold")
+        else:
+            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
+            console.print(message, style="bold")
+        most = options["max_new_tokens"]
+        end = f", truncated by --max-new-tokens {most}" if reply.truncated else ""
+        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
     if html:
         written = shared.how_written(html)
         reply.shaded(question).write(html)
         say(written)
 
 
-@llm.group(cls=Group)
+@llm.group(cls=Commands)
 def answers() -> None:
     """Calibrate graded answers of any origin: the chance that an answer is right."""
 
@@ -581,20 +601,6 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
         raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
-
-
-def _print_reply(reply: Answer, max_new_tokens: int) -> None:
-    console = new_console()
-    with until_closed():
-        if not reply.abstains:
-            console.print(_shaded(reply))
-        elif math.isinf(reply.required):
-            console.print("no answer: no confidence met the target error", style="bold")
-        else:
-            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
-            console.print(message, style="bold")
-        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.truncated else ""
-        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 
 
 def _shaded(answer: Answer) -> Text:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import Group
-from calibrant.cli.shared import AS_JSON, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, Commands, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm import Gate
@@ -22,7 +21,7 @@ STATE = click.option(
 )
 
 
-@click.group(cls=Group, context_settings={"show_default": True})
+@click.group(cls=Commands, context_settings={"show_default": True})
 def gate() -> None:
     """Accept answers, verify them, or hand them to a person, at a guaranteed error."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
@@ -81,7 +81,7 @@ def monitor(
     page: str | None,
     fail: bool,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -54,7 +54,7 @@ def plot(
     folder: str | None,
     methods: str | None,
     estimand: Any,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> None:
     """Draw a figure of a prediction file, or of several side by side.

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -39,7 +39,9 @@ from calibrant.cli.help import FILE, option, verb
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
 @shared.CHOICES
+@shared.BINS
 @shared.LEVEL
+@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY
@@ -53,7 +55,7 @@ def report(
     methods: str | None,
     choices: bool,
     estimand: Any,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> None:
     """Write a page: can the confidence be trusted, and what to do.

@@ -8,4 +8,5 @@ from calibrant.decide.priors import (
     shift_prior as shift_prior,
 )
 from calibrant.decide.rules import DecisionRule as DecisionRule
-from calibrant.decide.thresholds import Threshold as Threshold, threshold as threshold
+from calibrant.decide.threshold_limits import threshold as threshold, thresholds as thresholds
+from calibrant.decide.threshold_results import ShownLimit as ShownLimit, Threshold as Threshold

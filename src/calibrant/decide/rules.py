@@ -17,7 +17,8 @@ from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import in_form_of, probabilities
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
+from calibrant.decide.threshold_search import Counts, Trials
 from calibrant.metrics.reductions import Input, check_one_input
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ class Tally(NamedTuple):
     size: int = 0
     """Examples that are accepted, or classes in all sets together."""
     judged: int = 0
-    """Labelled examples that are accepted, or that have a set."""
+    """Labelled examples that are accepted or flagged, or that have a set."""
     wrong: int = 0
-    """Those whose predicted class is wrong, or whose set misses the label."""
+    """Those whose predicted class is wrong, that are negative, or whose set misses the label."""
+    labelled: int = 0
+    """Labelled examples; counted for thresholds."""
+    missed: int = 0
+    """Those that are positive and not flagged, or right and not accepted."""
 
     @classmethod
     def total(cls, tallies: Iterable[Tally]) -> Tally:
@@ -71,6 +76,8 @@ class DecisionRule(nn.Module):
     calibrator : Calibrator, optional
         Fitted; applied to logits first.
     class_names : sequence of str, optional
+    positive : int, optional
+        Class that a threshold finds, if it is not about answers; 1 of two by default.
 
     Examples
     --------
@@ -91,9 +98,19 @@ class DecisionRule(nn.Module):
         classes: int,
         calibrator: Calibrator | None = None,
         class_names: Sequence[str] | None = None,
+        positive: int | None = None,
     ) -> None:
         super().__init__()
         checks.check_whole("classes", classes, 2)
+        if isinstance(guarantee, Threshold) and not guarantee.about_answers:
+            positive = 1 if positive is None and classes == 2 else positive
+            checks.check_whole("positive", positive, 0)
+            if positive >= classes:  # type: ignore[operator]  # it is a number
+                raise ValueError(f"positive must be a class in [0, {classes}), got {positive}")
+        elif positive is not None:
+            raise TypeError(
+                "positive= is for thresholds that find a class, not for answers or sets"
+            )
         if isinstance(guarantee, ConformalSets) and guarantee.classes != classes:
             raise ValueError(f"the sets are of {guarantee.classes} classes, got classes={classes}")
         if class_names is not None and len(class_names) != classes:
@@ -103,10 +120,11 @@ class DecisionRule(nn.Module):
             calibrator.refuse_tags("DecisionRule")
         self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
         self.class_names = None if class_names is None else [str(name) for name in class_names]
+        self.positive = positive
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of :meth:`from_config`."""
-        names = ("classes", "calibrator", "class_names")
+        names = ("classes", "calibrator", "class_names", "positive")
         return {"guarantee": self.guarantee.state(), **{k: getattr(self, k) for k in names}}
 
     @classmethod
@@ -116,10 +134,11 @@ class DecisionRule(nn.Module):
         classes: int,
         calibrator: Calibrator | None,
         class_names: Sequence[str] | None,
+        positive: int | None,
     ) -> DecisionRule:
         """Make a rule of what :meth:`config` returned."""
         kind = ConformalSets if "score" in guarantee else Threshold
-        return cls(kind.from_state(guarantee), classes, calibrator, class_names)
+        return cls(kind.from_state(guarantee), classes, calibrator, class_names, positive)
 
     @property
     def kind(self) -> str:
@@ -128,8 +147,10 @@ class DecisionRule(nn.Module):
 
     @property
     def decision(self) -> str:
-        """Name of the decisions in :meth:`decide`, "accepted" or "set"."""
-        return "set" if isinstance(self.guarantee, ConformalSets) else "accepted"
+        """Name of the decisions in :meth:`decide`: "accepted", "flagged" or "set"."""
+        if isinstance(self.guarantee, ConformalSets):
+            return "set"
+        return "accepted" if self.positive is None else "flagged"
 
     @checks.warnings_at_caller()
     def decide(
@@ -138,8 +159,9 @@ class DecisionRule(nn.Module):
         """Return the decisions about logits ``(..., classes)`` or ``(n,)``, or probs alike.
 
         ``predicted`` ``(...)`` is the most probable class and ``confidence`` its probability; for a
-        threshold ``accepted`` ``(...)`` tells whether to accept it, for sets ``set``
-        ``(..., classes)`` which classes to keep: arrays, or tensors on the device of a tensor.
+        threshold ``accepted`` ``(...)`` tells whether to accept it, or ``flagged`` ``(...)``
+        whether the example counts as positive; for sets ``set`` ``(..., classes)`` tells which
+        classes to keep: arrays, or tensors on the device of a tensor.
         """
         check_one_input(logits, probs)
         values, places = in_order(logits if probs is None else probs, self.class_names)
@@ -155,7 +177,8 @@ class DecisionRule(nn.Module):
         if isinstance(self.guarantee, ConformalSets):
             decisions["set"] = as_array(self.guarantee.sets(**data))
         else:
-            decisions["accepted"] = confidence >= self.guarantee.threshold
+            decided = confidence if self.positive is None else rows[..., self.positive]
+            decisions[self.decision] = decided >= self.guarantee.threshold
         form = checks.as_scores(values)
         made = renumbered(decisions, places)
         return {name: in_form_of(form, decided) for name, decided in made.items()}
@@ -164,9 +187,9 @@ class DecisionRule(nn.Module):
         """Count decisions; with ``labels`` ``(...)``, of which -100 is unknown, also mistakes."""
         made = {name: as_array(values) for name, values in decisions.items()}
         predicted, members = made["predicted"], made.get("set")
-        size = (made["accepted"] if members is None else members).sum()
+        chosen = made[self.decision]
         if labels is None:
-            return Tally(predicted.size, int(size))
+            return Tally(predicted.size, int(chosen.sum()))
         if labels.shape != predicted.shape:
             raise ValueError(
                 f"{predicted.shape} predictions need as many labels, got {labels.shape}"
@@ -174,18 +197,20 @@ class DecisionRule(nn.Module):
         checks.check_labels(labels, self.classes)
         judged: BoolArray = labels != checks.IGNORED
         known = np.where(judged, labels, 0)
-        if members is None:
-            judged, right = judged & made["accepted"], predicted == known
-        else:
-            right = np.take_along_axis(members, known[..., None], -1)[..., 0]
-        return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))
+        size = predicted.size, int(chosen.sum())
+        if members is not None:
+            held = np.take_along_axis(members, known[..., None], -1)[..., 0]
+            return Tally(*size, int(judged.sum()), int((judged & ~held).sum()))
+        right = known == (predicted if self.positive is None else self.positive)
+        counts = (judged & chosen, judged & chosen & ~right, judged, judged & ~chosen & right)
+        return Tally(*size, *(int(each.sum()) for each in counts))
 
     @property
     def decides_nothing(self) -> bool:
-        """True if no answer is accepted or all sets hold all classes, for want of examples."""
+        """True if the guarantee was not shown: nothing is accepted, or all is, or all classes."""
         if isinstance(self.guarantee, ConformalSets):
             return self.guarantee.limit == math.inf
-        return self.guarantee.threshold == math.inf
+        return self.guarantee.more_labels > 0 or self.guarantee.threshold == math.inf
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if no answer is accepted."""
@@ -197,11 +222,20 @@ class DecisionRule(nn.Module):
             if self.guarantee.limit == math.inf:
                 return "Every set holds all classes: there were too few examples for others."
             return f"Sets of classes by the score {self.guarantee.score}."
-        if self.guarantee.threshold == math.inf:
-            most = f"{100 * self.guarantee.max_error:g} %"
-            return f"No answer is accepted: too few examples to show an error of at most {most}."
+        needs = self.guarantee.needs()
+        if self.positive is None:
+            if self.guarantee.threshold == math.inf:
+                most = f"{100 * self.guarantee.max_error:g} %"
+                said = f"No answer is accepted: an error of at most {most} is not shown"
+                return f"{said}; {needs}." if needs else f"{said}."
+            least = threshold_text(self.guarantee.threshold)
+            return f"Accept an answer if its confidence is at least {least}."
+        name = self.name(self.positive)
+        if needs:
+            what = "Every" if self.guarantee.coverage else "No"
+            return f"{what} example is flagged as {name}: the limits are not shown; {needs}."
         least = threshold_text(self.guarantee.threshold)
-        return f"Accept an answer if its confidence is at least {least}."
+        return f"Flag an example as {name} if the probability of this class is at least {least}."
 
     def __repr__(self) -> str:
         return one_line(self, self.instruction().rstrip("."), self.describe())
@@ -220,21 +254,39 @@ class DecisionRule(nn.Module):
             return fitted
         return f"{fitted}, calibrated by: {self.calibrator.describe()}"
 
+    def trials(self, tally: Tally) -> list[Trials]:
+        """Return the tests of the limits of a threshold by counts, ``(1,)`` each."""
+        assert isinstance(self.guarantee, Threshold)
+        counts = Counts(
+            tally.labelled,
+            tally.judged - tally.wrong + tally.missed,
+            np.array([tally.judged]),
+            np.array([tally.wrong]),
+        )
+        costs = None if self.guarantee.cost is None else np.array(self.guarantee.cost)
+        return [counts.trials(one.name, one.limit, costs) for one in self.guarantee.limits]
+
     def p_value(self, tally: Tally) -> float:
         """Return the probability of as many mistakes as counted, or more, if the guarantee holds.
 
         At the limit of the guarantee: binomial for a threshold, beta-binomial for sets, whose
-        coverage varies with the examples they were fitted on.
+        coverage varies with the examples they were fitted on. Of several limits it is the least,
+        times their number; of costs it is a bound (Hoeffding and Bentkus).
         """
-        from scipy.stats import betabinom, binom
+        from scipy.stats import betabinom
 
-        n = self.guarantee.n
-        if isinstance(self.guarantee, Threshold):
-            return float(binom.sf(tally.wrong - 1, tally.judged, self.guarantee.max_error))
-        if self.guarantee.limit == math.inf or not tally.judged:
-            return 1.0
-        rank = math.ceil((n + 1) * self.guarantee.coverage - 1e-9)
-        return float(betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank))
+        if isinstance(self.guarantee, ConformalSets):
+            n = self.guarantee.n
+            if self.guarantee.limit == math.inf or not tally.judged:
+                return 1.0
+            rank = math.ceil((n + 1) * self.guarantee.coverage - 1e-9)
+            return float(betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank))
+        # as many failures or more: as few successes or fewer, of which a share is allowed
+        p_values = [
+            float(one.test(one.trials, one.trials - one.failures, 1 - one.share)[0])
+            for one in self.trials(tally)
+        ]
+        return min(1.0, len(p_values) * min(p_values))
 
     def verdict(self, tally: Tally) -> str:
         """Return whether labelled decisions agree with the guarantee; empty without labels."""
@@ -255,9 +307,14 @@ class DecisionRule(nn.Module):
         if isinstance(self.guarantee, ConformalSets):
             covered = None if error is None else 1 - error
             found = {"mean_size": mean, "labelled": tally.judged, "coverage": covered}
-        else:
+        elif self.positive is None:
             found = {"accepted": tally.size, "share": mean, "labelled": tally.judged}
             found |= {"wrong": tally.wrong, "error": error}
+        else:
+            found = {"flagged": tally.size, "share": mean, "labelled": tally.labelled}
+            for one in self.trials(tally):
+                m = int(one.trials[0])
+                found[one.name] = one.value(float(one.failures[0]) / m) if m else None
         return {"n": tally.n, **found}
 
     @property
@@ -265,18 +322,26 @@ class DecisionRule(nn.Module):
         """Headings of :meth:`cells`."""
         if isinstance(self.guarantee, ConformalSets):
             return "examples", "classes per set", "true class in set"
-        return "examples", "accepted", "wrong among accepted"
+        if self.positive is None:
+            return "examples", "accepted", "wrong among accepted"
+        return "examples", "flagged", *(one.name for one in self.guarantee.limits)
 
     def cells(self, tally: Tally) -> tuple[str, ...]:
         """Return the figures as text."""
         figures = self.figures(tally)
-        names = ("share", "error") if self.kind == "threshold" else ("mean_size", "coverage")
-        first, second = (figures[name] for name in names)
-        percent = "-" if second is None else f"{100 * second:.2f} %"
-        if first is None:
-            return f"{tally.n:,}", "-", percent
-        shown = f"{first:.2f}" if self.kind == "sets" else f"{tally.size:,} ({100 * first:.1f} %)"
-        return f"{tally.n:,}", shown, percent
+        if isinstance(self.guarantee, ConformalSets):
+            names, size = ["coverage"], figures["mean_size"]
+            shown = "" if size is None else f"{size:.2f}"
+        else:
+            names = ["error"] if self.positive is None else [x.name for x in self.guarantee.limits]
+            share = figures["share"]
+            shown = "" if share is None else f"{tally.size:,} ({100 * share:.1f} %)"
+        values = [(name, figures[name]) for name in names]
+        texts = [
+            "-" if x is None else f"{x:.4g}" if name == "cost" else f"{100 * x:.2f} %"
+            for name, x in values
+        ]
+        return f"{tally.n:,}", shown or "-", *texts
 
     def names(self, members: BoolArray) -> str:
         """Return the names of the classes in a set ``(classes,)``; numbers if unknown.

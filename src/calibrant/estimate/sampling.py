@@ -264,7 +264,7 @@ def read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatAr
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text: a .csv file with rows and labels is wanted") from None
+        raise ValueError(f"{path} is not text; pass a .csv file with rows and labels") from None
     reader = csv.DictReader(text.splitlines())
     names = reader.fieldnames or ["nothing"]
     if not {"row", "label"} <= set(names):

@@ -11,10 +11,10 @@ from calibrant._core.showing import threshold_text
 from calibrant.decide.conformal_sets import ConformalSets, SetSizes
 from calibrant.decide.priors import PriorCorrection
 from calibrant.decide.rules import DecisionRule
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Input
-from calibrant.show.box import Box, Chart, Verdict, box_of, drawing_of
+from calibrant.show.box import Box, Callout, Chart, box_of, drawing_of
 from calibrant.show.calibrators import charts
 from calibrant.show.charts import bar_chart
 from calibrant.show.figures.selective import set_size_plot, threshold_plot
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 @box_of.register(Threshold)
 def threshold_box(limit: Threshold) -> Box:
     """Return what a threshold guarantees, and what it does with the examples of its fit."""
-    none = "No answer is accepted: there are too few examples to show such an error."
+    answers = limit.about_answers
     values = {
-        "accept from a confidence of": threshold_text(limit.threshold),
-        "share accepted": f"{100 * limit.coverage:.1f} %",
-        "wrong among them": f"{100 * limit.error:.2f} %",
-        "upper bound": f"{100 * limit.bound:.2f} %",
+        f"{'accept' if answers else 'flag'} from": threshold_text(limit.threshold),
+        f"share {'accepted' if answers else 'flagged'}": f"{100 * limit.coverage:.1f} %",
     }
+    for one in limit.limits:
+        values[one.name] = one.amount(one.found)
+        values[f"bound of the {one.name}"] = one.amount(one.bound)
     known = [facts(values)] if limit.coverage else []
-    return Box("Threshold", [f"{limit.n:,} examples"], [Verdict(limit.promise() or none)], known)
+    said = limit.promise() or f"Nothing is accepted: {limit.needs()}."
+    return Box("Threshold", [f"{limit.n:,} examples"], [Callout(said)], known)
 
 
 @box_of.register(ConformalSets)
@@ -47,14 +49,14 @@ def sets_box(sets: ConformalSets) -> Box:
         **{"score": sets.score, "limit of the score": limit, "seed": sets.seed},
     }
     about = [f"{sets.n:,} examples of {sets.classes} classes"]
-    return Box("Conformal sets", about, [Verdict(sets.promise())], [facts(values)])
+    return Box("Conformal sets", about, [Callout(sets.promise())], [facts(values)])
 
 
 @box_of.register(DecisionRule)
 def rule_box(rule: DecisionRule) -> Box:
     """Return what a rule does, and what it guarantees."""
     about = [rule.instruction(), rule.describe()]
-    return Box("Decision rule", about, [Verdict(rule.promise())])
+    return Box("Decision rule", about, [Callout(rule.promise())])
 
 
 @charts.register(PriorCorrection)
@@ -72,6 +74,8 @@ def _change_chart(calibrator: PriorCorrection) -> list[Chart]:
 def _threshold_plot(
     limit: Threshold, logits: Input = None, labels: Input = None, **data: Any
 ) -> Figure:
+    if not limit.about_answers:
+        raise TypeError("the figure is of accepted answers: this threshold flags a class")
     return threshold_plot(risk_coverage(logits, labels, **data), limit=limit)
 
 

@@ -264,7 +264,7 @@ def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
 
 
 def _place(name: str, estimand: int) -> int:
-    """Return the number of a sum of one of the estimands."""
+    """Return the column of an estimand's sum."""
     return len(SHARED) + estimand * len(OF_ESTIMAND) + OF_ESTIMAND.index(name)
 
 

@@ -11,6 +11,8 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from numpy.typing import ArrayLike
+
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import (
     IGNORED,
@@ -32,7 +34,8 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally, renumbered
-from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.workflows.apply import (
     check_fits,
     check_target,
@@ -108,6 +111,7 @@ def _rule_dict(rule: DecisionRule) -> dict[str, Any]:
         "rule": {"kind": rule.kind, **rule.guarantee.state()},
         "promise": rule.promise() or None,
         "classes": rule.classes,
+        "positive": rule.positive,
         "calibrated": rule.calibrator is not None,
     }
 
@@ -155,6 +159,13 @@ def decide(
     labels: Values | None = None,
     *,
     max_error: float | None = None,
+    precision: float | None = None,
+    recall: float | None = None,
+    max_fpr: float | None = None,
+    max_fnr: float | None = None,
+    max_cost: float | None = None,
+    cost: ArrayLike | None = None,
+    positive: int | str | None = None,
     certainty: float = 0.95,
     coverage: float | None = None,
     score: Score = "aps",
@@ -171,10 +182,13 @@ def decide(
         As for :func:`calibrant.evaluate`.
     labels : (n,) integers
         With logits; -100 is ignored.
-    max_error, certainty : float
+    max_error, precision, recall, max_fpr, max_fnr, max_cost, cost, certainty
         For a threshold, as in :func:`calibrant.threshold`.
+    positive : int or str, optional
+        Number or name of the class to find, for limits other than ``max_error``; class 1 of two by
+        default.
     coverage, score : float and str
-        For sets, as in :func:`calibrant.conformal`; either this or ``max_error``.
+        For sets, as in :func:`calibrant.conformal`; either this or limits of a threshold.
     calibrator : Calibrator, optional
         Fitted on other examples; applied to logits first.
     fit_split, test_split : str, optional
@@ -193,9 +207,12 @@ def decide(
     >>> fitted.checked.wrong / fitted.checked.judged < 0.01
     True
     """
-    if (max_error is None) == (coverage is None):
-        got = "neither" if max_error is None else "both"
-        raise TypeError(f"pass either max_error= or coverage=, got {got}")
+    limits: dict[str, Any] = {"max_error": max_error, "precision": precision, "recall": recall}
+    limits |= {"max_fpr": max_fpr, "max_fnr": max_fnr, "max_cost": max_cost, "cost": cost}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if bool(limits) == (coverage is not None):
+        got = "both" if limits else "neither"
+        raise TypeError(f"pass either limits, such as max_error=, or coverage=, got {got}")
     dataset = as_dataset(data, labels)
     if calibrator is not None:
         check_calibrator(calibrator)
@@ -207,15 +224,30 @@ def decide(
         for split in splits:
             check_fits(calibrator, split)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
+    place = _positive(positive, splits[0].classes, dataset.class_names)
     with located(dataset.path), known_rows():
         guarantee: Threshold | ConformalSets
         if coverage is None:
-            guarantee = threshold(**examples, max_error=max_error, certainty=certainty)  # type: ignore[arg-type]
+            guarantee = threshold(**examples, **limits, positive=place, certainty=certainty)
         else:
             guarantee = conformal(**examples, coverage=coverage, score=score, seed=seed)
-    rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names)
+    rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names, place)
     tallies = (_walk(rule, split, labelled_only=True) for split in splits)
     return FittedRule(rule, *names, *tallies)
+
+
+def _positive(
+    positive: int | str | None, classes: int, class_names: Sequence[str] | None
+) -> int | None:
+    """Return the number of the class to find, which may be named."""
+    names = list(class_names or map(str, range(classes)))
+    if not isinstance(positive, str):
+        return positive
+    if positive not in names:
+        raise ValueError(
+            f"positive must be a class, one of {comma_separated(names)}, got {positive!r}"
+        )
+    return names.index(positive)
 
 
 def _calibrated_examples(split: Split, calibrator: Calibrator | None) -> dict[str, Array]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import (
     IGNORED,
+    BoolArray,
+    FloatArray,
     Values,
     spread,
     warnings_at_caller,
@@ -26,6 +26,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
+from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.inputs import check_inputs, input_names
 
@@ -188,15 +189,56 @@ def effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumulat
     return Effect(sums.before.compute(), sums.after.compute(), sums.changed, temperatures)
 
 
-@dataclass
-class CalibratedSums:
-    """Sums of predictions after calibration, and before it if that is asked for."""
+class KeptLosses(Accumulator):
+    """A stream that keeps the top probability, correctness and NLL of every example."""
 
-    after: Accumulator
-    before: Accumulator | None = None
-    changed: int = 0
-    low: float = math.inf
-    high: float = -math.inf
+    def __init__(self, estimand: EstimandChoice) -> None:
+        super().__init__(metrics=["nll"], level=None, estimand=estimand)
+        self._parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
+
+    def like(self) -> KeptLosses:
+        """Return a stream of the same form that has seen nothing."""
+        return KeptLosses(self.estimand)
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        """Add the losses that another stream has seen."""
+        assert isinstance(other, KeptLosses)
+        self._parts += other._parts
+        return self
+
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+        """Add the losses of a batch."""
+        checked, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
+        reduced = reduce_examples(checked)
+        self._parts.append((reduced.top, reduced.correct, reduced.nll))
+        return self
+
+    def joined(self) -> tuple[FloatArray, BoolArray, FloatArray]:
+        """Return top probability, correctness and NLL of all examples, ``(n,)`` each."""
+        top, correct, nll = map(np.concatenate, zip(*self._parts, strict=True))
+        return top, correct, nll
+
+
+class CalibratedSums:
+    """Sums of predictions after calibration, and before it if that is asked for.
+
+    One calibrator serves all rows, several serve a fold each.
+    """
+
+    def __init__(
+        self,
+        calibrators: Sequence[Calibrator],
+        after: Accumulator,
+        before: Accumulator | None = None,
+    ) -> None:
+        self.calibrators, self.after, self.before = calibrators, after, before
+        self.changed = 0
+        self.low, self.high = math.inf, -math.inf  # temperatures
+
+    def like(self) -> CalibratedSums:
+        """Return sums of the same form that have seen nothing."""
+        before = None if self.before is None else self.before.like()
+        return CalibratedSums(self.calibrators, self.after.like(), before)
 
     def merge(self, other: CalibratedSums) -> None:
         """Add the sums of other rows."""
@@ -205,6 +247,42 @@ class CalibratedSums:
             self.before.merge(other.before)
         self.changed += other.changed
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+    def add(self, **columns: Array) -> None:
+        """Add rows, each calibrated by the calibrator of its fold."""
+        chunk = Chunk(columns)
+        weight = chunk.get("sample_weight")
+        if self.before is not None:
+            domain = "probs" if "probs" in columns else "logits"
+            stated = {domain: columns[domain]}
+            self.before.add(labels=chunk.labels, sample_weight=weight, **stated)
+        kept = chunk.counted
+        if not kept.any():
+            return
+        logits, labels = chunk.logits, chunk.labels
+        tags = self.calibrators[0].multilabel
+        if tags:  # rows stay whole, without what may be anything
+            logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
+        rows = np.asarray(kept.any(-1)) if tags else kept
+        before, labels = logits[rows], labels[rows]
+        after = np.empty(before.shape, np.float32 if before.dtype.itemsize <= 4 else np.float64)
+        fold = chunk.get("fold")
+        folds = None if fold is None else spread(fold, rows.shape, "fold")[rows]
+        for i, calibrator in enumerate(self.calibrators):
+            own = slice(None) if folds is None else folds == i
+            if not len(before[own]):
+                continue
+            if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
+                inputs = calibrator.input_features(columns, rows)
+                after[own] = calibrator.transform(before[own], feature_rows(inputs, own))
+            else:
+                after[own], temperatures = calibrator.transform_with_temperature(before[own])
+                self.low = min(self.low, float(temperatures.min()))
+                self.high = max(self.high, float(temperatures.max()))
+        weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
+        self.after.add(after, labels, sample_weight=weights)
+        changed = _predicted(before, tags=tags) != _predicted(after, tags=tags)
+        self.changed += int((changed & kept[rows]).sum())
 
 
 def calibrated_sums(
@@ -220,58 +298,7 @@ def calibrated_sums(
     columns += ["fold"] if len(calibrators) > 1 else []
     # before calibration, probabilities are measured as they are stated
     columns += ["probs"] if before is not None and split.domain == "probs" else []
-    empty = CalibratedSums(after.like(), None if before is None else before.like())
-    total = CalibratedSums(after, before)
-    for shard in split.walk(partial(_sums_of_shard, calibrators, empty), *columns):
-        total.merge(shard)
-    return total
-
-
-def _sums_of_shard(
-    calibrators: Sequence[Calibrator], empty: CalibratedSums, chunks: Iterator[Chunk]
-) -> CalibratedSums:
-    before = None if empty.before is None else empty.before.like()
-    sums = CalibratedSums(empty.after.like(), before)
-    for chunk in chunks:
-        _add(sums, calibrators, chunk)
-        del chunk  # before the next one is read
-    return sums
-
-
-def _add(sums: CalibratedSums, calibrators: Sequence[Calibrator], chunk: Chunk) -> None:
-    """Add the rows of a chunk, each calibrated by the calibrator of its fold."""
-    weight = chunk.get("sample_weight")
-    if sums.before is not None:
-        domain = "probs" if "probs" in chunk.columns else "logits"
-        stated = {domain: chunk.columns[domain]}
-        sums.before.add(labels=chunk.labels, sample_weight=weight, **stated)
-    kept = chunk.counted
-    if not kept.any():
-        return
-    logits, labels = chunk.logits, chunk.labels
-    tags = calibrators[0].multilabel
-    if tags:  # rows stay whole, without what may be anything
-        logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
-    rows = np.asarray(kept.any(-1)) if tags else kept
-    before, labels = logits[rows], labels[rows]
-    after = np.empty(before.shape, np.float32 if before.dtype.itemsize <= 4 else np.float64)
-    fold = chunk.get("fold")
-    folds = None if fold is None else spread(fold, rows.shape, "fold")[rows]
-    for i, calibrator in enumerate(calibrators):
-        own = slice(None) if folds is None else folds == i
-        if not len(before[own]):
-            continue
-        if sums.before is None or not isinstance(calibrator, TemperatureCalibrator):
-            inputs = calibrator.input_features(chunk.columns, rows)
-            after[own] = calibrator.transform(before[own], feature_rows(inputs, own))
-        else:
-            after[own], temperatures = calibrator.transform_with_temperature(before[own])
-            sums.low = min(sums.low, float(temperatures.min()))
-            sums.high = max(sums.high, float(temperatures.max()))
-    weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
-    sums.after.add(after, labels, sample_weight=weights)
-    changed = _predicted(before, tags=tags) != _predicted(after, tags=tags)
-    sums.changed += int((changed & kept[rows]).sum())
+    return split.reduce(CalibratedSums(calibrators, after, before), *columns)
 
 
 def _predicted(logits: Array, *, tags: bool) -> Array:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from calibrant._core.checks import (
@@ -17,7 +16,8 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
 from calibrant._core.rows import Sample, warn_of_copies
-from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.dataset import TEST_SPLITS
+from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
@@ -100,22 +100,28 @@ def evaluate(
     >>> round(evaluate(sample_path(), level=None)["ece"].value, 4)
     0.0424
     """
-    pairs = bool(level) or _need_pairs(metrics)
+    names = [metrics] if isinstance(metrics, str) else metrics
+    # sums suffice for some metrics: then memory does not grow with the examples
+    pairs = (
+        bool(level)
+        or names is None
+        or any(METRICS[METRICS.name(name)].needs_pairs for name in names)
+    )
     total = Accumulator(
         bins=bins, estimand=estimand, pairs=pairs, metrics=metrics, level=level, seed=seed
     )
+    multilabel = estimand == "multilabel"
     auto = isinstance(by, str) and by == AUTO
     if not auto and not is_data(data) and not (is_frame(data) and labels is None):
         _check_arrays(split, by=by, sample_weight=sample_weight)
         if data is not None and labels is not None:
             check_order(data, labels)
         total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
-        if estimand != "multilabel" and labels is not None:
+        if not multilabel and labels is not None:
             scores: Any = data if probs is None else probs
             targets = as_labels(numbered(labels, scores))
             warn_of_copies(as_scores(scores), targets, probs=probs is not None)
         return total.compute()
-    multilabel = estimand == "multilabel"
     dataset = as_dataset(
         data, labels, probs=probs, sample_weight=sample_weight, by=by, multilabel=multilabel
     )
@@ -133,45 +139,35 @@ def evaluate(
     chosen.reduce(total, *columns, rows=rows)
     if not searched:
         return total.compute()
-    said = _add_found(total, chosen, seed)
+    one, other = (replace(chosen, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5))
+    reading = Reading(metadata_keys(chosen), chosen.classes, dataset.class_names)
+    found = search(one, reading, Settings(seed=seed))
+    needed = dict.fromkeys((chosen.domain, *found.reading.needed()))
+    total.by = other.reduce(_Subgroups(total, found, chosen.domain), *needed, rows=rows).by
+    said = f"Search in half of the examples: {found.result().verdict()}"
     return replace(total.compute(), search=said)
 
 
-def _add_found(total: Accumulator, split: Split, seed: int) -> str:
-    """Find subgroups in one half of the examples, and measure them in the other."""
-    halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
-    reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
-    found = search(halves[0], reading, Settings(seed=seed))
-    columns = list(dict.fromkeys((split.domain, *found.reading.needed())))
-    task = partial(_measured_subgroups, total.like(), found, split.domain)
-    for sums in halves[1].walk(task, *columns, rows=split.chunk_rows):
-        for name, part in sums.items():
-            total.by.setdefault(name, total.like()).merge(part)
-    return f"Search in half of the examples: {found.result().verdict()}"
+class _Subgroups:
+    """Sums of the subgroups that were found; probabilities are measured as they are stated."""
 
+    def __init__(self, form: Accumulator, found: Search, domain: str) -> None:
+        self.form, self.found, self.domain = form.like(), found, domain
+        self.by: dict[str, Accumulator] = {}
 
-def _measured_subgroups(
-    empty: Accumulator, found: Search, domain: str, chunks: Iterator[Chunk]
-) -> dict[str, Accumulator]:
-    """Sums of the subgroups of one shard; probabilities are measured as they are stated."""
-    sums: dict[str, Accumulator] = {}
-    for chunk in chunks:
-        for name, rows in found.members(chunk).items():
-            if not rows.any():
-                continue
-            part = {
-                key: values[rows]
-                for key, values in chunk.columns.items()
-                if key in (domain, "labels", "sample_weight")
-            }
-            sums.setdefault(name, empty.like()).add(**part)
-    return sums
+    def like(self) -> _Subgroups:
+        return _Subgroups(self.form, self.found, self.domain)
 
+    def add(self, **columns: Array) -> None:
+        used = {key: columns.get(key) for key in (self.domain, "labels", "sample_weight")}
+        for name, rows in self.found.members(Chunk(columns)).items():
+            if rows.any():
+                part = {key: v[rows] for key, v in used.items() if v is not None}
+                self.by.setdefault(name, self.form.like()).add(**part)
 
-def _need_pairs(metrics: str | Sequence[str] | None) -> bool:
-    """Return False if sums suffice: then memory does not grow with the examples."""
-    names = [metrics] if isinstance(metrics, str) else metrics
-    return names is None or any(METRICS[METRICS.name(name)].needs_pairs for name in names)
+    def merge(self, other: _Subgroups) -> None:
+        for name, part in other.by.items():
+            self.by.setdefault(name, self.form.like()).merge(part)
 
 
 def _check_arrays(split: str | None, **columns: Values | str | None) -> None:

@@ -233,7 +233,7 @@ def check_outside(dataset: Dataset, target: str) -> None:
 
 
 def _made_from(shard: Dataset, maker: str) -> str:
-    """Return a digest of the fingerprints of the files of a shard and of what is made of them."""
+    """Return a digest of a shard's fingerprints and of what is made from them."""
     files: dict[str, Fingerprint | None] = {
         _place(c.path): c.fingerprint for c in shard.files[0].values()
     }

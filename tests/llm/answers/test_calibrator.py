@@ -3,7 +3,6 @@
 import json
 import math
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 import calibrant as cal
 from calibrant import threshold
-from calibrant.decide import Threshold
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
 from calibrant.llm.answers.rows import Source
+from tests.support.thresholds import error_threshold
 
 
 @pytest.fixture
@@ -329,8 +328,7 @@ def test_other_states_are_refused(answers):
         AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
 
 
-THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
-THRESHOLD |= {"max_error": 0.25, "certainty": 0.95}
+THRESHOLD = error_threshold(0.5, 0.5, 0.1, 0.2, 9, 0.25, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -352,8 +350,8 @@ THRESHOLD |= {"max_error": 0.25, "certainty": 0.95}
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_damaged_states_are_refused(stage, changed, message, answers):
     state = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).state()
-    whole = AnswerCalibrator.from_state({**state, "threshold": THRESHOLD})
-    assert whole.threshold_ == Threshold(**THRESHOLD)
+    whole = AnswerCalibrator.from_state({**state, "threshold": THRESHOLD.state()})
+    assert whole.threshold_ == THRESHOLD
     with pytest.raises(ValueError, match=message):
         AnswerCalibrator.from_state({**state, **changed})
 

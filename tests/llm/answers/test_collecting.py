@@ -219,7 +219,7 @@ def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
 
 def test_half_a_character_costs_one_question(chats, tmp_path):
     out = tmp_path / "answers.jsonl"
-    with pytest.raises(ValueError, match="1 of 2 failed: a message is no text"):
+    with pytest.raises(ValueError, match="1 of 2 failed: a message is not valid text"):
         collected(chats, out, "half \ud800 a character", "a line\u2028 within a line")
     (line,) = out.read_text().splitlines()
     assert json.loads(line)["question"] == "a line\u2028 within a line"

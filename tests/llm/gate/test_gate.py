@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.decide import Threshold
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
 from calibrant.llm.gate.gate import Band, DriftReference, Terms, unscored
 from calibrant.llm.gate.serving import Judge
 from tests.support.graded_answers import graded_answers
+from tests.support.thresholds import error_threshold
 
 
 def limit(value, coverage=0.5):
-    return Threshold(value, coverage, 0.02, 0.04, 100, 0.05, 0.95)
+    return error_threshold(value, coverage, 0.02, 0.04, 100, 0.05, 0.95)
 
 
 def identity(source):
@@ -254,7 +254,7 @@ def test_maps_of_signals(drift, tmp_path):
 
 
 def test_a_gate_that_accepts_nothing_says_so(drift):
-    none = Threshold(math.inf, 0.0, math.nan, math.nan, 20, 0.05, 0.95)
+    none = error_threshold(math.inf, 0.0, math.nan, math.nan, 20, 0.05, 0.95)
     gate = Gate(identity(Source("judge")), [Band(none)], Terms(0.05), drift)
     assert gate.promise() == ""
     assert "accepts none" in repr(gate)

@@ -9,6 +9,7 @@ import calibrant as cal
 from calibrant.show import figures
 from tests.show.figures.test_reliability import assert_whole, legend
 from tests.support.simulate import drawn, drawn_pairs
+from tests.support.thresholds import error_threshold
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_several_curves_are_drawn_by_their_names(pairs):
 
 
 def test_a_threshold_close_to_one_is_told_from_it(pairs):
-    limit = cal.decide.Threshold(0.999991, 0.1, 0.0, 0.1, 500, 0.1, 0.95)
+    limit = error_threshold(0.999991, 0.1, 0.0, 0.1, 500, 0.1, 0.95)
     drawn_figure = figures.threshold_plot(cal.metrics.risk_coverage(**pairs), limit=limit)
     assert drawn_figure.axes[0].get_title(loc="left") == "threshold 99.9991 %"
     assert repr(limit).startswith("Threshold(0.99999100: accepts")
@@ -72,9 +73,7 @@ def test_intervals_of_the_risk_are_wilsons(pairs):
 
 @pytest.mark.parametrize("max_error", [0.2, 0.001])
 def test_a_threshold_is_marked_in_its_curve(pairs, max_error):
-    from calibrant.decide import Threshold
-
-    limit = Threshold(0.75, 0.6, 0.15, 0.19, 500, max_error, 0.95)
+    limit = error_threshold(0.75, 0.6, 0.15, 0.19, 500, max_error, 0.95)
     if max_error < 0.01:
         limit = limit._replace(threshold=np.inf)
     figure: Any = limit.plot(**pairs)

@@ -112,7 +112,7 @@ class Multicalibration(Calibrator):
         The column after the last one has the log-odds of the current prediction.
     leaf_ : (rounds, 2**depth, outputs) Tensor
     scale_ : scalar Tensor
-        Factor of the sum of all leaves of an example.
+        Factor by which the corrections of all trees are multiplied.
     spread_ : scalar Tensor
         Root of the mean square of the log-odds of two classes, the unit of slopes.
     corrections_ : list of Correction

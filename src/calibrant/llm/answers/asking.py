@@ -382,7 +382,7 @@ def _length_of(tokenizer: Any, ids: list[int], limit: LengthLimit) -> int:
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     """Text that each token adds to those before it.
 
-    Decoded alone, a part of a character is no text, and some tokenizers drop a word's space.
+    Decoded alone, a part of a character has no text, and some tokenizers drop a word's space.
     """
     texts, done = [], ""
     for count in range(1, len(ids) + 1):

@@ -16,7 +16,8 @@ from calibrant._core.options import WithOptions
 from calibrant._core.showing import as_html, frame, one_line, threshold_text
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
-from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, Aggregator, Answers
 from calibrant.llm.answers.rows import AnswerRows, Row, Source

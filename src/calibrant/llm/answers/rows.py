@@ -219,7 +219,7 @@ def check_suffix(file: str | os.PathLike[str]) -> Path:
 def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     """Write answers, one to a line, as ``.jsonl`` or ``.csv``."""
     path = check_suffix(file)
-    # halves of characters, which UTF-8 does not have, are written as JSON does
+    # lone surrogates, which UTF-8 does not have, are written as JSON does
     options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with replacing(path) as temporary, temporary.open("w", **options) as stream:
         if path.suffix == ".jsonl":

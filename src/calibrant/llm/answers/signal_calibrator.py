@@ -23,7 +23,7 @@ from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import frame, one_line, threshold_text
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,

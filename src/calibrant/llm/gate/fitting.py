@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import rel_entr
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant.decide.thresholds import (
-    Threshold,
-    Trials,
-    binomial_p_values,
-    lowest_passing,
-    threshold,
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import ShownLimit, Threshold
+from calibrant.decide.threshold_search import (
+    Counts,
+    best_passing,
+    hoeffding_bentkus,
+    level_shares,
     threshold_grid,
 )
 from calibrant.llm.answers.calibrating import fit_answers
@@ -82,7 +82,7 @@ def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: 
     probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
     """
     if unit == "answer":
-        pairs = {"confidence": answers.confidence, "outcome": answers.correct}
+        pairs: dict[str, Any] = {"confidence": answers.confidence, "outcome": answers.correct}
         return threshold(**pairs, max_error=max_error, certainty=certainty)
     grid, counts, sums = threshold_grid(max_error), [], []
     numbers, member = np.unique(answers.unit, return_inverse=True)
@@ -93,26 +93,11 @@ def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: 
         counts.append(np.count_nonzero(turns))
         losses = wrong / np.maximum(turns, 1) if unit == "turn" else wrong > 0
         sums.append(losses.sum())
-    p_values = hoeffding_bentkus if unit == "turn" else binomial_p_values
-    made = np.array(counts), np.array(sums)
-    trials = Trials(grid, *made, p_values(*made, max_error))
-    return lowest_passing(trials, len(numbers), max_error=max_error, certainty=certainty)
-
-
-def hoeffding_bentkus(
-    accepted: IntArray, losses: FloatArray | IntArray, max_error: float
-) -> FloatArray:
-    """P-values of mean losses above ``max_error``, from sums of losses in [0, 1].
-
-    >>> hoeffding_bentkus(np.array([0, 100]), np.array([0.0, 2.5]), 0.1).round(4)
-    array([1.    , 0.0131])
-    """
-    mean = np.minimum(losses / np.maximum(accepted, 1), max_error)
-    divergence = rel_entr(mean, max_error) + rel_entr(1 - mean, 1 - max_error)
-    # a sum that is whole but for its last digit must not be rounded up to the next number
-    up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
-    bentkus = math.e * binomial_p_values(accepted, up, max_error)
-    return np.where(accepted > 0, np.minimum(np.exp(-accepted * divergence), bentkus), 1.0)
+    found = Counts(len(numbers), 0, np.array(counts), np.array(sums))
+    tests = found.trials("error", max_error)
+    if unit == "turn":
+        tests = tests._replace(test=hoeffding_bentkus)
+    return best_passing(grid, level_shares(max_error), [tests], found, certainty=certainty)
 
 
 def fit_gate(
@@ -339,7 +324,8 @@ def _band(
     lowest, coverage, error = math.inf, 0.0, math.nan
     if below.units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
-    verify = Threshold(lowest, coverage, error, math.nan, below.units, limit, certainty)
+    free = ShownLimit("error", limit, error, math.nan, below.units)
+    verify = Threshold(lowest, coverage, below.units, certainty, (free,))
     return Band(accept, verify, kinds)
 
 

@@ -34,14 +34,14 @@ from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.probabilities import check_share
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
-from calibrant.show.box import Box, Verdict as Sentence
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ class Gate:
         return one_line(self, said, *(threshold_text(b.accept.threshold) for b in self.bands))
 
     def _repr_html_(self) -> str:
-        promises = [Sentence(self.promise(decision)) for decision in ("accept", "verify")]
+        promises = [Callout(self.promise(decision)) for decision in ("accept", "verify")]
         return Box("Gate", [self.describe()], promises, [self.table()]).notebook()
 
     def to_frame(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from calibrant.show.style import coordinate
 
 CHARACTER = 6.4
-"""Width of a character of the text of charts, about."""
+"""Approximate width of a character in charts."""
 PAINTS = ("right", "wrong", "good", "muted", "warn", "bad", "ink") * 10
 """Colours of the palette for one series after the other."""
 

@@ -2,7 +2,7 @@
 
 Results have ``plot(ax=None)``, which calls these functions. Every function draws into ``ax`` (a new
 figure without one) and returns it; those of several diagrams make and return a figure. Colours
-suit the paper of the matplotlib style in use, light or dark; :func:`look` sets them and the size.
+follow your matplotlib style, light or dark; :func:`look` sets them and the size.
 Needs matplotlib: ``pip install 'calibrant[plot]'``.
 """
 
@@ -30,6 +30,7 @@ from calibrant.show.figures.reliability import (
     smooth_diagrams as smooth_diagrams,
 )
 from calibrant.show.figures.selective import (
+    decision_curve_plot as decision_curve_plot,
     risk_coverage_plot as risk_coverage_plot,
     set_size_plot as set_size_plot,
     threshold_plot as threshold_plot,

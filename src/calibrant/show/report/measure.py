@@ -6,9 +6,8 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from calibrant._core.binning import Bins, fill_at
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
-from calibrant.data.shards import Chunk
-from calibrant.decide.thresholds import threshold
+from calibrant.decide.threshold_limits import threshold
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
@@ -29,12 +27,11 @@ from calibrant.metrics.reductions import (
     WeightedPairs,
     labelled_examples,
     margins,
-    reduce_examples,
 )
 from calibrant.show.report.model import (
     ClassFigures,
     Coverage,
-    Gain,
+    LossReduction,
     Part,
     Remedy,
     SourceFile,
@@ -48,7 +45,7 @@ from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import KeptLosses, calibrated_sums
 from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
@@ -67,11 +64,13 @@ class _Walk:
     margin: list[FloatArray] = field(default_factory=list)
     ignored: int = 0
 
-    def add(self, chunk: Chunk) -> None:
-        self.total.update(**chunk.columns)
-        names = ("logits", "labels", "probs", "sample_weight")
-        columns = {name: chunk.get(name) for name in names}
-        examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
+    def like(self) -> _Walk:
+        return _Walk(self.total.like())
+
+    def add(self, *, by: Any = None, **columns: Any) -> None:
+        self.total.update(by=by, **columns)
+        logits = columns.pop("logits", None)
+        examples, _ = labelled_examples(logits, **columns, estimand=self.total.estimand)
         kept = examples.labels != IGNORED
         self.ignored += int((~kept).sum())
         if examples.event is not None:  # pairs of two classes and of tags tell the predicted one
@@ -92,14 +91,6 @@ class _Walk:
         self.ignored += other.ignored
 
 
-def _walked(empty: Accumulator, chunks: Iterator[Chunk]) -> _Walk:
-    """Everything that is kept of one shard."""
-    walk = _Walk(empty.like())
-    for chunk in chunks:
-        walk.add(chunk)
-    return walk
-
-
 def measure(
     split: Split,
     name: str,
@@ -113,15 +104,12 @@ def measure(
     options: dict[str, Any] = {"bins": bins, "estimand": estimand, "level": level, "seed": seed}
     # classes and margins are those of single pairs
     total = Accumulator(pairs=True, most_pairs=math.inf, **options)
-    walk = _Walk(total)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         split.warn_if_probs()
         split.warn_of_copies()
         columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
-        task = partial(_walked, total.like())
-        for shard in split.walk(task, *columns, rows=rows):
-            walk.merge(shard)
+        walk = split.reduce(_Walk(total), *columns, rows=rows)
         evaluation = total.compute()
     pairs = total.kept_pairs()
     answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
@@ -340,38 +328,16 @@ def try_methods(
     return replace(remedy, doubts=[one for one in told if one.startswith(comparison.fitted_on)])
 
 
-class _Losses(Accumulator):
-    """Keeps of every example the confidence of its answer, whether that is right, and the loss."""
-
-    def __init__(self, estimand: EstimandChoice) -> None:
-        super().__init__(metrics=["nll"], level=None, estimand=estimand)
-        self.parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
-
-    def like(self) -> _Losses:
-        return _Losses(self.estimand)
-
-    def merge(self, other: Accumulator) -> Accumulator:
-        assert isinstance(other, _Losses)
-        self.parts += other.parts
-        return self
-
-    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
-        examples, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
-        reduced = reduce_examples(examples)
-        self.parts.append((reduced.top, reduced.correct, reduced.nll))
-        return self
-
-
 def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     """Return what the chosen method gains on the examples measured, and what it makes possible."""
     row = remedy.chosen
     assert row is not None
     assert row.calibrator is not None
     estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
-    losses, stated = _Losses(estimand), _Losses(estimand)
+    losses, stated = KeptLosses(estimand), KeptLosses(estimand)
     calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
-    top, correct, after = map(np.concatenate, zip(*losses.parts, strict=True))
-    before = np.concatenate([part[2] for part in stated.parts])
+    top, correct, after = losses.joined()
+    before = stated.joined()[2]
     kept, weight = measured.labels != IGNORED, None
     if measured.weights is not None:
         weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]
@@ -390,17 +356,17 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
 
 
-def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> Gain:
+def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> LossReduction:
     """Return by how much losses are lower on average, with an interval by independent units."""
     share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
     _, number = np.unique(unit, return_inverse=True)
     mean, units = float(share @ lower), int(number.max()) + 1
     by_unit = np.bincount(number, share * (lower - mean))
     if units < 2:
-        return Gain(mean, -math.inf, math.inf, None)
+        return LossReduction(mean, -math.inf, math.inf, None)
     error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
     reach = float(stdtrit(units - 1, (1 + level) / 2))
     # to be seen with a probability of 0.8, a gain must be so many of its standard errors
     ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
     needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
-    return Gain(mean, mean - reach * error, mean + reach * error, needed)
+    return LossReduction(mean, mean - reach * error, mean + reach * error, needed)

@@ -13,7 +13,7 @@ from scipy.special import betainc
 from calibrant._core.binning import Bins
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.scaling import Identity
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reductions import event_probability
@@ -93,7 +93,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Gain:
+class LossReduction:
     """By how much calibration lowers the log loss of an example, on average.
 
     The interval is that of the differences between pairs of losses, of the same examples.
@@ -132,7 +132,7 @@ class Remedy:
     """Guaranteed error rates after calibration; none of a single split, which was fitted too."""
     fit_split: str = ""
     """Name of the split that methods were fitted on; empty for plain arrays."""
-    gain: Gain | None = None
+    gain: LossReduction | None = None
     """Of the chosen method; None where it changes nothing, or could not be measured."""
     doubts: list[str] = field(default_factory=list)
     """Mistakes in the examples of the fit, where these are not the ones measured."""

@@ -35,7 +35,7 @@ def test_findings_of_confidences_that_are_too_high(study):
     assert found["Confidences are too high"].severity == "bad"
     assert found["The map helps"].severity == "good"
     assert "Confidence tells right answers from wrong ones" in found
-    promise = found["A threshold with a promise"].evidence
+    promise = found["A threshold with a guarantee"].evidence
     assert promise.startswith(
         "With 90 % certainty, at most 50 % of the accepted answers are wrong."
     )
@@ -60,7 +60,7 @@ def test_findings_of_calibrated_and_of_useless_confidences(rng):
         useless = study_answers(log_of(confidence, rng.random(4000) < 0.6 - 0.2 * confidence))
     found = titles(useless)
     assert found["Confidence does not tell right answers from wrong ones"].severity == "bad"
-    assert found["No threshold keeps the promise"].severity == "warn"
+    assert found["No threshold keeps the error rate"].severity == "warn"
 
 
 def test_few_answers_do_not_show_that_a_confidence_is_useless():

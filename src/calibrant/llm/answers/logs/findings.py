@@ -109,7 +109,7 @@ def _direction(study: AnswerStudy) -> Note | None:
     over = part.gap > 0
     title = "Confidences are too high" if over else "Confidences are too low"
     evidence = (
-        f"{percent(part.confidence)} is claimed on average, {percent(part.accuracy)} "
+        f"The mean confidence is {percent(part.confidence)}, but {percent(part.accuracy)} "
         f"[{100 * part.low:.1f}, {100 * part.high:.1f}] of the answers are right."
     )
     severity: Severity = "bad" if abs(part.gap) >= LARGE else "warn"
@@ -168,14 +168,14 @@ def _promise(study: AnswerStudy) -> Note:
         most, certain = percent(found.max_error, 0), percent(found.certainty, 0)
         return Note(
             "warn",
-            "No threshold keeps the promise",
+            "No threshold keeps the error rate",
             f"on {found.n:,} answers no confidence is high enough to show an error of at most "
             f"{most} with {certain} certainty.",
             "Allow more errors, grade more answers, or use a better signal.",
         )
     return Note(
         "good",
-        "A threshold with a promise",
+        "A threshold with a guarantee",
         f"{found.promise()} It accepts calibrated chances from "
         f"{threshold_text(found.threshold)} on: {percent(found.coverage)} of {found.n:,} answers "
         f"that the map was not fitted on, of which {percent(found.error)} are wrong.",

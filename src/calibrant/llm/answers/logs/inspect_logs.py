@@ -21,7 +21,7 @@ from calibrant.llm.heads.documents import BadDocument
 _ZSTANDARD = 93
 """Compression of archives that zipfile reads from Python 3.14 on."""
 _LENGTHS = 26
-"""Place in the header of a member of the lengths of two fields before its content."""
+"""Offset of two lengths, of name and extra field, in the header of a zip member."""
 _GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
 _ATTACHMENT = "attachment://"

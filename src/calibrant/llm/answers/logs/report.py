@@ -9,7 +9,7 @@ from pathlib import Path
 from calibrant._core.atomic_files import replacing
 from calibrant._core.showing import threshold_text
 from calibrant.artifacts import save
-from calibrant.decide.thresholds import Threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrating import SignalFit
 from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
 from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
@@ -58,7 +58,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
     with replacing(target / PAGE) as temporary:
-        # halves of characters, which UTF-8 does not have, are written as escapes
+        # lone surrogates, which UTF-8 does not have, are written as escapes
         temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
     return names
 

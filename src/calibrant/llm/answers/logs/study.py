@@ -14,7 +14,8 @@ import numpy as np
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced
 from calibrant._core.showing import one_line
-from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrating import (
     SignalFit,
     cross_validated_answers,

@@ -1,0 +1,316 @@
+"""Thresholds keep limits on precision, recall, false alarms and costs."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+from scipy.stats import beta, binom
+
+import calibrant as cal
+from calibrant.decide import DecisionRule, Threshold, threshold, thresholds
+from calibrant.decide.rules import Tally
+from calibrant.decide.threshold_search import hoeffding_bentkus, level_shares, threshold_grid
+from tests.support.simulate import drawn, drawn_tags
+
+COSTS = [[0.0, 1.0], [8.0, 0.5]]
+
+
+def events(rng, n, shift=-1.5, slope=1.0):
+    """Log-odds, of which ``slope`` is the calibrated multiple, and labels."""
+    logits = shift + 2 * rng.normal(size=n)
+    return logits, (rng.random(n) < expit(slope * logits)).astype(int)
+
+
+def confusion(claimed, truth, at):
+    flagged = claimed >= at
+    return [int((flagged == f)[truth == y].sum()) for y in (0, 1) for f in (False, True)]
+
+
+def passes(name, limit, counts, level):
+    """The exact test of one limit, by sums of probabilities."""
+    tn, fp, fn, tp = counts
+    trials, failed, share = {
+        "recall": (fn + tp, fn, 1 - limit),
+        "max_fnr": (fn + tp, fn, limit),
+        "max_fpr": (tn + fp, fp, limit),
+    }[name]
+    chances = [
+        math.comb(trials, k) * share**k * (1 - share) ** (trials - k) for k in range(failed + 1)
+    ]
+    return trials > 0 and math.fsum(chances) <= level
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"recall": 0.8}, {"max_fnr": 0.2}, {"max_fpr": 0.3}, {"recall": 0.7, "max_fpr": 0.6}],
+)
+def test_limits_that_only_get_worse_are_tested_until_the_first_failure(rng, limits):
+    """At every score as the threshold, so that no fixed grid loses anything."""
+    logits, labels = events(rng, 150)
+    claimed = expit(logits)
+    found = threshold(logits, labels, **limits)
+    level = 0.05 / len(limits)
+    kept = []
+    for at in [0.0, *claimed]:
+        counts = confusion(claimed, labels, at)
+        if all(passes(name, limit, counts, level) for name, limit in limits.items()):
+            kept.append(at)
+    best = max(kept) if set(limits) <= {"recall", "max_fnr"} else min(kept)
+    # halfway to the next lower score: the decisions are the same
+    assert confusion(claimed, labels, found.threshold) == confusion(claimed, labels, best)
+    assert found.threshold <= best
+
+
+def test_a_recall_of_continuous_scores_is_that_of_an_order_statistic(rng):
+    """The coverage of an order statistic of the positives has a beta distribution (Wilks 1941)."""
+    logits, labels = events(rng, 400)
+    positives = np.sort(expit(logits[labels == 1]))
+    m = len(positives)
+    lost = max(k for k in range(m) if beta.cdf(0.1, k + 1, m - k) >= 0.95)
+    found = threshold(logits, labels, recall=0.9)
+    assert (positives >= found.threshold).sum() == m - lost
+
+
+@pytest.mark.parametrize("certainty", [0.8, 0.95])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"precision": 0.6},
+        {"recall": 0.85},
+        {"max_fpr": 0.15},
+        {"precision": 0.45, "recall": 0.6},
+        {"max_cost": 0.9, "cost": COSTS},
+        {"recall": 0.8, "cost": COSTS},
+    ],
+    ids=str,
+)
+def test_limits_are_broken_as_seldom_as_promised(limits, certainty):
+    """In a population of 40 scores, which are over-confident, so that all rates are known."""
+    grid = np.linspace(-4, 4, 40)
+    chance, rng, broken, times = expit(0.5 * grid), np.random.default_rng(5), 0, 150
+    for _ in range(times):
+        at = rng.integers(40, size=250)
+        labels = (rng.random(250) < chance[at]).astype(int)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = threshold(grid[at], labels, **limits, certainty=certainty)
+        flagged = expit(grid) >= found.threshold
+        fp, tp = (1 - chance)[flagged].sum(), chance[flagged].sum()
+        tn, fn = (1 - chance)[~flagged].sum(), chance[~flagged].sum()
+        rates = {
+            "precision": tp / (tp + fp) if flagged.any() else 1.0,
+            "recall": tp / (tp + fn),
+            "max_fpr": -fp / (fp + tn),
+            "max_cost": -(np.array([tn, fp, fn, tp]) @ np.ravel(COSTS)) / 40,
+        }
+        signed = {k: -v if k.startswith("max") else v for k, v in limits.items() if k != "cost"}
+        wrong = any(rates[name] < value - 1e-12 for name, value in signed.items())
+        broken += wrong and found.threshold < math.inf
+    assert broken <= binom.ppf(0.9999, times, 1 - certainty)
+
+
+def test_precision_of_pairs_is_the_error_of_answers(rng):
+    """The same test of the same event; the grid reaches further down, to rare events."""
+    claimed = rng.uniform(0.5, 1, 3000)
+    right = rng.random(3000) < claimed
+    error = threshold(confidence=claimed, outcome=right, max_error=0.2)
+    precision = threshold(confidence=claimed, outcome=right, precision=0.8)
+    assert precision.threshold == pytest.approx(error.threshold)
+    assert precision.limits[0].found == pytest.approx(1 - error.error)
+    assert precision.limits[0].bound == pytest.approx(1 - error.bound, abs=1e-3)
+    grid, shares = threshold_grid(0.2, 14), level_shares(0.2, 14)
+    assert len(grid) == len(shares)
+    assert grid[-2] < 1e-6
+
+
+def test_the_cheapest_threshold_that_keeps_a_limit_is_taken(rng):
+    logits, labels = events(rng, 2000)
+    claimed = expit(logits)
+
+    def cost(at):
+        return np.dot(confusion(claimed, labels, at), np.ravel(COSTS)) / 2000
+
+    found = threshold(logits, labels, recall=0.6, cost=COSTS)
+    free = threshold(logits, labels, recall=0.6)
+    candidates = [at for at in claimed if at <= free.threshold]
+    assert cost(found.threshold) == pytest.approx(min(map(cost, candidates)))
+    assert cost(found.threshold) < cost(free.threshold)
+    capped = threshold(logits, labels, max_cost=1.3, cost=COSTS)
+    assert capped.limits[0].found == pytest.approx(cost(capped.threshold))
+    assert capped.limits[0].found < capped.limits[0].bound <= 1.3
+    scaled = np.array([capped.limits[0].bound / 8])
+    losses = np.array([2000 * capped.limits[0].found / 8])
+    level = hoeffding_bentkus(np.array([2000]), losses, float(scaled[0]))
+    assert 0 < level[0] < 0.05
+
+
+def test_one_class_is_found_against_the_rest(rng):
+    logits, labels = drawn(rng, 3000, 4)
+    found = threshold(logits, labels, positive=2, recall=0.8)
+    rest = np.delete(logits, 2, 1)
+    odds = logits[:, 2] - np.logaddexp.reduce(rest, axis=1)
+    assert found.threshold == pytest.approx(
+        threshold(odds, (labels == 2).astype(int), recall=0.8).threshold
+    )
+    each = thresholds(logits, labels, recall=0.8, together=False)
+    assert list(each) == [0, 1, 2, 3]
+    assert each[2] == found
+    strict = thresholds(probs=softmax(logits, -1), labels=labels, recall=0.8)
+    assert strict[2].certainty == pytest.approx(1 - 0.05 / 4)
+    assert strict[2].threshold <= found.threshold
+
+
+def test_tags_and_groups_have_thresholds_of_their_own(rng):
+    logits, tags = drawn_tags(rng, 1500, np.ones(3), np.array([0.0, -1.0, 1.0]))
+    tags[::5, 1] = -100
+    found = thresholds(logits, tags, max_fnr=0.2, together=False)
+    for k, one in found.items():
+        assert one == threshold(logits[:, k], tags[:, k], max_fnr=0.2)
+    assert found[1].n == 1200
+    group = np.array(["a", "b", "b"])[rng.integers(3, size=1500)]
+    by = thresholds(logits[:, 0], tags[:, 0], by=group, max_fpr=0.3, certainty=0.9)
+    for name, one in by.items():
+        rows = group == name
+        alone = threshold(logits[rows, 0], tags[rows, 0], max_fpr=0.3, certainty=0.95)
+        assert one == pytest.approx(alone) if one is alone else one.threshold == alone.threshold
+
+
+@pytest.mark.parametrize(
+    ("limits", "nothing"),
+    [({"recall": 0.95}, 0.0), ({"max_fpr": 0.05}, math.inf), ({"precision": 0.97}, math.inf)],
+)
+def test_what_is_not_reachable_says_how_many_labels_are_missing(limits, nothing):
+    """The number is about enough, if the further examples are like the first."""
+    rng = np.random.default_rng(3)
+    logits, labels = events(rng, 45, slope=2.0)
+    with pytest.warns(UserWarning, match=r"no threshold keeps .* more labels are needed") as caught:
+        found = threshold(logits, labels, **limits)
+    assert caught[0].filename == __file__
+    assert found.threshold == nothing
+    assert f"about {found.more_labels:,.0f} more labels" in found.needs()
+    times = (45 + found.more_labels) / 45
+    more = int(np.ceil(times * 1.3))
+    again = threshold(np.tile(logits, more), np.tile(labels, more), **limits)
+    assert again.more_labels == 0
+    assert 0 < again.coverage < 1
+    fewer = int(times * 0.7)
+    if fewer > 1:
+        with pytest.warns(UserWarning, match="no threshold keeps"):
+            threshold(np.tile(logits, fewer), np.tile(labels, fewer), **limits)
+
+
+def test_what_no_number_of_labels_would_show_says_so(rng):
+    logits, labels = rng.normal(size=500), rng.integers(2, size=500)  # they know nothing
+    with pytest.warns(UserWarning, match="more labels like these will not help: calibrate or imp"):
+        found = threshold(logits, labels, recall=0.9, precision=0.9)
+    assert (found.threshold, found.more_labels) == (math.inf, math.inf)
+    assert found.promise() == ""
+    assert Threshold.from_state(found.state()).state() == found.state()
+
+
+def test_a_threshold_says_what_it_promises(rng):
+    logits, labels = events(rng, 2000)
+    found = threshold(logits, labels, recall=0.7, max_fpr=0.4, cost=COSTS)
+    assert found.promise() == (
+        "With 95 % certainty, at least 70 % of the positive ones are found and at most 40 % of "
+        "the negative ones are flagged."
+    )
+    assert "recall=0.7, max_fpr=0.4, certainty=0.95" in repr(found)
+    assert Threshold.from_state(found.state()) == found
+    frame = found.to_frame()
+    assert frame["name"].tolist() == ["recall", "fpr"]
+    with pytest.raises(AttributeError, match="not about answers"):
+        _ = found.max_error
+    with pytest.raises(TypeError, match="flags a class"):
+        found.plot(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "name a limit, one of max_error, precision, recall"),
+        ({"max_error": 0.1, "recall": 0.9}, "max_error is about accepted answers"),
+        ({"recall": 1.0}, "recall must be between 0 and 1"),
+        ({"max_cost": 1.0}, "max_cost= needs the costs of decisions"),
+        ({"cost": COSTS}, "name a limit"),
+        ({"max_cost": 9.0, "cost": COSTS}, "max_cost must be between 0 and 8"),
+        ({"recall": 0.9, "cost": [1, 2]}, r"cost must be \[\[true negative"),
+        ({"recall": 0.9, "cost": [[1, 0], [1, 0]]}, "mistakes must cost more"),
+        ({"recall": 0.9, "positive": 0}, "one logit has class 1 for positive"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        threshold([0.0, 1.0], [0, 1], **options)
+
+
+def test_the_class_to_find_must_be_named():
+    with pytest.raises(TypeError, match="of 3 classes, name the one to find"):
+        threshold(np.eye(3), [0, 1, 2], recall=0.9)
+    with pytest.raises(ValueError, match="k must be a class in"):
+        threshold(np.eye(3), [0, 1, 2], recall=0.9, positive=3)
+    with pytest.raises(TypeError, match=r"thresholds are those of classes or tags"):
+        thresholds([0.0, 1.0], [0, 1], recall=0.9)
+    with pytest.raises(ValueError, match="by must have the shape"):
+        thresholds([0.0, 1.0], [0, 1], by=["a"], recall=0.9)
+
+
+def test_a_rule_flags_counts_and_judges(rng):
+    logits, labels = drawn(rng, 3000, 3)
+    found = threshold(logits[:1500], labels[:1500], positive=1, recall=0.8, precision=0.5)
+    rule = DecisionRule(found, 3, class_names=["cat", "dog", "owl"], positive=1)
+    made = rule.decide(logits[1500:])
+    probs = softmax(logits[1500:], -1)
+    assert (made["flagged"] == (probs[:, 1] >= found.threshold)).all()
+    assert (made["predicted"] == probs.argmax(-1)).all()
+    known = labels[1500:].copy()
+    known[::9] = -100
+    tn, fp, fn, tp = confusion(probs[known >= 0, 1], (known == 1)[known >= 0], found.threshold)
+    tally = rule.tally(made, known)
+    assert tally == Tally(1500, int(made["flagged"].sum()), fp + tp, fp, tn + fp + fn + tp, fn)
+    figures = rule.figures(tally)
+    assert figures["recall"] == pytest.approx(tp / (tp + fn))
+    assert figures["precision"] == pytest.approx(tp / (tp + fp))
+    chances = binom.sf(fn - 1, tp + fn, 0.2), binom.sf(fp - 1, tp + fp, 0.5)
+    assert rule.p_value(tally) == pytest.approx(min(1, 2 * min(chances)))
+    assert "agree with the guarantee" in rule.verdict(tally)
+    assert "contradict" in rule.verdict(Tally(100, 10, 10, 1, 100, 60))
+    assert rule.instruction().startswith("Flag an example as dog if the probability")
+    assert rule.headings == ("examples", "flagged", "precision", "recall")
+    assert len(rule.cells(tally)) == 4
+    with pytest.raises((TypeError, ValueError), match="positive must"):
+        DecisionRule(found, 3, positive=3)
+    with pytest.raises(TypeError, match="positive= is for thresholds that find a class"):
+        DecisionRule(threshold(logits, labels, max_error=0.5), 3, positive=1)
+
+
+def test_costs_are_judged_by_a_bound(rng):
+    logits, labels = events(rng, 4000)
+    found = threshold(logits[:2000], labels[:2000], max_cost=1.2, cost=COSTS)
+    rule = DecisionRule(found, 2)
+    tally = rule.tally(rule.decide(logits[2000:]), labels[2000:])
+    mean = np.dot(confusion(expit(logits[2000:]), labels[2000:], found.threshold), np.ravel(COSTS))
+    assert rule.figures(tally)["cost"] == pytest.approx(mean / 2000)
+    assert rule.p_value(tally) > 0.05
+    assert rule.p_value(Tally(100, 0, 0, 0, 100, 90)) < 1e-6
+
+
+def test_limits_of_a_file_are_kept_in_a_saved_rule(tmp_path, rng):
+    from calibrant.workflows.decide import apply_rule, decide
+
+    logits, labels = drawn(rng, 3000, 3)
+    data: dict[str, Any] = {"logits": logits, "labels": labels}
+    data["class_names"] = ["cat", "dog", "owl"]
+    result = decide(data, recall=0.8, positive="dog")
+    assert result.rule.positive == 1
+    cal.save(result.rule, tmp_path / "rule")
+    again = cal.load(tmp_path / "rule", DecisionRule)
+    assert again.guarantee == result.rule.guarantee
+    apply_rule(again, data, tmp_path / "out.csv")
+    header = (tmp_path / "out.csv").read_text().splitlines()[0]
+    assert header.split(",") == ["split", "row", "predicted", "confidence", "flagged", "label"]
+    with pytest.raises(ValueError, match="one of cat, dog, owl, got 'cow'"):
+        decide(data, recall=0.8, positive="cow")

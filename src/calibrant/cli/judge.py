@@ -62,9 +62,11 @@ def judge() -> None:
 @click.argument("file")
 @SCALE
 @click.option(
-    "--cut", type=float, help="Scores from here on say right.  [default: middle of the scale]"
+    "--cut", type=float, help="Lowest score that counts as right.  [default: middle of the scale]"
 )
-@click.option("--width", type=float, help="Say how many labels this half-width needs.")
+@click.option(
+    "--width", type=float, help="Report how many labels an interval of this half-width needs."
+)
 @LEVEL
 @AS_JSON
 def estimate(

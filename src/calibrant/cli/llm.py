@@ -82,7 +82,7 @@ def verb(group: click.Group, name: str | None = None) -> Callable[[F], click.Com
 @option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
 @option("--limit", **LIMIT, help="Use only the first documents.")
 @option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
-@option("--batch", default=8192, metavar="N", help="Tokens of a batch.")
+@option("--batch", default=8192, metavar="N", help="Tokens per batch.")
 @option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
@@ -91,9 +91,9 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
-    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
-    after its last complete shard, mostly a sixteenth of all tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only the
+    assistant's turns count, or the answer, or all of a text. An interrupted run continues after its
+    last complete shard.
 
     \b
     Examples:
@@ -248,14 +248,14 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a language model, as it is and with a head.
 
-    HEAD is a folder of 'llm fit'. Most of what it gains, one temperature for all tokens gains too:
-    both are measured, and what the head adds. TABLE is a table of 'llm collect', whose tokens are
-    measured. QUESTIONS, with --model, is a text file of questions and answers, graded by exact
-    match; a folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to
-    be likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
-    calibrated, each by a fit on others: it corrects a preference for some letters. With
-    --permutations it is asked in several orders of its options, too, over which the preference
-    averages out: the reference, at several times the cost.
+    HEAD is a folder of 'llm fit'. One temperature for all tokens accounts for most of its gain, so
+    both are measured. TABLE is a table of 'llm collect', whose tokens are measured. QUESTIONS, with
+    --model, is a text file of questions and answers, graded by exact match; a folder of MMLU,
+    graded by the letter; or TruthfulQA.csv, where the best answer has to be likelier than each
+    incorrect one (MC1). MMLU of 100 questions or more is also measured calibrated, each by a fit on
+    others: it corrects a preference for some letters. With --permutations it is asked in several
+    orders of its options, too, over which the preference averages out: the reference, at several
+    times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
     is right; with HEAD, the confidences after it. Correct the grades there as you like. With

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 UNITS = ("answer", "turn", "conversation")
 AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
 STAGES = ("beta", "sigmoid", "isotonic")
-STATE = click.option(
-    "--state", metavar="FILE", help="Watch for drift in this file of 'watch --new'."
-)
+STATE = click.option("--state", metavar="FILE", help="Drift watch file, made by 'watch --new'.")
 
 
 @click.group(cls=Commands, context_settings={"show_default": True})
@@ -73,9 +71,9 @@ def gate() -> None:
 def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
     """Find from graded answers which ones to accept.
 
-    FILE is .jsonl or .csv, as for 'llm answers fit'. All answers are for the thresholds, and for
-    the map from confidences to probabilities, of which an isotonic one gets a third for itself.
-    Rows may have a kind (of question) and a conversation.
+    FILE is .jsonl or .csv, as for 'llm answers fit'. All answers serve the thresholds and the map
+    from confidences to probabilities; an isotonic map gets a third of its own. Rows may have a kind
+    (of question) and a conversation.
 
     \b
     Examples:
@@ -116,7 +114,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 
     FILE is .jsonl or .csv, with the confidence or token_probs of each answer, and its kind where
     the gate has kinds. Rows are written as JSON lines. The verdict is accept, verify, or person;
-    answers whose confidence is missing or no number are for a person. Answers of another source
+    answers whose confidence is missing or no number are for a person. Answers from another source
     than those of the fit are refused.
 
     With --state the answers are noted for the drift watch, under their id if they have one, and a

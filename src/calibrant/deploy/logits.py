@@ -215,7 +215,7 @@ def collect_shards(
             name, file = os.fspath(model), None if weights is None else os.fspath(weights)
             call = uuid.uuid4().hex
             named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
-            stack.callback(forget_classifier)  # it may fill the memory of a GPU
+            stack.callback(forget_classifier)  # else it would keep the memory of a GPU
         run = _Run.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
             forget_classifier()
@@ -361,7 +361,7 @@ def _predictions(
         place.row += len(batch[0])
         report(len(batch[0]))
         place.reading = True
-    # an empty shard need not know the number of classes
+    # an empty shard may leave the number of classes open
     return arrays or {"logits": np.zeros((0, len(model.class_names) or 1), np.float32)}
 
 

@@ -70,7 +70,7 @@ class ModelName:
     device: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
-    call: str = ""  # of a run: processes that outlive it load the model of the next one anew
+    call: str = ""  # names a run, so that processes that outlive it load the next model
 
 
 _LOADING = RLock()  # a factory may load another classifier
@@ -138,7 +138,7 @@ def _loaded(model: ModelName) -> Classifier:
 
 
 def array_classifier(module: nn.Module) -> Classifier:
-    """Return a module that is called with arrays, in its precision."""
+    """Return the classifier of a module that takes arrays, in the precision of the module."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return Classifier(module, partial(_tensors, next(floats, torch.float32)))
 

@@ -1,4 +1,4 @@
-"""Refuses requests that do not come from the page itself, and restricts what the page may do.
+"""Refuse requests that do not come from the page itself, and restrict what the page may do.
 
 Any site that is open in the browser can send requests to a server on this machine. Three checks
 keep them out: the ``Host`` must be this server's, or else a site could point its own name here (DNS
@@ -58,7 +58,7 @@ class Guard:
 
     @property
     def address(self) -> str:
-        """Address to open, with the secret; that of this machine if the host stands for all."""
+        """Address to open, with the secret; that of this machine if the host means every address."""
         address = _address(self.host)
         everywhere = address is not None and address.is_unspecified
         host = "127.0.0.1" if everywhere else self.host
@@ -133,14 +133,14 @@ class Guarded:
         if reason is None:
             await self.app(scope, receive, with_headers)
             return
-        await receive()  # closing on bytes that come in resets the connection: no answer
+        await receive()  # closing while bytes come in would reset the connection, without an answer
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         await with_headers({"type": "http.response.start", "status": 403, "headers": headers})
         await with_headers({"type": "http.response.body", "body": reason.encode()})
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str:
-    # http.cookies stops at the first cookie that is not to its liking, such as JSON in quotes, and
+    # http.cookies stops at the first cookie that it cannot parse, such as JSON in quotes, and
     # the cookies of all servers on this machine come together
     pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
     return next((value for key, _, value in pairs if key == name), "")

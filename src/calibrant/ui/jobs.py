@@ -1,4 +1,4 @@
-"""Jobs: a bounded queue of tasks that run one at a time, and what became of them."""
+"""Jobs: a bounded queue of tasks that run one at a time, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_id() -> str:
 
 @dataclass
 class Job:
-    """A task, how far it is, and what came of it."""
+    """A task, its progress, and its result."""
 
     task: Task
     titles: Sequence[str] = ()

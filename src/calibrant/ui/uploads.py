@@ -1,4 +1,4 @@
-"""Uploaded prediction files, under names of our own, in a folder that is removed."""
+"""Uploaded prediction files, under names that the server chooses, in a temporary folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from calibrant.llm.heads.tables import TokenTable
 
 EPS, THETA = 1e-6, 10000.0
-"""Of the RMS norms and of the rotary positions, as in Llama 2."""
+"""Epsilon of the RMS norms, and base of the rotary positions, as in Llama 2."""
 Weighting = Literal["paper", "official"]
 
 

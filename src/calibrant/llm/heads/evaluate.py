@@ -219,7 +219,7 @@ def evaluate_table(
 def gains_over_one_temperature(
     scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
 ) -> Gains:
-    """Gains over ``global`` in each score, by the name of what was done; empty without it."""
+    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
     simple = scores.get("global")
     if simple is None:
         return {}

@@ -112,7 +112,7 @@ class FittedHead:
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
 
     def beside_one_temperature(self) -> dict[str, FittedHead | None]:
-        """Return the heads to measure it with: none, one temperature if it is known, and itself.
+        """Return the heads to measure beside it: none, one temperature if it is known, and itself.
 
         Most of what a head gains, one temperature gains too.
         """

@@ -78,7 +78,7 @@ def read_official(
 
 
 def _attention_heads(file: Path, model: Any) -> int:
-    """Read the number of attention heads from a configuration, which is checked."""
+    """Check the configuration, and return its number of attention heads."""
     try:
         config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except ValueError as error:

@@ -20,7 +20,7 @@ GGUF_TEXT, GGUF_ARRAY = 8, 9
 GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
 GGUF_ALIGNMENT = 32
-"""Bytes of which the place of the values of tensors in a GGUF file is a multiple."""
+"""The values of tensors in a GGUF file begin at a multiple of this many bytes."""
 
 
 def load_model(

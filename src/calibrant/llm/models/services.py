@@ -18,7 +18,7 @@ KEY = "OPENAI_API_KEY"
 LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
 FINAL = (401, 403, 404)
-"""Statuses that every further request would have too."""
+"""Statuses that every further request would get, too."""
 
 Message: TypeAlias = Mapping[str, Any]
 Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[str, Any]]
@@ -26,7 +26,7 @@ Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[st
 
 
 class ServiceError(ValueError):
-    """A request failed, also after the repetitions of the client.
+    """A request failed, even when the client repeated it.
 
     Attributes
     ----------

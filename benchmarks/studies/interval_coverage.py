@@ -74,7 +74,9 @@ def truth(classes: int, kind: float | str) -> dict[str, float]:
 def main(
     cases: Iterable[str] = CASES,
     repetitions: int = 100,
-    metrics: Sequence[str] = tuple(cal.METRICS),
+    metrics: Sequence[str] = tuple(
+        name for name, metric in cal.METRICS.items() if not metric.on_request
+    ),
     most_pairs: int = kept_pairs.MOST_PAIRS,
 ) -> None:
     table, usual = csv.writer(sys.stdout), kept_pairs.MOST_PAIRS

@@ -119,6 +119,7 @@ CURVES: dict[str, Any] = {
         r.reliability.accuracy for r in metrics.reliability_by_margin(z, y)
     ],
     "smooth_reliability": lambda z, y: metrics.smooth_reliability(z, y).accuracy,
+    "decision_curve": lambda z, y: metrics.decision_curve(z[:, :2], (y > 0) * 1).net_benefit,
     "risk_coverage": lambda z, y: metrics.risk_coverage(z, y).risk,
     "fpr95": lambda z, y: metrics.fpr95(z[:, 0], z[:, 1]),
     "ood_auroc": lambda z, y: metrics.ood_auroc(z[:, 0], z[:, 1]),

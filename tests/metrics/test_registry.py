@@ -71,7 +71,11 @@ def evaluated():
 @every
 def test_the_figure_of_the_table_is_that_of_an_evaluation_and_a_python_float(evaluated, name):
     classes = classes_for(name, 5)
-    data, estimate = DATA if classes == 5 else TWO, evaluated[classes][name]
+    data = DATA if classes == 5 else TWO
+    if cal.METRICS[name].on_request:
+        estimate = cal.evaluate(*data, metrics=[name])[name]
+    else:
+        estimate = evaluated[classes][name]
     alone = cal.METRICS[name].compute(*data)
     single = cal.evaluate(*data, metrics=[name], level=None)[name].value
     assert alone == pytest.approx(estimate.value, abs=1e-12)
@@ -86,6 +90,8 @@ def test_the_direction_of_a_metric_is_as_declared(rng, name):
     worse = logits.copy()
     worse[:1600] = 3 * rng.permuted(logits[:1600], axis=-1)
     metric = cal.METRICS[name]
+    if metric.two_sided:
+        pytest.skip("it is best in the middle")
     better = metric.compute(logits, labels) - metric.compute(worse, labels)
     if name == "under_ece":  # what is over-confident is not under-confident
         assert better >= 0

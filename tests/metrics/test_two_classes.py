@@ -155,7 +155,7 @@ def test_roc_auc_is_of_two_classes_only(rng):
     cases = [(logits, labels, {}), (logits, (logits > 1).astype(int), tags), (z, clicked, TOP)]
     for scores, targets, options in cases:
         assert "roc_auc" not in cal.evaluate(scores, targets, level=None, **options)
-        with pytest.raises(ValueError, match=r"roc_auc ranks P\(y = 1\) of two .*: name auroc"):
+        with pytest.raises(ValueError, match=r"roc_auc is a figure of P\(y = 1\) .*: name auroc"):
             cal.evaluate(scores, targets, metrics=["auc"], **options)
     with pytest.raises(ValueError, match="one_vs_rest"):
         cal.metrics.roc_auc(logits, labels)

@@ -16,6 +16,20 @@ from calibrant.metrics.binned import (
     per_class_ece as per_class_ece,
     under_ece as under_ece,
 )
+from calibrant.metrics.clinical import (
+    DecisionCurve as DecisionCurve,
+    brier_skill as brier_skill,
+    calibration_intercept as calibration_intercept,
+    calibration_slope as calibration_slope,
+    citl as citl,
+    decision_curve as decision_curve,
+    e50 as e50,
+    e90 as e90,
+    hosmer_lemeshow_p as hosmer_lemeshow_p,
+    ici as ici,
+    spiegelhalter_p as spiegelhalter_p,
+    spiegelhalter_z as spiegelhalter_z,
+)
 from calibrant.metrics.curves import (
     ClassReliability as ClassReliability,
     Histogram as Histogram,

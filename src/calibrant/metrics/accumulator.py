@@ -311,7 +311,8 @@ def _check_subgroups(names: set[str]) -> None:
 
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     if metrics is None:
-        return tuple(name for name in METRICS if pairs or not METRICS[name].needs_pairs)
+        usual = {name: metric for name, metric in METRICS.items() if not metric.on_request}
+        return tuple(name for name in usual if pairs or not usual[name].needs_pairs)
     names = tuple(map(METRICS.name, [metrics] if isinstance(metrics, str) else metrics))
     if not names:
         raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
@@ -325,10 +326,11 @@ def _check_possible(metrics: Sequence[str], kind: Estimand) -> None:
     """Raise if a metric of P(y = 1) was named for other probabilities."""
     for name in metrics:
         if METRICS[name].two_classes_only and kind != "binary":
+            ranks = name == "roc_auc"
             raise ValueError(
-                f"{name} ranks P(y = 1) of two classes, and these are probabilities of "
-                f"{reductions.ESTIMANDS[kind]}: name auroc, which ranks confidences, or use "
-                f"calibrant.metrics.{name} of the pairs of one class (one_vs_rest)"
+                f"{name} is a figure of P(y = 1) of two classes, and these are probabilities of "
+                f"{reductions.ESTIMANDS[kind]}: {'name auroc, which ranks them, or ' * ranks}use "
+                f"calibrant.metrics.{name} of the pairs of one class against the rest (one_vs_rest)"
             )
 
 

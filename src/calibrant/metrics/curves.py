@@ -207,8 +207,7 @@ def smooth_reliability_of(
     claimed, right = filled.confidence[held], filled.accuracy[held]
     mass, variance = filled.weight[held] / filled.total, 1 / filled.effective[held]
     share = (filled.total**2 / filled.squares.sum()) ** (-1 / 5)
-    widths = _widths(grid, claimed, mass, share)
-    weights = np.stack([_fit_at(x, h, claimed, mass) for x, h in zip(grid, widths, strict=True)])
+    weights = parabola_weights(grid, claimed, mass, share, 2 / points)
     accuracy = np.clip(weights @ right, 0, 1)
     worth = 1 / (weights**2 @ variance)  # examples
     z2 = float(ndtri((1 + level) / 2)) ** 2
@@ -221,16 +220,22 @@ def smooth_reliability_of(
     return SmoothReliability(grid, accuracy, low, high, density, level, probability)
 
 
-def _widths(grid: FloatArray, claimed: FloatArray, mass: FloatArray, share: float) -> FloatArray:
-    """Reach of the window around each point that holds a share of the mass, by bisection."""
+def parabola_weights(
+    points: FloatArray, claimed: FloatArray, mass: FloatArray, share: float, narrowest: float
+) -> FloatArray:
+    """Weights ``(points, cells)`` whose sums with the outcomes of cells are local parabolas.
+
+    The window around each point holds a share of the mass, and reaches at least ``narrowest``.
+    """
     running = np.concatenate([[0.0], np.cumsum(mass)])
-    low, high = np.full(grid.size, 2 / grid.size), np.ones(grid.size)
+    low, high = np.full(points.size, narrowest), np.ones(points.size)
     for _ in range(20):
         middle = (low + high) / 2
-        first, last = (np.searchsorted(claimed, grid + sign * middle) for sign in (-1, 1))
+        first, last = (np.searchsorted(claimed, points + sign * middle) for sign in (-1, 1))
         enough = running[last] - running[first] >= share
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return 1.01 * high  # examples at the very end have no weight
+    widths = 1.01 * high  # examples at the very end have no weight
+    return np.stack([_fit_at(x, h, claimed, mass) for x, h in zip(points, widths, strict=True)])
 
 
 def _fit_at(point: float, width: float, claimed: FloatArray, mass: FloatArray) -> FloatArray:

@@ -40,10 +40,16 @@ class Estimate(NamedTuple):
         return self.low > value or self.high < value
 
 
+def normal_interval(value: float, deviation: float, level: float) -> Estimate:
+    """Normal interval of a figure with a standard error."""
+    reach = float(ndtri((1 + level) / 2)) * deviation
+    return Estimate(value, value - reach, value + reach)
+
+
 def loss_interval(value: float, deviation: float, level: float) -> Estimate:
     """Normal interval of a mean of losses, which are not negative."""
-    reach = float(ndtri((1 + level) / 2)) * deviation
-    return Estimate(value, max(value - reach, 0.0), value + reach)
+    _, low, high = normal_interval(value, deviation, level)
+    return Estimate(value, max(low, 0.0), high)
 
 
 def share_interval(value: float, count: float, level: float) -> Estimate:

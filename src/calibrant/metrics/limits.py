@@ -94,6 +94,8 @@ def _limit(text: str, bound: float, which: str, end: str) -> Limit:
     typed, dot, asked = text.partition(".")
     name = METRICS.name(typed)
     metric = METRICS[name]
+    if metric.two_sided:
+        raise ValueError(f"{name} is best in the middle, and takes no limit: limit ici or ece")
     if metric.higher_is_better != (which == "smallest"):
         remedy = ("larger", "smallest", "--min, least=")
         if not metric.higher_is_better:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @reductions.keywords(Data)
 def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
-    """Share of examples whose top class, the first of equals, is right.
+    """Share of examples whose top class is right.
 
-    Of pairs: the share of the outcomes that happened. Input as for :func:`calibrant.ece`.
+    Of equally probable classes the first counts. Of pairs: the share of the outcomes that
+    happened. Input as for :func:`calibrant.ece`.
 
     >>> accuracy([[2.0, 1.0], [2.0, 1.0]], [0, 1])
     0.5

@@ -44,6 +44,10 @@ class Metric(NamedTuple):
     """A stream must keep every (confidence, outcome) for it."""
     two_classes_only: bool = False
     """It is of P(y = 1): left out of evaluations of anything else, and refused if named."""
+    on_request: bool = False
+    """It is computed only where it is named."""
+    two_sided: bool = False
+    """Its best value is in the middle: it has no limit on one side."""
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrant.metrics.clinical import DecisionCurve
 from calibrant.metrics.curves import (
     ClassReliability,
     Histogram,
@@ -19,7 +20,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Beside, Box, Chart, Part, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, Part, box_of, drawing_of
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
 from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.reliability import (
@@ -28,7 +29,7 @@ from calibrant.show.figures.reliability import (
     reliability_diagrams,
     smooth_diagram,
 )
-from calibrant.show.figures.selective import risk_coverage_plot
+from calibrant.show.figures.selective import decision_curve_plot, risk_coverage_plot
 from calibrant.show.html import Html
 from calibrant.show.tables import LONGEST, Table
 
@@ -44,16 +45,16 @@ def evaluation_box(evaluation: Evaluation, charts: Sequence[Part] = ()) -> Box:
     Further ``charts`` stand below the metrics.
     """
     rejected = evaluation.test is not None and evaluation.test.p_value < 0.05
-    verdicts = [
-        Verdict(evaluation.verdict(), "bad" if rejected else "good"),
-        Verdict(evaluation.hint(), "warn"),
+    callouts = [
+        Callout(evaluation.verdict(), "bad" if rejected else "good"),
+        Callout(evaluation.hint(), "warn"),
     ]
     figures = Box(parts=[metrics_table(evaluation), *charts])
     parts = [Beside([figures, Chart(diagram, evaluation)])]
     return Box(
         re.sub("(?<=[a-z])(?=[A-Z])", " ", type(evaluation).__name__).capitalize(),
         [evaluation.describe()],
-        verdicts,
+        callouts,
         [*parts, *([subgroup_table(evaluation)] if evaluation.by else [])],
         [evaluation.search],
     )
@@ -147,6 +148,18 @@ def risk_chart(curve: RiskCoverage) -> Html:
     return line_chart(lines, x_label="coverage", y_label="risk")
 
 
+@box_of.register(DecisionCurve)
+def _decision_curve(curve: DecisionCurve) -> Box:
+    x, low = curve.threshold, -0.25 * float(max(curve.high.max(), 0.01))
+    interval = f", {100 * curve.level:g} % interval at each point"
+    lines = [
+        Line(f"by probability{interval}", x, curve.net_benefit, curve.low, curve.high),
+        Line("act always", x, np.maximum(curve.treat_all, low), colour="good", dashed=True),
+        Line("act never", [0, 1], [0, 0], colour="muted", dashed=True),
+    ]
+    return Box(parts=[line_chart(lines, x_label="threshold", y_label="net benefit")])
+
+
 @drawing_of.register(Evaluation)
 def _evaluation_plot(
     evaluation: Evaluation, ax: Axes | None = None, *, most: int = 8, **options: Any
@@ -162,3 +175,4 @@ drawing_of.register(Reliability, reliability_diagram)
 drawing_of.register(SmoothReliability, smooth_diagram)
 drawing_of.register(Histogram, confidence_histogram)
 drawing_of.register(RiskCoverage, risk_coverage_plot)
+drawing_of.register(DecisionCurve, decision_curve_plot)

@@ -82,7 +82,10 @@ class Guard:
                 return "this request comes from another site, which may not change anything here"
             if not self._is_token(headers.get(_TOKEN_HEADER, "")):
                 return "this request lacks the token of the page: reload the page"
-        if scope["path"].startswith("/page/") or self._is_known(scope, headers):
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        given = query.get("token", []) if scope["path"] == "/" else []
+        known = any(map(self._is_token, [*given, _cookie(headers, self.cookie)]))
+        if known or scope["path"].startswith("/page/"):
             return None
         return "the address lacks its token: open the address that calibrant ui has printed"
 
@@ -99,11 +102,6 @@ class Guard:
         if name in LOOPBACK or name == self.host.lower():
             return True
         return not is_loopback(self.host) and _address(name) is not None
-
-    def _is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        given = query.get("token", []) if scope["path"] == "/" else []
-        return any(map(self._is_token, [*given, _cookie(headers, self.cookie)]))
 
     def _is_token(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(), self.token.encode())

@@ -195,8 +195,8 @@ def decide(
     calibrator : Calibrator, optional
         Fitted on other examples; applied to logits first.
     fit_split, test_split : str, optional
-        Splits to fit the rule on (val, else the plain arrays, by default) and to check it on
-        (test, else the plain arrays). With a calibrator, which has probably seen val, both are
+        Splits to fit the rule on (val, else the unnamed split, by default) and to check it on
+        (test, else the unnamed split). With a calibrator, which has probably seen val, both are
         test where there is one. A single split is cut at random into two halves.
     seed : int
         Of the cut, and of the random part of sets.

@@ -55,6 +55,9 @@ DRAW: dict[str, Any] = {
     "histogram": lambda p, ax=None: figures.confidence_histogram(
         cal.metrics.confidence_histogram(**p), ax
     ),
+    "decisions": lambda p, ax=None: figures.decision_curve_plot(
+        cal.metrics.decision_curve(**p), ax
+    ),
     "risk": lambda p, ax=None: figures.risk_coverage_plot(cal.metrics.risk_coverage(**p), ax),
 }
 

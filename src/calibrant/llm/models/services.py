@@ -75,23 +75,18 @@ def service_for(model: str, connection: Connection | None = None) -> Iterator[Se
     if model.startswith(LITELLM):
         yield _litellm(model.removeprefix(LITELLM), reach)
         return
-    with _client(reach) as client:
-        yield _openai(client, model, reach)
-
-
-def _client(connection: Connection) -> openai.OpenAI:
     with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai
     key = os.environ.get(KEY)
-    if not key and connection.url is None:
+    if not key and reach.url is None:
         raise ValueError(f"set the environment variable {KEY}, or pass the url of a local server")
-    return openai.OpenAI(
-        # local servers take any key, but the client wants one
-        api_key=key or "none",
-        base_url=connection.url,
-        timeout=connection.timeout,
-        max_retries=connection.max_retries,
-    )
+    with openai.OpenAI(
+        api_key=key or "none",  # local servers take any key, but the client wants one
+        base_url=reach.url,
+        timeout=reach.timeout,
+        max_retries=reach.max_retries,
+    ) as client:
+        yield _openai(client, model, reach)
 
 
 def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Service:

@@ -30,6 +30,7 @@ from calibrant.show.figures.reliability import (
     smooth_diagrams as smooth_diagrams,
 )
 from calibrant.show.figures.selective import (
+    decision_curve_plot as decision_curve_plot,
     risk_coverage_plot as risk_coverage_plot,
     set_size_plot as set_size_plot,
     threshold_plot as threshold_plot,

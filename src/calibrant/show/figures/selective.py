@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from calibrant.decide.conformal_sets import SetSizes
     from calibrant.decide.threshold_results import Threshold
+    from calibrant.metrics.clinical import DecisionCurve
     from calibrant.metrics.ranking import RiskCoverage
 
 MOST_POINTS = 2000
@@ -94,6 +95,33 @@ def _band(axes: Axes, x: FloatArray, curve: RiskCoverage, colour: str) -> None:
     some, label = _thinned(len(curve.risk)), f"{100 * curve.level:g} % interval, at each point"
     low, high = 100 * curve.low[some], 100 * curve.high[some]
     axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, label=label)
+
+
+@in_look
+def decision_curve_plot(curve: DecisionCurve, ax: Axes | None = None) -> Axes:
+    """Net benefit of acting from each threshold on, beside those of acting always and never.
+
+    Parameters
+    ----------
+    curve : DecisionCurve
+        From :func:`calibrant.metrics.decision_curve`.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+    """
+    axes, look = new_axes(ax), current()
+    (colour, dashes), *_ = look.series(1)
+    x = 100 * curve.threshold
+    axes.plot(x, curve.net_benefit, color=colour, ls=dashes, lw=look.thick, label="by probability")
+    label = f"{100 * curve.level:g} % interval, at each point"
+    axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.2, lw=0, label=label)
+    thin: dict[str, Any] = {"color": look.colours.muted, "lw": 1.3 * look.thin}
+    axes.plot(x, curve.treat_all, ls="--", label="act always", **thin)
+    axes.axhline(0, ls=":", label="act never", **thin)
+    axes.set(xlim=(0, 100), xlabel="threshold (%)", ylabel="net benefit")
+    highest = float(max(curve.high.max(), 0.01))
+    axes.set_ylim(-0.25 * highest, 1.1 * highest)  # acting always falls without end
+    legend(axes, "upper right")
+    return axes
 
 
 @in_look

@@ -1,0 +1,155 @@
+"""Figures of risk models and forecasts, beside other packages and slow definitions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+from scipy.stats import chi2
+
+import calibrant as cal
+from calibrant.metrics import decision_curve
+from calibrant.metrics.clinical import _recalibration, _shift, _skill
+from calibrant.metrics.kept_pairs import PooledPairs
+from calibrant.metrics.reductions import WeightedPairs
+from tests.support.simulate import drawn
+
+ROW = np.arange(240)
+P = 0.02 + 0.96 * ((ROW * 37) % 240 + 0.5) / 240
+Y = (((ROW * 101) % 240 + 0.5) / 240 < 0.1 + 0.75 * P**1.5).astype(int)
+PAIRS: Any = {"confidence": P, "outcome": Y}
+ON_REQUEST = [name for name, metric in cal.METRICS.items() if metric.on_request]
+
+PEERS = {
+    "calibration_slope": 0.67360035,  # statsmodels 0.15 GLM and calzone 0.1.0
+    "calibration_intercept": -0.49758551,
+    "citl": -0.58401116,  # statsmodels 0.15 GLM with an offset
+    "spiegelhalter_z": 3.1852189142926104,  # calzone 0.1.0
+    "spiegelhalter_p": 0.0014464454398943616,
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_figures_equal_those_of_other_packages(name):
+    assert cal.METRICS[name].compute(**PAIRS) == pytest.approx(PEERS[name], abs=1e-8)
+
+
+def test_standard_errors_are_those_of_the_sandwich():
+    """Those of statsmodels 0.15, with cov_type="HC0"."""
+    pairs = WeightedPairs(P, Y.astype(float), None)
+    errors = [fit.deviation for fit in (*_recalibration(pairs), _shift(pairs))]
+    assert errors == pytest.approx([0.14956641, 0.11635004, 0.1717314], abs=1e-7)
+
+
+def test_net_benefit_equals_that_of_dcurves():
+    """1.1.7, for the model and for treating all."""
+    curve = decision_curve(**PAIRS, thresholds=[0.1, 0.25, 0.5, 0.7])
+    np.testing.assert_allclose(
+        curve.net_benefit, [0.328704, 0.230556, 0.066667, -0.013889], atol=1e-6
+    )
+    np.testing.assert_allclose(curve.treat_all, [1 / 3, 0.2, -0.2, -1.0], atol=1e-12)
+    assert (curve.low < curve.net_benefit).all()
+    assert list(curve.to_frame().columns) == [
+        "threshold",
+        "net_benefit",
+        "low",
+        "high",
+        "treat_all",
+    ]
+    with pytest.raises(ValueError, match=r"thresholds must be in \(0, 1\)"):
+        decision_curve(**PAIRS, thresholds=[0.5, 1.0])
+
+
+def test_weights_of_net_benefit_are_copies_but_for_the_interval():
+    weight = 1 + ROW % 3
+    found = decision_curve(**PAIRS, sample_weight=weight)
+    copies = decision_curve(confidence=np.repeat(P, weight), outcome=np.repeat(Y, weight))
+    np.testing.assert_allclose(found.net_benefit, copies.net_benefit, atol=1e-12)
+    acting = slice(0, 90)  # nobody reaches the last thresholds
+    assert (found.high > copies.high)[acting].all()
+
+
+def test_hosmer_lemeshow_is_its_definition():
+    order = np.argsort(P).reshape(10, 24)
+    statistic = sum(
+        (Y[g].sum() - P[g].sum()) ** 2 / (24 * P[g].mean() * (1 - P[g].mean())) for g in order
+    )
+    found = cal.metrics.hosmer_lemeshow_p
+    assert found(**PAIRS) == pytest.approx(chi2.sf(statistic, 10), rel=1e-9)
+    assert found(**PAIRS, freedom=8) == pytest.approx(chi2.sf(statistic, 8), rel=1e-9)
+
+
+def test_distances_are_those_of_a_local_parabola():
+    p, y = P[:100], Y[:100]
+    count, off = 100**0.8, []
+    for point in p:
+        distance = np.abs(p - point)
+        reach = 1.01 * np.sort(distance)[math.ceil(count) - 1]
+        weight = np.clip(1 - (distance / reach) ** 3, 0, None) ** 1.5  # root of the tricube
+        off.append(abs(point - np.polyval(np.polyfit(p, y, 2, w=weight), point)))
+    pairs = {"confidence": p, "outcome": y}
+    assert cal.metrics.ici(**pairs) == pytest.approx(np.mean(off), abs=5e-4)
+    assert cal.metrics.e50(**pairs) == pytest.approx(np.sort(off)[49], abs=2e-3)
+    assert cal.metrics.e90(**pairs) == pytest.approx(np.sort(off)[89], abs=2e-3)
+
+
+def test_distances_find_a_known_truth(rng):
+    z = rng.normal(0, 1.5, 100_000)
+    right = 0.1 + 0.7 * expit(z) ** 2
+    off = np.abs(expit(z) - right)
+    y = rng.random(z.size) < right
+    found = [cal.METRICS[name].compute(z, y.astype(int)) for name in ("ici", "e50", "e90")]
+    expected = [off.mean(), *np.quantile(off, [0.5, 0.9])]
+    assert found == pytest.approx(expected, abs=0.006)
+
+
+def test_brier_skill_compares_with_the_base_rate():
+    rate = Y.mean()
+    expected = 1 - ((P - Y) ** 2).mean() / ((rate - Y) ** 2).mean()
+    assert cal.metrics.brier_skill(**PAIRS) == pytest.approx(expected, abs=1e-12)
+    assert cal.metrics.brier_skill(confidence=np.full(240, rate), outcome=Y) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("name", ON_REQUEST)
+def test_they_are_computed_where_they_are_named_and_for_two_classes(rng, name):
+    logits, labels = drawn(rng, 200, 3)
+    assert name not in cal.evaluate(logit(P), Y, level=None)
+    with pytest.raises(ValueError, match=f"{name} is a figure of .* one class against the rest"):
+        cal.evaluate(logits, labels, metrics=[name])
+    with pytest.raises(ValueError, match="one_vs_rest"):
+        cal.METRICS[name].compute(logits, labels)
+    pairs = cal.metrics.one_vs_rest(logits, labels, k=1)
+    assert math.isfinite(cal.METRICS[name].compute(**pairs._asdict()))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "happened"),
+    [([0.2, 0.4, 0.6, 0.8], [0, 0, 1, 1]), ([0.2, 0.4, 0.6], [1, 1, 1]), ([0.5] * 4, [0, 1, 0, 1])],
+    ids=["separated", "one outcome", "one claim"],
+)
+def test_a_recalibration_without_a_best_slope_is_undefined(claimed, happened):
+    pairs = {"confidence": claimed, "outcome": happened}
+    assert math.isnan(cal.metrics.calibration_slope(**pairs))
+    assert math.isnan(cal.metrics.calibration_intercept(**pairs))
+
+
+def test_extreme_claims_are_fitted():
+    claimed = np.array([0.0, 1e-300, 0.3, 0.7, 1.0, 1.0])
+    found = cal.metrics.calibration_slope(confidence=claimed, outcome=[0, 1, 0, 1, 1, 0])
+    assert abs(found) < 0.1
+
+
+@pytest.mark.parametrize("fit", [lambda p: _recalibration(p)[1], _shift, _skill])
+def test_pooled_pairs_give_nearly_the_same_with_the_same_error(rng, fit):
+    z = rng.normal(size=20_000)
+    y, weight = (rng.random(z.size) < expit(0.8 * z)).astype(float), rng.exponential(size=z.size)
+    pairs = WeightedPairs(expit(z), y, weight)
+    assert fit(PooledPairs.of(pairs, weight)) == pytest.approx(fit(pairs), abs=1e-4)
+
+
+def test_a_limit_on_a_figure_that_is_best_in_the_middle_is_refused():
+    found = cal.evaluate(logit(P), Y, metrics=["calibration_slope", "ici"])
+    with pytest.raises(ValueError, match="best in the middle"):
+        found.check_limits({"calibration_slope": 1.1})
+    assert found.check_limits({"ici": 0.01})[0].exceeded

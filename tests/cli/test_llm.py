@@ -14,7 +14,8 @@ import torch
 
 import calibrant as cal
 from calibrant._core.torch_models import own_device
-from calibrant.cli.llm import CONFIDENCES, ROWS, fit
+from calibrant.cli.llm import ROWS, fit
+from calibrant.cli.llm_answers import CONFIDENCES
 from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator

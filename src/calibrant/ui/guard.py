@@ -58,7 +58,7 @@ class Guard:
 
     @property
     def address(self) -> str:
-        """Address to open, with the secret; that of this machine if the host means every address."""
+        """Address to open, with the secret; that of this machine if the host is every address."""
         address = _address(self.host)
         everywhere = address is not None and address.is_unspecified
         host = "127.0.0.1" if everywhere else self.host

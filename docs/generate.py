@@ -61,7 +61,7 @@ MORE = {
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
         *("answers.rows.Source", "answers.calibrating.fit_answers"),
         "answers.calibrator.AnswerMap",
-        *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
+        *("gate.gate.Verdict", "gate.gate.Terms", "gate.gate.Band"),
         "gate.watch.judge_rows",
         *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit"),
         "answers.samples.agreement",

@@ -122,7 +122,7 @@ def test_a_process_works_is_killed_and_starts_again(path):
 
 
 def test_what_is_left_out_has_its_default():
-    assert Choices.from_json({}) == Choices("auto", None, None, "auto", None)
+    assert Choices.from_json({}) == Choices("auto", None, None, "auto", "auto")
     chosen = {"method": "ts", "fit_split": "", "test_split": "test", "keep_argmax": False}
     assert Choices.from_json({**chosen, "estimand": "top_label"}).fit_split == ""
 

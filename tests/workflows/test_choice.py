@@ -116,7 +116,9 @@ def test_a_gain_within_noise_is_none(rng):
 @pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     data = biased(rng)
-    kept, free = (chosen(["none", "ts", "sms"], *data, keep_argmax=k) for k in (None, False))
+    kept, better, free = (
+        chosen(["none", "ts", "sms"], *data, keep_argmax=keep) for keep in (True, "auto", False)
+    )
     assert kept.method in ("none", "ts")
     (remark,) = kept.remarks
     assert remark.startswith("sms, which may change the predicted class, would gain: accuracy ")
@@ -124,6 +126,7 @@ def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     assert before == pytest.approx(100 * (data[0].argmax(1) == data[1]).mean(), abs=0.01)
     assert after > before + 5
     assert (free.method, free.remarks) == ("sms", ())
+    assert better.method == "sms"  # since the accuracy clearly rises
     alone = chosen({"a": Shift(), "b": Shift()}, *data)  # no other is there
     assert alone.method == "a"
 

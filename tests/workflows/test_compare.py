@@ -352,8 +352,8 @@ def test_weights_count(both, tmp_path):
     [
         (["val", "test"], {}, "10 examples (val split), measured on 20 (test split)"),
         (["val", "test", ""], {}, "10 examples (val split), measured on 20 (test split)"),
-        (["val", ""], {}, "10 examples (val split), measured on 20 (plain arrays)"),
-        (["", "test"], {}, "10 examples (plain arrays), measured on 20 (test split)"),
+        (["val", ""], {}, "10 examples (val split), measured on 20 (unnamed split)"),
+        (["", "test"], {}, "10 examples (unnamed split), measured on 20 (test split)"),
         (["test"], {}, "10 examples (test split), measured on 10 (the same, each by a fit on"),
         (["val"], {}, "10 examples (val split), measured on 10 (the same, each by a fit on"),
         (

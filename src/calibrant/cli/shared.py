@@ -146,12 +146,6 @@ TOP_LABEL = option(
     flag_value="top_label",
     help="With two classes, measure the predicted one instead of P(y = 1).",
 )
-CHOICES = option(
-    "--choices",
-    is_flag=True,
-    help="Classes are options of questions (A to D): predictions may change, to correct a "
-    "preference for some letters.",
-)
 GROUPS = option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )
@@ -159,7 +153,7 @@ GROUPS = option(
 
 def split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
     """Return the option that names the split which a verb uses."""
-    about = f"Split to {verb}.  [default: {default}, else the plain arrays]"
+    about = f"Split to {verb}.  [default: {default}, else the unnamed split]"
     return option(name, metavar="NAME", help=about)
 
 

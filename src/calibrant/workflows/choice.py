@@ -19,6 +19,7 @@ from calibrant.calibrators.auto import (
     MAX_LOGITS,
     MIN_EXAMPLES,
     Auto,
+    KeepArgmax,
 )
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.logpartition import Records
@@ -44,7 +45,7 @@ def choose(
     split: Split,
     records: Records | None = None,
     *,
-    keep_argmax: bool | None = None,
+    keep_argmax: KeepArgmax = "auto",
     time_limit: float | None = None,
     seed: int = 0,
 ) -> Choice:
@@ -61,8 +62,9 @@ def choose(
         Fitted on the split.
     split, records
         The examples, and their records where a method is fitted from these.
-    keep_argmax : bool, optional
-        Prefer methods that keep the predicted class: by default for more than two classes.
+    keep_argmax : "auto" or bool
+        Prefer methods that keep the predicted class. By default those of more than two classes that
+        change it count only if they raise the accuracy by two standard errors of the difference.
     time_limit : float, optional
         Seconds for each fit; a method that takes longer is not chosen.
     """
@@ -79,8 +81,11 @@ def choose(
     known = {name: found for name, found in tried.items() if found is not None}
     if not known:
         return Choice(None, "No method could be cross-validated on the examples of the fit.")
-    keep = split.classes > 2 if keep_argmax is None else keep_argmax  # no method of tags does
+    keep = split.classes > 2 if keep_argmax == "auto" else keep_argmax  # no method of tags does
     safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
+    if safe and keep_argmax == "auto":
+        right = known[safe[0]].correct
+        safe += [name for name in known if trial.clearly_more_accurate(known[name].correct, right)]
     lowest, chosen = trial.simplest({name: known[name] for name in safe or known})
     if fitted[chosen].name == Identity.name:
         advice = f"Leave the logits as they are ({HOW}: no gain beyond noise)."
@@ -164,6 +169,11 @@ class _CrossValidation:
             if worse <= error:
                 return lowest, name
         return lowest, lowest
+
+    def clearly_more_accurate(self, correct: BoolArray, before: BoolArray) -> bool:
+        """Whether answers are right more often than before, beyond noise."""
+        more, error = self.mean_and_error(correct.astype(float) - before)
+        return more > CLEAR_GAIN_IN_ERRORS * error
 
     def other_predictions(self, known: Mapping[str, _HeldOut], chosen: str) -> list[str]:
         """Say what another method, which may change predictions, would clearly gain."""

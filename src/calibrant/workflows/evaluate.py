@@ -64,7 +64,7 @@ def evaluate(
         found by :func:`calibrant.find_slices` in a random half of the examples, and measured in
         the other half, so that the search does not make them look worse than they are.
     split : str, optional
-        Split of a file; ``test``, else the plain arrays, by default.
+        Split of a file; ``test``, else the unnamed split, by default.
     estimand : {"auto", "top_label", "binary", "multilabel"}
         Probability that calibration errors and test compare with an event. "auto" is P(y = 1) for
         two classes ("binary") and the largest probability for more ("top_label"), while AUROC and

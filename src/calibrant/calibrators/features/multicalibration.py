@@ -88,7 +88,7 @@ class Multicalibration(Calibrator):
     base : str
         Name of a method that needs no features; ``"none"`` for none.
     keep_argmax : bool, optional
-        Keep the predicted class: by default for more than two classes.
+        Keep the predicted class: by default for more than two classes, unless the base changes it.
     depth : int
         Number of conditions of a leaf.
     rounds : int
@@ -186,8 +186,9 @@ class Multicalibration(Calibrator):
             raise ValueError(
                 f"base must be a method that needs no features, got {base!r}: pass auto"
             )
-        with_choice = "keep_argmax" in inspect.signature(kind).parameters
-        chosen: dict[str, Any] = {"keep_argmax": keep_argmax} if with_choice else {}
+        chosen: dict[str, Any] = {}
+        if keep_argmax is not None and "keep_argmax" in inspect.signature(kind).parameters:
+            chosen["keep_argmax"] = keep_argmax
         self.base_ = kind(**chosen)
         self._store(spread_=torch.tensor(1.0))
         self.metadata_ = []

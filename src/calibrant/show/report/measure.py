@@ -18,6 +18,7 @@ from scipy.special import ndtri, stdtrit
 from calibrant._core.binning import Bins, fill_at
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
+from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.decide.threshold_limits import threshold
 from calibrant.metrics.accumulator import Accumulator
@@ -298,7 +299,7 @@ def try_methods(
     methods: Sequence[str],
     split: str,
     fit_split: str | None,
-    keep_argmax: bool | None,
+    keep_argmax: KeepArgmax,
     estimand: EstimandChoice,
     bins: int,
     level: float | None,

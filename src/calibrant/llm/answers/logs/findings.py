@@ -236,7 +236,7 @@ def _options(study: AnswerStudy) -> Note | None:
         f"{before['brier'].value:.3f} and {after['brier'].value:.3f}."
     )
     severity: Severity = "good" if after["nll"].value < before["nll"].value else "info"
-    advice = "calibrant fit options.npz --choices fits the calibrator of the options."
+    advice = "calibrant fit options.npz fits the calibrator of the options."
     return Note(severity, "Options, calibrated and scored again", evidence, advice)
 
 

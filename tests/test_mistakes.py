@@ -400,7 +400,7 @@ a frame without columns of scores
     raises: has no column of logits or probabilities, only a, b: name the columns of logits
 an id among the classes
     cal.ece(pd.DataFrame(logits).assign(id=range(len(labels))), labels)
-    raises: columns that are no scores, id: select the columns of classes
+    raises: columns that are not scores, id: select the columns of classes
 columns of other classes
     cal.fit("pets.csv", method="ts").predict(pd.DataFrame({"logit_cat": [0.5], "logit_cow": [1.0]}))
     raises: other classes than those of the fit: dog missing, cow new

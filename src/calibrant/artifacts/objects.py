@@ -337,7 +337,7 @@ def _parsed_json(text: str | bytes, what: str) -> Any:
     """Read JSON."""
 
     def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
 
     try:
         return json.loads(text, parse_constant=refuse)

@@ -53,6 +53,7 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
+@option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
 @option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
 @option(

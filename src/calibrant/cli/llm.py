@@ -1,23 +1,21 @@
-"""The verbs llm collect, fit, evaluate, ask, answers fit and answers apply."""
+"""The verbs llm collect, fit, evaluate and ask."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
+from calibrant.cli import judge, llm_gate, shared
 from calibrant.cli.engine import InputFiles
+from calibrant.cli.llm_answers import CONFIDENCES, VERB, answers
 from calibrant.cli.shared import (
     AS_JSON,
     LEVEL,
     Commands,
-    F,
-    Verb,
     new_console,
     option,
     progress_bar,
@@ -47,8 +45,6 @@ LIMIT: Any = {"type": shared.AT_LEAST_1, "metavar": "N"}
 ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
 """What was done to the tokens or the answers, in words."""
 SCORES = {"nll": "NLL", "brier": "Brier"}
-CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
-STAGES = ("beta", "sigmoid", "isotonic")
 CONFIDENCE = option(
     "--confidence",
     type=click.Choice(CONFIDENCES),
@@ -70,12 +66,7 @@ def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
 
-def verb(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
-    """Make a function a verb of a group, whose help shows all defaults."""
-    return group.command(name, cls=Verb, context_settings={"show_default": True})
-
-
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("model")
 @click.argument("documents")
 @option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
@@ -108,7 +99,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
 @option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
 @option(
@@ -189,7 +180,7 @@ def _alpha(text: str | None) -> Any:
         return text
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
 @option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
 @option("--limit", **LIMIT, help="Draw this many questions.")
@@ -421,7 +412,7 @@ def _as_json(title: str, evaluations: Evaluations, gains: Gains, biases: Biases)
     return content
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("model")
 @click.argument("question")
 @click.argument("folder", required=False, metavar="[HEAD]")
@@ -491,109 +482,6 @@ def ask(
         say(written)
 
 
-@llm.group(cls=Commands)
-def answers() -> None:
-    """Calibrate graded answers of any origin: the chance that an answer is right."""
-
-
-@verb(answers, "fit")
-@click.argument("file")
-@option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
-@option(
-    "--confidence",
-    type=click.Choice(CONFIDENCES[:-1]),
-    help="Compute confidences from the token probabilities.  [default: those of FILE, else "
-    "geometric]",
-)
-@option(
-    "--signals",
-    metavar="NAMES",
-    help="Combine signals in place of the confidence: 'all', or names with commas.",
-)
-@option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
-@AS_JSON
-def fit_map(
-    file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
-) -> None:
-    """Learn from graded answers how often answers of each confidence are right.
-
-    FILE is .jsonl or .csv, with an answer to a line: its confidence in [0, 1] (or token_probs, a
-    list), and correct (true or false, 1 or 0). 'llm evaluate --save-answers' writes such files. An
-    optional source names where the confidence comes from; all answers must have the same. The
-    figures are cross-validated: each answer is calibrated by a map of others.
-
-    With --signals, the map combines signals of the answers ('llm answers signals' lists them), and
-    the figures are those of each alone and of all together.
-
-    \b
-    Examples:
-      calibrant llm answers fit graded.jsonl -o map
-      calibrant llm answers fit graded.jsonl --signals all -o map
-      calibrant llm answers fit judged.csv --stage sigmoid -o map
-    """  # noqa: D301
-    from calibrant.artifacts import save
-    from calibrant.llm import read_answers
-    from calibrant.llm.answers.calibrating import (
-        cross_validated_answers,
-        fit_answers,
-        warn_of_few,
-    )
-    from calibrant.llm.answers.grading import CONFIDENCES
-
-    if signals is not None:
-        if confidence:
-            raise click.UsageError("--signals has confidences of its own: leave --confidence out")
-        llm_signals.fit_signals(file, signals, out, stage, form)
-        return
-    graded, options = read_answers(file), {"aggregate": confidence, "stage": stage}
-    warn_of_few(len(graded.rows), "answers")
-    fitted = fit_answers(graded, **options)
-    evaluations = cross_validated_answers(graded, **options)
-    written = shared.how_written(out, "saved in")
-    save(fitted, out)
-    shared.show_evaluations(form, file, evaluations)
-    usage = f"calibrant llm answers apply {out} FILE -o OUT"
-    source = fitted.source_
-    asked = source.confidence in CONFIDENCES and source.prompt in ("chat", "plain")
-    if asked and not source.served:
-        usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
-    say(f"{written}; to use it: {usage}")
-
-
-@verb(answers, "apply")
-@click.argument("mapped", metavar="MAP")
-@click.argument("file")
-@option("-o", "--out", required=True, metavar="FILE", help="File to write.")
-def apply_map(mapped: str, file: str, out: str) -> None:
-    """Write answers with the chance that each is right, as 'calibrated'.
-
-    FILE and OUT are .jsonl or .csv; the other values are kept. Confidences and signals of another
-    source than those that MAP was fitted on are refused. With a threshold in MAP there is also
-    'abstains'.
-
-    \b
-    Examples:
-      calibrant llm answers apply map new.jsonl -o calibrated.jsonl
-    """  # noqa: D301
-    from calibrant.artifacts import load
-    from calibrant.llm.answers.calibrator import AnswerMap
-    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
-
-    check_suffix(out)
-    rows = load(mapped, AnswerMap).apply(read_answers(file))
-    written = shared.how_written(out)
-    write_rows(out, rows)
-    say(f"{written}: {len(rows):,} answers")
-
-
-answers.add_command(llm_logs.collect)
-answers.add_command(llm_fields.documents)
-answers.add_command(llm_fields.fields)
-answers.add_command(llm_logs.read)
-answers.add_command(llm_logs.report)
-answers.add_command(llm_signals.signals)
-
-
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     """Refuse files, and options of questions, where tables are wanted."""
     for name in filter(shared.was_passed, names):
@@ -615,5 +503,6 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
+llm.add_command(answers)
 llm.add_command(llm_gate.gate)
 llm.add_command(judge.judge)

@@ -151,7 +151,7 @@ def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) 
     from calibrant.show.pages import check_target
 
     if not files and state is None:
-        raise click.UsageError("FILES are missing, or a --state to report on")
+        raise click.UsageError("pass FILES, or a --state to report on")
     if state is not None and not files and not os.path.exists(state):
         raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
     if page is not None:

@@ -139,7 +139,7 @@ class CsvFile(Reader):
             yield TableRows(columns, "line", lines)
 
     def _numbers(self, fields: list[str], keys: Sequence[str], lines: Sequence[int]) -> FloatArray:
-        """Return fields of rows (lines, keys), or raise for the first that is no number."""
+        """Return fields of rows (lines, keys), or raise for the first that is not a number."""
         try:
             values = np.fromiter(map(float, fields), np.float64, len(fields))
         except ValueError:

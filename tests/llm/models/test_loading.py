@@ -151,7 +151,7 @@ def test_damaged_gguf_files_are_named(tmp_path):
         ):
             load_tokenizer(file)
     file.write_bytes(b"GGML" + whole[4:])
-    with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file"):
+    with pytest.raises(ValueError, match=r"model\.gguf is not a GGUF file"):
         load_weights(file)
 
 

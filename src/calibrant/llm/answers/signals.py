@@ -289,7 +289,7 @@ def _stored(row: Row, place: str) -> Found:
     try:
         values = {} if values is None else unpacked_cell(values)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"signals of {place} is no JSON ({error})") from error
+        raise ValueError(f"signals of {place} are not JSON ({error})") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"signals of {place} must be an object, got {values!r:.60}")
     for name, value in values.items():

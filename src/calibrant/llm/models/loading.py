@@ -147,7 +147,7 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
             return b""
 
         if stream.read(4) != b"GGUF":
-            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
+            raise ValueError(f"{file} is not a GGUF file: it does not begin with GGUF")
         settings, last = {}, -GGUF_ALIGNMENT
         try:
             number(4)  # the version

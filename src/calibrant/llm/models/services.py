@@ -140,8 +140,8 @@ def _body(text: str) -> Mapping[str, Any]:
         body = None
     if not isinstance(body, Mapping):
         raise ServiceError(
-            f"the endpoint returned no JSON object but {without_key(text)!r:.60}: check the url, "
-            "which mostly ends with /v1",
+            f"the endpoint did not return a JSON object but {without_key(text)!r:.60}: check the "
+            "url, which mostly ends with /v1",
             status=200,
         )
     return body

@@ -78,7 +78,7 @@ def test_a_damaged_archive_is_an_error(tmp_path):
     other = tmp_path / "other.eval"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("a.txt", "a")
-    with pytest.raises(ValueError, match="it is no log of Inspect"):
+    with pytest.raises(ValueError, match="it is not a log of Inspect"):
         read_log(other)
     pytest.importorskip("zstandard")
     at = content.index(b"samples/q0_epoch_1.json") + 500

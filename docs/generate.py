@@ -55,7 +55,7 @@ MORE = {
     "show.figures": ("from_data.figure", "from_data.draw_file"),
     "show.report": ("report.Provenance", "model.Subject", "model.Part"),
     "llm": (
-        *("answers.choices.ask_choices", "answers.choices.ask_true", "answers.choices.choice_sets"),
+        *("answers.choices.ask_choices", "answers.choices.ask_true"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
         *("answers.choices.choice_logits_from_top", "answers.choices.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),

@@ -466,7 +466,7 @@ shuffled labels for auto
     tells: warning: accuracy .* is no better than that of guessing
 class weights
     calibrant fit weighted.npz -o cal3
-    tells: warning: Auto keeps predictions, so that .* sms, which may change the predicted class
+    tells: predictions change, as by sms: accuracy
 copied rows
     calibrant fit copied.npz --method ts -o cal4
     tells: warning: 540 of the first 600 rows are copies

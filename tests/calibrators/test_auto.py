@@ -10,7 +10,6 @@ from scipy.special import expit, log_softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import auto
 from calibrant.calibrators.auto import (
     CHANGING,
@@ -24,6 +23,7 @@ from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.parts import ShrunkTemperature
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.watch import told

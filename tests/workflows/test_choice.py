@@ -6,10 +6,10 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data.opening import as_dataset
-from calibrant.data.records import records_of
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
 from calibrant.workflows.fit import fit_whole, fits_from_table

@@ -15,9 +15,9 @@ import calibrant
 from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data.records import records_of
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.workflows import methods_table
 from calibrant.workflows.choice import Choice

@@ -12,7 +12,6 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
@@ -21,6 +20,7 @@ from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.parts import structured
 from calibrant.calibrators.top_label import kept_by_task

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, Records
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
 from calibrant._core.torch_models import plain_on_cpu
@@ -23,6 +22,7 @@ from calibrant.calibrators.affine import (
 )
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, Records
 from calibrant.calibrators.objectives import nll
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.smart import SMART

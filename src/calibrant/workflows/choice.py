@@ -12,7 +12,6 @@ import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
 from calibrant._core.engines import ENGINE_FAILURES
-from calibrant._core.logpartition import Records
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import (
     CLEAR_GAIN_IN_ERRORS,
@@ -23,6 +22,7 @@ from calibrant.calibrators.auto import (
     KeepArgmax,
 )
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import Split
 from calibrant.workflows.effect import KeptLosses, calibrated_sums

@@ -14,18 +14,18 @@ import numpy as np
 from calibrant._core.checks import IGNORED, IntArray, Values, spread, warn, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators import watch as watching
 from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import Data, as_dataset
-from calibrant.data.records import records_of
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row

@@ -26,18 +26,18 @@ from calibrant._core.chunks import (
     examples as check_examples,
 )
 from calibrant._core.class_names import kept_names
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
 from calibrant.calibrators import watch
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
-from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, effect_of, method_in_use

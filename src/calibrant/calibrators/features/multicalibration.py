@@ -14,7 +14,6 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, Features, IntArray, Logits, Values
 from calibrant._core.chunks import Examples, labelled_chunks
-from calibrant._core.logpartition import concatenate, tabulate
 from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant._core.torch_models import full_precision, rounds as rounding
 from calibrant.calibrators.base import Calibrator, Context, feature_rows
@@ -43,6 +42,7 @@ from calibrant.calibrators.features.metadata_inputs import (
     metadata_arrays,
 )
 from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn

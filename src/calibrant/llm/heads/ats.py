@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.checks import IntArray, check_choice
-from calibrant._core.logpartition import TOP, Records
 from calibrant._core.options import Count, Positive
+from calibrant.calibrators.logpartition import TOP, Records
 from calibrant.calibrators.objectives import LogSharpness, Measured
 from calibrant.llm.heads.modules import SHARPEST, Head, last_layer
 

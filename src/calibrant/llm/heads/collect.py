@@ -22,7 +22,6 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
 from calibrant._core.engines import current_work
-from calibrant._core.logpartition import COLUMNS, tabulate
 from calibrant._core.torch_models import (
     device_and_dtype,
     digest,
@@ -30,6 +29,7 @@ from calibrant._core.torch_models import (
     own_device,
     own_rank,
 )
+from calibrant.calibrators.logpartition import COLUMNS, tabulate
 from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (
     Document,

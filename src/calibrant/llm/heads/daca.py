@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.chunks import as_tensor, examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 

@@ -119,7 +119,7 @@ def fit_head(
 
     Examples
     --------
-    >>> from calibrant._core.logpartition import tabulate
+    >>> from calibrant.calibrators.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
     >>> from calibrant.llm.models.fingerprint import ModelFingerprint
     >>> rng = np.random.default_rng(0)

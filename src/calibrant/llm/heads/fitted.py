@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_choice, warn
-from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, options_of, unknown_option
 from calibrant._core.showing import columns_frame, frame, one_line
+from calibrant.calibrators.logpartition import Records
 from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.modules import (
     LIMIT,

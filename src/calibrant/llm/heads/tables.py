@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrant._core.atomic_files import replacing, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray, check_whole
-from calibrant._core.logpartition import COLUMNS, Records, concatenate
+from calibrant.calibrators.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint

@@ -73,7 +73,7 @@ def test_a_damaged_archive_is_an_error(tmp_path):
     content = (FILES / "log.eval").read_bytes()
     cut = tmp_path / "cut.eval"
     cut.write_bytes(content[:9000])
-    with pytest.raises(ValueError, match="no zip archive, or it is cut off"):
+    with pytest.raises(ValueError, match="not a zip archive, or it is cut off"):
         read_log(cut)
     other = tmp_path / "other.eval"
     with zipfile.ZipFile(other, "w") as archive:

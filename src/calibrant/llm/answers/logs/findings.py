@@ -227,7 +227,7 @@ def _signals(study: AnswerStudy) -> Note | None:
 def _options(study: AnswerStudy) -> Note | None:
     if study.options is None:
         return None
-    before, after = study.options.before, study.options.after
+    before, after = study.options["before"], study.options["after"]
     gain = after["accuracy"].value - before["accuracy"].value
     evidence = (
         f"accuracy {percent(before['accuracy'].value)} before and "

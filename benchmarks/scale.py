@@ -39,9 +39,9 @@ import torch
 import calibrant as cal
 from calibrant import use
 from calibrant._core.engines import WorkerPool
+from calibrant.calibrators.records import tabulated
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.records import tabulated
 from calibrant.data.shards import Chunk
 
 CLASSES, TOKENS = 1000, 128_256

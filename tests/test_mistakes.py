@@ -169,7 +169,7 @@ a misspelt method
     raises: unknown method 'smrat': did you mean smart\?
 an option as text
     cal.Auto(keep_argmax="False")
-    raises: keep_argmax must be True or False, or None, got 'False'
+    raises: keep_argmax must be True or False, or one of auto, got 'False'
 a misspelt option
     cal.fit("data.npz", method="ts", options={"objectve": "brier"})
     raises: ts has no option 'objectve': did you mean objective\? its options are objective
@@ -193,7 +193,7 @@ masked classes in a method without them
     raises: masked classes need a temperature method, such as ts
 only a test split
     cal.fit("test_only.npz")
-    raises: has no split 'val' and no plain arrays .* name a split \(--split\), or use --cross-fit
+    raises: has no split 'val' and no unnamed split .* name a split \(--split\), or use --cross-fit
 other groups than examples
     cal.TemperatureScaling().fit(logits, labels, groups=np.arange(5))
     raises: groups must have one value per example or per row
@@ -232,7 +232,7 @@ a misspelt method in a comparison
     raises: unknown method 'tss': did you mean ts\?
 shuffled labels in a comparison
     cal.compare("shuffled.npz", methods=["none", "ts", "beta"], level=None)
-    warns: plain arrays: accuracy .* no better than that of guessing
+    warns: unnamed split: accuracy .* no better than that of guessing
 class weights in a comparison
     cal.compare("weighted.npz", methods=["none", "ts", "beta"], level=None)
     tells: keeps predictions, so that .* use a method that corrects these
@@ -301,7 +301,7 @@ a coverage in percent
     raises: coverage must be between 0 and 1, got 90: 0.9 means 90 %
 a guarantee that few examples cannot keep
     cal.threshold(logits, labels, max_error=0.001)
-    warns: no threshold keeps the error at 0.001 .* label more, calibrate first, or allow more
+    warns: no threshold keeps the error at 0.001 .* so none is accepted; .*label
 probabilities as logits for sets
     cal.conformal(probs, labels)
     warns: logits look like probabilities: .* if they are, pass them as probs=
@@ -400,7 +400,7 @@ a frame without columns of scores
     raises: has no column of logits or probabilities, only a, b: name the columns of logits
 an id among the classes
     cal.ece(pd.DataFrame(logits).assign(id=range(len(labels))), labels)
-    raises: columns that are no scores, id: select the columns of classes
+    raises: columns that are not scores, id: select the columns of classes
 columns of other classes
     cal.fit("pets.csv", method="ts").predict(pd.DataFrame({"logit_cat": [0.5], "logit_cow": [1.0]}))
     raises: other classes than those of the fit: dog missing, cow new
@@ -466,7 +466,7 @@ shuffled labels for auto
     tells: warning: accuracy .* is no better than that of guessing
 class weights
     calibrant fit weighted.npz -o cal3
-    tells: warning: Auto keeps predictions, so that .* sms, which may change the predicted class
+    tells: predictions change, as by sms: accuracy
 copied rows
     calibrant fit copied.npz --method ts -o cal4
     tells: warning: 540 of the first 600 rows are copies
@@ -484,7 +484,7 @@ a calibrator of other classes
     exits with 2: fitted for 5 classes, got 4
 shuffled labels in a comparison
     calibrant compare shuffled.npz --methods none,ts --level 0
-    tells: warning: plain arrays: accuracy .* no better than that of
+    tells: warning: unnamed split: accuracy .* no better than that of
 copied rows in a report
     calibrant report copied.npz --methods= --level 0 -o -
     tells: Check the data first..* 540 of the first 600 rows are copies of other rows
@@ -499,7 +499,7 @@ probabilities as logits to be calibrated
     tells: warning: logits of as_probs.npz look like probabilities: .* save them as probs
 two guarantees
     calibrant decide data.npz --max-error 0.1 --coverage 0.9
-    exits with 2: name one of --max-error, --coverage and --rule
+    exits with 2: name one of --max-error, --coverage, --rule
 an artifact that is none
     calibrant export nowhere -o out.onnx
     exits with 2: there is no artifact nowhere

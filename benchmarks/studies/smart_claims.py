@@ -21,7 +21,7 @@ import numpy as np
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.smart import SmartIndicator, SmartObjective
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)

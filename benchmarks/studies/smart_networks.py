@@ -18,7 +18,7 @@ import numpy as np
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 
 PAPER = {
     "mukhoti_brier_cifar10_resnet50": (1.81, 0.96),

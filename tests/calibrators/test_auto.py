@@ -10,7 +10,6 @@ from scipy.special import expit, log_softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import auto
 from calibrant.calibrators.auto import (
     CHANGING,
@@ -24,6 +23,7 @@ from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.parts import ShrunkTemperature
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.watch import told
@@ -438,10 +438,44 @@ def preferring(rng, n, classes=4):
     return truth + 2 * np.eye(classes)[0], (truth + rng.gumbel(size=truth.shape)).argmax(-1)
 
 
+def test_predictions_change_where_the_accuracy_clearly_rises(rng):
+    logits, labels = preferring(rng, 500)
+    fitted, free = (Auto(keep_argmax=k, folds=2).fit(logits, labels) for k in ("auto", False))
+    assert not fitted.keeps_argmax
+    assert names_of(fitted) == names_of(free)
+    gain = fitted.reasons_.splitlines()[-1]
+    right = 100 * (logits.argmax(-1) == labels).mean()
+    assert gain.startswith(f"predictions change, as by sms: accuracy {right:.2f} -> ")
+    assert gain.endswith("; keep_argmax=True forbids it")
+    assert fitted.findings[1:] == [gain]
+    assert fitted.left_out() == []
+    with told():
+        kept = Auto(keep_argmax=True, folds=2).fit(logits, labels)
+    assert kept.keeps_argmax
+
+
+def test_predictions_stay_where_the_accuracy_does_not_clearly_rise(rng, monkeypatch):
+    """By two standard errors of the difference, pair by pair; a little less is not enough."""
+    logits, labels = drawn(rng, 400, 4, 2.0)
+    right = logits.argmax(-1) == labels
+    real = auto._Judge._predicted
+    for extra, kept in ((3, True), (6, False)):  # of 3 and 6 pairs that differ, all for it
+        better = right.copy()
+        better[np.flatnonzero(~right)[:extra]] = True
+
+        def predicted(self, name, better=better):
+            found = real(self, name)
+            return found._replace(correct=better) if name == "sms" else found
+
+        monkeypatch.setattr(auto._Judge, "_predicted", predicted)
+        judged = [c.name for c in Auto(folds=2).fit(logits, labels).candidates_]
+        assert ("top_and_rest" in judged, "sms" in judged) == (kept, not kept)
+
+
 def test_what_other_predictions_would_gain_is_told(rng):
     logits, labels = preferring(rng, 500)
     with pytest.warns(UserWarning, match="^Auto keeps predictions, so that after") as caught:
-        fitted = Auto(folds=2).fit(logits, labels)
+        fitted = Auto(candidates=("none", "ts", "beta"), folds=2).fit(logits, labels)
     assert fitted.keeps_argmax
     gain = fitted.reasons_.splitlines()[-1]
     assert [str(one.message).endswith(f"; {gain}") for one in caught] == [True]

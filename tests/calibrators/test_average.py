@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.affine import VectorScaling
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.confidence_maps import SigmoidScaling
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from tests.support.simulate import drawn
 

@@ -11,7 +11,6 @@ from sklearn.linear_model import LogisticRegression
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.binary import (
     QuadraticScaling,
     RobustSigmoid,
@@ -26,6 +25,7 @@ from calibrant.calibrators.confidence_maps import (
 )
 from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.watch import told
 from tests.support.binned_maps import quiet
 

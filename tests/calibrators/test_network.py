@@ -10,9 +10,9 @@ import pytest
 from scipy.special import log_softmax
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import time_limit
 from calibrant.calibrators import network
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.network import (
     _MIN_TEMPERATURE,
     ParametrizedTemperatureScaling,

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import softmax
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.objectives import (
     PROPER,
     Objective,

@@ -90,3 +90,22 @@ def test_gaps_of_many_logits_are_learned_from_some(rng, monkeypatch):
     np.testing.assert_allclose(some.gaps.factors_, alone.factors_, rtol=1e-4)
     assert not np.allclose(other.gaps.factors_, some.gaps.factors_, rtol=1e-3)
     np.testing.assert_array_equal(some.matrix.weight_, whole.matrix.weight_)  # of all
+
+
+def test_classes_above_the_top_are_held_below_it_and_its_confidence_stays(rng):
+    """What they lose is shared by the others in proportion, as by cutting them one by one."""
+    shares = rng.dirichlet(np.full(7, 0.3), size=200)
+    confidence = rng.uniform(1 / 8, 0.6, size=200)
+    odds = torch.from_numpy(np.log(confidence / (1 - confidence)))[:, None]
+    relative = shares * (1 - confidence[:, None]) / confidence[:, None]
+    logits = torch.from_numpy(np.log(np.concatenate([np.ones((200, 1)), relative], axis=1)))
+    found = parts._below_top(logits, odds).softmax(-1).numpy()
+    assert (relative > 1).any(1).sum() > 50
+    for share, c, got in zip(shares, confidence, found, strict=True):
+        expected = (1 - c) * share
+        while (above := expected > c + 1e-12).any():
+            held = above | np.isclose(expected, c)
+            room = 1 - c - c * held.sum()
+            expected = np.where(held, c, room * share / share[~held].sum() if (~held).any() else c)
+        assert got[0] == pytest.approx(c, rel=1e-6)
+        np.testing.assert_allclose(got[1:], expected, rtol=1e-6, atol=1e-9)

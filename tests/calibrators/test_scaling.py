@@ -12,9 +12,9 @@ from scipy.special import log_softmax, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import scaling
 from calibrant.calibrators.base import BOUNDS
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import (
     EnsembleTemperatureScaling,
     Identity,

@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import _INDICATORS, SMART, SmartIndicator, SmartObjective
 from tests.support.networks import at_rate, fitted, margins, masked, value_of

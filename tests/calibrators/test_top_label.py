@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.parts import Blend, OddsScaling
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART

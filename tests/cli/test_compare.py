@@ -118,14 +118,11 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"fit_split": "test", "test_split": "val"},
         **{"sample_weight": "w", "groups": "g", "level": 0.5, "seed": 3},
         "estimand": "auto",
-        "keep_argmax": None,
         "columns": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, 0)
     assert asked["methods"] == ["TS", "None"]  # the workflow understands any case
-    run("compare", "p.npz", "--choices")
-    assert asked["keep_argmax"] is False
 
 
 def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
@@ -144,7 +141,7 @@ def test_plain_arrays_are_cross_fitted(run):
     code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0")
     assert code == 0
     assert (
-        "564 examples (plain arrays), measured on 564 (the same, each by a fit on the other" in out
+        "564 examples (unnamed split), measured on 564 (the same, each by a fit on the other" in out
     )
     assert "5 folds, seed 0)" in out
 
@@ -159,7 +156,10 @@ def test_plain_arrays_are_cross_fitted(run):
             r"error: p\.npz: unknown split 'x': choose from val, test$",
         ),
         (["test.npz", "--split", "val"], r"error: test\.npz: unknown split 'val': choose f"),
-        (["plain.npz", "--fit-split", "val"], r"error: plain\.npz has no split 'val', only plain"),
+        (
+            ["plain.npz", "--fit-split", "val"],
+            r"error: plain\.npz has no split 'val', only an unnamed",
+        ),
         (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
     ],
 )
@@ -237,5 +237,5 @@ def test_compare_tags(run):
     assert code == 0
     lines = out.splitlines()
     assert re.match(r"Use (pooled|tags) \(cross-validated", lines[1])
-    assert lines[2].startswith("2 tags; fitted on 1,200 labels (plain arrays), measured on")
+    assert lines[2].startswith("2 tags; fitted on 1,200 labels (unnamed split), measured on")
     assert [line.split()[0] for line in lines[4:7]] == ["none", "pooled", "tags"]

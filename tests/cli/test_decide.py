@@ -37,7 +37,7 @@ def test_a_threshold_is_explained_saved_and_applied(run):
     np.savez("new.npz", logits=unlabelled, id=np.arange(len(unlabelled)))
     code, out, err = run("decide", "new.npz", "--rule", "rule", "-o", "decisions.npz")
     assert code == 0
-    assert "plain arrays" in out
+    assert "unnamed split" in out
     assert "agree with" not in out
     assert err == "wrote decisions.npz\n"
     written = arrays_in("decisions.npz")

@@ -52,22 +52,22 @@ def test_fit_saves_what_it_learned(run):
     assert max(map(len, lines)) <= 80
 
 
-def test_the_options_of_questions_may_change(run, rng):
-    """A model that prefers a letter: auto corrects it, and the table shows what that gains."""
+@pytest.mark.filterwarnings("ignore:Auto keeps predictions")
+def test_predictions_change_where_that_is_clearly_better(run, rng):
+    """A model that prefers a letter: auto corrects it, and says what that gains."""
     logits, labels = drawn(rng, 800, 4)
     np.savez("questions.npz", logits=preferring(logits), labels=labels)
-    arguments = ("fit", "questions.npz", "--set", 'candidates=["none", "ts", "sms"]')
-    code, out, _ = run(*arguments, "--choices", "-o", "saved", "--json")
+    arguments = ("fit", "questions.npz", "--set", "folds=2", "-o", "saved")
+    code, out, _ = run(*arguments, "--json")
     assert code == 0
     found = json.loads(out)
     truth = (logits.argmax(1) == labels).mean()
-    assert found["options"]["keep_argmax"] is False
     assert found["argmax_changed"] > 100
     assert found["after"]["accuracy"]["value"] == pytest.approx(truth, abs=0.02)
     assert found["before"]["accuracy"]["value"] < truth - 0.1
-    code, _, err = run(*arguments, "--method", "ts", "--choices", "-o", "saved")
-    assert code == 2
-    assert "--choices is for the method auto, got ts" in " ".join(err.split())
+    assert "predictions change, as by sms: accuracy" in " ".join(run(*arguments)[1].split())
+    kept = json.loads(run(*arguments, "--set", "keep_argmax=yes", "--json")[1])
+    assert (kept["argmax_changed"], kept["options"]["keep_argmax"]) == (0, True)
 
 
 def test_fit_in_json(run):
@@ -338,7 +338,7 @@ def failing(name):
         ),
         "no boolean": (
             ["p.npz", "--set", "keep_argmax=maybe"],
-            "error: keep_argmax must be True or False, or None, got 'maybe'",
+            "error: keep_argmax must be True or False, or one of auto, got 'maybe'",
         ),
         "no number": (
             ["p.npz", "--method", "smart", "--set", "hidden=16,x"],

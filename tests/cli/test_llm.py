@@ -14,7 +14,8 @@ import torch
 
 import calibrant as cal
 from calibrant._core.torch_models import own_device
-from calibrant.cli.llm import CONFIDENCES, ROWS, fit
+from calibrant.cli.llm import ROWS, fit
+from calibrant.cli.llm_answers import CONFIDENCES
 from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator
@@ -550,7 +551,7 @@ def test_a_model_that_is_not_there(run, path):
 def test_a_folder_without_a_model(run, tmp_path):
     code, _, err = run("llm", "ask", tmp_path, "Who?")
     assert code == 2
-    assert err == f"error: {tmp_path} is no folder of a model: it has no config.json\n"
+    assert err == f"error: {tmp_path} is not a model folder: it has no config.json\n"
 
 
 def test_a_blank_question_is_refused(run, saved):

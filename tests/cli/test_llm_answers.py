@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.cli.llm import STAGES
+from calibrant.cli.llm_answers import STAGES
 from calibrant.llm import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import Source, read_answers

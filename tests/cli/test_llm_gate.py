@@ -11,7 +11,7 @@ from calibrant.cli import llm_gate
 from calibrant.llm import Gate
 from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.rows import read_answers, write_rows
-from calibrant.llm.gate.verdicts import Unit
+from calibrant.llm.gate.gate import Unit
 from tests.support.graded_answers import graded_answers, joined
 
 

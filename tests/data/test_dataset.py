@@ -258,7 +258,7 @@ def test_files_with_aliases_of_val_as_names_are_that_split(tmp_path):
         ({"name": "tset"}, "unknown split 'tset': did you mean test. choose from val, test, noise"),
         ({"name": "zebra"}, "unknown split 'zebra': choose from val, test, noise_3"),
         ({"name": "zebra", "prefer": ["val"]}, "unknown split 'zebra': choose from val, test"),
-        ({"prefer": ["blur", ""]}, "no split 'blur' or plain arrays, only val, test, .*--split"),
+        ({"prefer": ["blur", ""]}, "no split 'blur' or unnamed split, only val, test, .*--split"),
     ],
 )
 def test_a_missing_split_lists_the_others(three_splits, asked, message):
@@ -268,7 +268,7 @@ def test_a_missing_split_lists_the_others(three_splits, asked, message):
 
 def test_a_missing_split_of_plain_arrays(tmp_path):
     path = tiny(tmp_path / "a.npz", **predictions())
-    with pytest.raises(ValueError, match=r"a\.npz has no split 'val', only plain arrays"):
+    with pytest.raises(ValueError, match=r"a\.npz has no split 'val', only an unnamed split"):
         open_dataset(path).split("val")
 
 

@@ -78,7 +78,7 @@ def test_damaged_and_foreign_files(tmp_path):
         open_dataset(tmp_path / "a.pt")
     for content in (b"", b"logits", pickle.dumps(Code(str(tmp_path / "ran")))):
         (tmp_path / "a.pt").write_bytes(content)
-        with pytest.raises(ValueError, match=r"a\.pt is no file of torch\.save"):
+        with pytest.raises(ValueError, match=r"a\.pt was not written by torch\.save"):
             open_dataset(tmp_path / "a.pt")
     assert not (tmp_path / "ran").exists()
 

@@ -371,7 +371,7 @@ def test_models_without_classes_are_refused(tmp_path, shards, reviews):
     with pytest.raises(ValueError, match=r"got LlamaForCausalLM; token tables .* llm collect"):
         collect_shards(str(tmp_path / "lm"), shards, tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(OSError, match=r"is no folder of a model: it has no config\.json"):
+    with pytest.raises(OSError, match=r"is not a model folder: it has no config\.json"):
         collect_shards(str(tmp_path / "empty"), shards, tmp_path / "out")
 
 

@@ -120,6 +120,13 @@ def two():
     return make_classification(600, 8, n_informative=5, flip_y=0.2, class_sep=0.7, random_state=1)
 
 
+@pytest.fixture(scope="module")
+def numbered(three):
+    """Examples whose last column is their number, over 600."""
+    X, y = three
+    return np.concatenate([X, np.arange(600)[:, None] / 600], axis=1), y
+
+
 def best_temperature(logits, labels, weight=None):
     """The optimum of the likelihood, searched without the library."""
 
@@ -425,27 +432,18 @@ class Unsorted(Boastful):
         return super().decision_function(X)[:, ::-1]
 
 
-def test_order_of_classes(rng):
-    honest, labels = drawn(rng, 1000, 4)
-    straight = CalibratedClassifier(Boastful(), method="ts").fit(honest, labels)
-    turned = CalibratedClassifier(Unsorted(), method="ts").fit(honest, labels)
-    assert list(turned.classes_) == [3, 2, 1, 0]
-    np.testing.assert_allclose(
-        turned.predict_proba(honest)[:, ::-1], straight.predict_proba(honest), atol=1e-6
-    )
-    np.testing.assert_array_equal(turned.predict(honest), straight.predict(honest))
-
-
 @pytest.mark.parametrize("fitted_before", [False, True])
-def test_order_of_classes_with_parameters_per_class(rng, fitted_before):
+def test_order_of_classes(rng, fitted_before):
     honest, labels = drawn(rng, 2000, 4)
     tilted = honest + np.array([0.0, 2.0, -2.0, 1.0])  # one temperature cannot put this right
     for kind in (Boastful, Unsorted):
         base = kind(factor=1.0)
         given = FrozenEstimator(base.fit(tilted, labels)) if fitted_before else base
         model = CalibratedClassifier(given, method="vector").fit(tilted, labels)
+        assert list(model.classes_) == ([0, 1, 2, 3] if kind is Boastful else [3, 2, 1, 0])
         columns = [list(model.classes_).index(label) for label in range(4)]
         probs = model.predict_proba(tilted)[:, columns]
+        np.testing.assert_array_equal(model.predict(tilted), probs.argmax(-1))
         assert np.abs(probs - softmax(honest, axis=-1)).mean() < 0.02
 
 
@@ -606,16 +604,30 @@ def test_scores_of_an_estimator_are_not_taken_for_probabilities(rng):
     assert (model.predict_proba(few)[:, 1] > 0.5).mean() > 0.9  # a warning would be an error
 
 
-def test_floor_of_zero_probabilities(rng):
-    honest, labels = drawn(rng, 2000, 3)
-    probs = np.round(softmax(2 * honest, axis=-1), 2)  # as 100 trees would vote
+def votes_of_trees(honest):
+    """Probabilities as 100 trees would vote: some are 0."""
+    probs = np.round(softmax(2 * honest, axis=-1), 2)
     probs[:, 0] += 1 - probs.sum(-1)
     probs = np.maximum(np.round(probs, 2), 0)
-    probs /= probs.sum(-1, keepdims=True)
     assert (probs == 0).any()
+    return probs / probs.sum(-1, keepdims=True)
+
+
+def tiny_probabilities(honest):
+    probs = softmax(25 * honest, axis=-1)
+    probs[:3] = [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert probs[probs > 0].min() < 1e-80
+    return probs
+
+
+@pytest.mark.parametrize("form", [votes_of_trees, tiny_probabilities])
+def test_floor_of_small_probabilities(rng, form):
+    honest, labels = drawn(rng, 2000, 3)
+    probs = form(honest)
     model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
-    assert float(model.calibrator_.floor_) == pytest.approx(probs[probs > 0].min() / 2)
-    logits = np.log(np.where(probs > 0, probs, probs[probs > 0].min() / 2))
+    floor = probs[probs >= 1e-12].min() / 2
+    assert float(model.calibrator_.floor_) == pytest.approx(floor)
+    logits = np.log(np.maximum(probs, floor))
     assert temperature(model) == pytest.approx(best_temperature(logits, labels), rel=1e-4)
     np.testing.assert_allclose(
         model.predict_proba(probs), softmax(logits / temperature(model), axis=-1), atol=1e-6
@@ -644,21 +656,6 @@ def test_floor_ignores_weight_zero():
     weight = np.tile([1.0, 1.0, 1.0, 0.0], 20)
     model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels, sample_weight=weight)
     assert float(model.calibrator_.floor_) == pytest.approx(0.05)
-
-
-def test_tiny_probabilities_are_raised(rng):
-    honest, labels = drawn(rng, 1000, 3)
-    probs = softmax(25 * honest, axis=-1)
-    probs[:3] = [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert probs[probs > 0].min() < 1e-80
-    model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
-    floor = probs[probs >= 1e-12].min() / 2
-    assert float(model.calibrator_.floor_) == pytest.approx(floor)
-    logits = np.log(np.maximum(probs, floor))
-    assert temperature(model) == pytest.approx(best_temperature(logits, labels), rel=1e-4)
-    np.testing.assert_allclose(
-        model.predict_proba(probs), softmax(logits / temperature(model), axis=-1), atol=1e-6
-    )
 
 
 def test_without_calibration_the_probabilities_are_those_of_the_estimator(rng):
@@ -723,15 +720,11 @@ def test_one_vs_one_scores_are_refused(rng, classes):
     assert CalibratedClassifier(model, method="ts").fit(honest, labels).score(honest, labels) > 0.5
 
 
-def test_wrong_number_of_columns(rng):
+def test_scores_that_are_refused(rng):
     honest, labels = drawn(rng, 100, 3)
     wide = np.concatenate([honest, honest], 1)
     with pytest.raises(ValueError, match=r"of Boastful must be \(n, 3\), a column .* \(20, 6"):
         CalibratedClassifier(Boastful()).fit(wide, labels)
-
-
-def test_invalid_probabilities(rng):
-    honest, labels = drawn(rng, 100, 3)
     with pytest.raises(ValueError, match=r"probs must be in \[0, 1\]"):
         CalibratedClassifier(Sayer()).fit(honest, labels)
 
@@ -785,9 +778,8 @@ def test_precomputed_kernels(two):
     np.testing.assert_allclose(cut.predict_proba(X @ X.T), plain.predict_proba(X), atol=1e-3)
 
 
-def test_sample_weight(three, rng, recorder):
-    X, y = three
-    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+def test_sample_weight(numbered, rng, recorder):
+    X, y = numbered
     weight = rng.uniform(0.2, 3, size=600)
     fitted = CalibratedClassifier(recorder, method="ts").fit(X, y, weight)
     assert len(Recorder.seen) == 6
@@ -809,9 +801,8 @@ def test_estimator_without_sample_weight(three, rng):
         model.fit(X, y, sample_weight=rng.uniform(0.2, 3, size=600))
 
 
-def test_fit_params(three, recorder):
-    X, y = three
-    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+def test_fit_params(numbered, recorder):
+    X, y = numbered
     CalibratedClassifier(recorder, method="ts", cv=3).fit(X, y, extra=np.arange(600))
     for one in Recorder.seen:
         np.testing.assert_array_equal(one["extra"], np.rint(600 * one["rows"]))
@@ -829,9 +820,8 @@ def test_sample_weight_of_a_pipeline_step(three, rng):
 
 
 @pytest.mark.parametrize("cv", [5, GroupKFold(4)])
-def test_groups_stay_in_one_fold(three, recorder, cv):
-    X, y = three
-    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+def test_groups_stay_in_one_fold(numbered, recorder, cv):
+    X, y = numbered
     groups = np.arange(600) // 7
     CalibratedClassifier(recorder, method="ts", cv=cv).fit(X, y, groups=groups)
     for one in Recorder.seen[1:]:
@@ -868,9 +858,8 @@ def routing():
 
 
 @pytest.mark.usefixtures("routing")
-def test_metadata_routing(three, rng, recorder):
-    X, y = three
-    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+def test_metadata_routing(numbered, rng, recorder):
+    X, y = numbered
     weight, groups = rng.uniform(0.2, 3, size=600), np.arange(600) // 7
     asked = recorder.set_fit_request(sample_weight=True)
     CalibratedClassifier(asked, method="ts", cv=GroupKFold(4)).fit(
@@ -939,9 +928,8 @@ def test_repeated_and_partial_folds(three):
     assert temperature(part) == pytest.approx(best_temperature(scores, y[test]), rel=1e-4)
 
 
-def test_seed_of_folds(three, recorder):
-    X, y = three
-    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+def test_seed_of_folds(numbered, recorder):
+    X, y = numbered
 
     def rows(seed):
         Recorder.seen = []
@@ -979,19 +967,6 @@ def test_parallel_folds(three):
     np.testing.assert_array_equal(alone.predict_proba(X), at_once.predict_proba(X))
 
 
-@pytest.mark.parametrize(
-    ("cv", "message"),
-    [
-        ("prefitt", 'cv must be folds, .* "prefit", got'),
-        (1, "n_splits"),
-        (601, "n_spl"),
-    ],
-)
-def test_impossible_folds(three, cv, message):
-    with pytest.raises(ValueError, match=message):
-        CalibratedClassifier(cv=cv).fit(*three)
-
-
 # ---------------------------------------------------------------------------------- the methods
 
 
@@ -1011,19 +986,21 @@ class Needy(cal.TemperatureScaling):
     needs_features = True
 
 
-@pytest.mark.parametrize("method", [Needy(), *NEEDY])
-def test_methods_with_features_are_refused(three, method):
-    with pytest.raises(ValueError, match="needs features of a last layer"):
-        CalibratedClassifier(method=method).fit(*three)
-
-
-def test_unknown_methods_and_options(three):
-    with pytest.raises(ValueError, match="unknown method 'tss': did you mean ts"):
-        CalibratedClassifier(method="tss").fit(*three)
-    with pytest.raises(ValueError, match="ts has no option 'folds'"):
-        CalibratedClassifier(method="ts", options={"folds": 3}).fit(*three)
-    with pytest.raises(TypeError, match="options go with the name of a method"):
-        CalibratedClassifier(method=Needy(), options={"objective": "nll"}).fit(*three)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(({"method": name}, "needs features of a last layer") for name in (Needy(), *NEEDY)),
+        ({"method": "tss"}, "unknown method 'tss': did you mean ts"),
+        ({"method": "ts", "options": {"folds": 3}}, "ts has no option 'folds'"),
+        ({"method": Needy(), "options": {"objective": "nll"}}, "options go with the name"),
+        ({"cv": "prefitt"}, 'cv must be folds, .* "prefit", got'),
+        ({"cv": 1}, "n_splits"),
+        ({"cv": 601}, "n_spl"),
+    ],
+)
+def test_arguments_that_are_refused(three, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        CalibratedClassifier(**arguments).fit(*three)
 
 
 # ------------------------------------------------------------------------------------- neural nets

@@ -8,7 +8,7 @@ import torch
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import HEADS, make_head
 from calibrant.llm.heads.modules import shape_features_of_logits

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import COLUMNS, tabulate
+from calibrant.calibrators.logpartition import COLUMNS, tabulate
 from calibrant.llm.heads.fitted import token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import (

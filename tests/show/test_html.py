@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from calibrant.show.box import Beside, Box, Verdict
+from calibrant.show.box import Beside, Box, Callout
 from calibrant.show.html import Html, escaped, notebook, rendered, style_sheet
 from calibrant.show.pages import page
 from calibrant.show.tables import Table
@@ -19,7 +19,7 @@ def test_markup_and_control_characters_are_inert():
 
 
 def test_templates_escape_everything_but_html():
-    box = Box(HOSTILE, [HOSTILE], [Verdict(HOSTILE)], [Html("<i>x</i>")], [HOSTILE])
+    box = Box(HOSTILE, [HOSTILE], [Callout(HOSTILE)], [Html("<i>x</i>")], [HOSTILE])
     html = rendered("box.html", box=box)
     assert "<i>x</i>" in html
     check_inert(html)
@@ -39,7 +39,7 @@ def test_a_table_has_its_cells_and_headings():
 def test_the_text_of_a_box_has_what_its_html_has():
     inside = Box("inner", parts=[Table(("", "n"), [("a", "1")])])
     table = Table(("", "n"), [("bb", "20")])
-    box = Box("t", ["about"], [Verdict("so", "bad")], [Beside([inside, table])], ["beside"])
+    box = Box("t", ["about"], [Callout("so", "bad")], [Beside([inside, table])], ["beside"])
     assert box.text().splitlines() == ["about", "   n", "a  1", "     n", "bb  20", "beside", "so"]
     said = parsed(box.notebook()).text
     assert [word for word in said if word.strip() and "{" not in word] == [

@@ -108,7 +108,7 @@ def test_the_sample_can_be_tried_and_stopped(page):
     assert page.find("#keep-field").is_displayed()
     assert not page.find("#estimand-field").is_displayed()
     page.find("#keep").click()
-    assert "change some predictions" in page.find("#keep-note").text
+    assert "accuracy stays" in page.find("#keep-note").text
     page.find("#choices .primary").click()
     wait_for(page, "run")
     page.find("#stop").click()

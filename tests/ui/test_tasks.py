@@ -169,11 +169,11 @@ def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(
         raise ValueError("asked")
 
     monkeypatch.setattr(tasks, "fit_and_measure", stop)
-    chosen = (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=None))
+    chosen = (Choices(keep_argmax=False), Choices("ts"), Choices("auto", keep_argmax=True))
     for choices in (*chosen, Choices(estimand="multilabel")):
         with pytest.raises(ValueError, match="asked"):
             run(file(**arrays), "x.npz", tmp_path, choices, lambda *_: None)
-    assert asked == [{"keep_argmax": False}, None, {"keep_argmax": None}, None]
+    assert asked == [{"keep_argmax": False}, None, {"keep_argmax": True}, None]
 
 
 def test_a_failed_export_is_told_and_costs_nothing_else(monkeypatch, file, arrays, tmp_path):

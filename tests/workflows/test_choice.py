@@ -6,10 +6,10 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data.opening import as_dataset
-from calibrant.data.records import records_of
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
 from calibrant.workflows.fit import fit_whole, fits_from_table
@@ -65,7 +65,7 @@ def test_losses_are_those_of_fits_on_the_other_folds(rng):
     logits, labels = drawn(rng, 400, 3, 2.0)
     labels[::7] = IGNORED
     split = as_dataset({"logits": logits, "labels": labels}).split("")
-    judge = choosing._Judge(split, records_of(split), None, 0)
+    judge = choosing._CrossValidation(split, records_of(split), None, 0)
     assert set(judge.fold[labels == IGNORED]) == {-1}
     for kind in (TemperatureScaling, CALIBRATORS["vector"]):
         found, expected = judge.held_out(kind()), np.full(400, np.nan)
@@ -96,7 +96,7 @@ def test_ties_go_to_the_simplest(rng):
 
 def test_a_gain_within_noise_is_none(rng):
     """The lowest mean by a hair does not win over fewer parameters, a clear one does."""
-    judge = object.__new__(choosing._Judge)
+    judge = object.__new__(choosing._CrossValidation)
     judge.share, judge.row = np.full(400, 1 / 400), np.arange(400)
     noise = rng.normal(size=400)
     noise -= noise.mean()
@@ -116,7 +116,9 @@ def test_a_gain_within_noise_is_none(rng):
 @pytest.mark.filterwarnings("ignore:.*keeps predictions")
 def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     data = biased(rng)
-    kept, free = (chosen(["none", "ts", "sms"], *data, keep_argmax=k) for k in (None, False))
+    kept, better, free = (
+        chosen(["none", "ts", "sms"], *data, keep_argmax=keep) for keep in (True, "auto", False)
+    )
     assert kept.method in ("none", "ts")
     (remark,) = kept.remarks
     assert remark.startswith("sms, which may change the predicted class, would gain: accuracy ")
@@ -124,6 +126,7 @@ def test_predictions_are_kept_unless_they_may_change_and_the_gain_is_told(rng):
     assert before == pytest.approx(100 * (data[0].argmax(1) == data[1]).mean(), abs=0.01)
     assert after > before + 5
     assert (free.method, free.remarks) == ("sms", ())
+    assert better.method == "sms"  # since the accuracy clearly rises
     alone = chosen({"a": Shift(), "b": Shift()}, *data)  # no other is there
     assert alone.method == "a"
 
@@ -150,7 +153,7 @@ def test_weights_count(rng):
 
 @pytest.mark.filterwarnings("ignore:.*keeps predictions", "ignore:sms, which may change")
 def test_auto_has_chosen_already(rng, monkeypatch):
-    monkeypatch.setattr(choosing, "_Judge", None)
+    monkeypatch.setattr(choosing, "_CrossValidation", None)
     data = drawn(rng, 600, 4, 2.5)
     auto = cal.Auto(candidates=["none", "ts"])
     found = chosen({"none": MADE["none"](), "auto": auto}, *data)

@@ -15,9 +15,9 @@ import calibrant
 from calibrant import use
 from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data.records import records_of
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.workflows import methods_table
 from calibrant.workflows.choice import Choice
@@ -352,8 +352,8 @@ def test_weights_count(both, tmp_path):
     [
         (["val", "test"], {}, "10 examples (val split), measured on 20 (test split)"),
         (["val", "test", ""], {}, "10 examples (val split), measured on 20 (test split)"),
-        (["val", ""], {}, "10 examples (val split), measured on 20 (plain arrays)"),
-        (["", "test"], {}, "10 examples (plain arrays), measured on 20 (test split)"),
+        (["val", ""], {}, "10 examples (val split), measured on 20 (unnamed split)"),
+        (["", "test"], {}, "10 examples (unnamed split), measured on 20 (test split)"),
         (["test"], {}, "10 examples (test split), measured on 10 (the same, each by a fit on"),
         (["val"], {}, "10 examples (val split), measured on 10 (the same, each by a fit on"),
         (

@@ -155,7 +155,7 @@ def test_choice_of_split(tmp_path):
 def test_split_of_a_file_with_val_alone_is_not_guessed(tmp_path):
     path = tmp_path / "p.npz"
     np.savez(path, **{f"val_{key}": values for key, values in predictions().items()})
-    with pytest.raises(ValueError, match="no split 'test' or plain arrays, only val: name the s"):
+    with pytest.raises(ValueError, match="no split 'test' or unnamed split, only val: name the s"):
         calibrant.evaluate(path)
 
 

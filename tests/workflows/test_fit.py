@@ -253,7 +253,7 @@ def test_choice_of_split(tmp_path, names, asked, used):
 
 def test_test_set_is_not_fitted_unasked(tmp_path):
     path = as_npz(tmp_path, splits(test=predictions(), noise=predictions()))
-    wanted = r"no split 'val' and no plain arrays.* only test, noise.*--split.*--cross-fit"
+    wanted = r"no split 'val' and no unnamed split.* only test, noise.*--split.*--cross-fit"
     with pytest.raises(ValueError, match=wanted):
         fit(path, method="ts")
     with pytest.raises(ValueError, match="unknown split 'blur': choose from test, noise"):
@@ -430,7 +430,7 @@ def test_split_of_a_cross_fit(tmp_path, names, used):
         ({"folds": 1}, "folds must be from 2 to the number of labelled rows, 564, got 1"),
         ({"folds": 565}, "folds must be from 2 to the number of labelled rows, 564, got 565"),
         ({"groups": "site"}, "folds must be from 2 to the number of values of site, 3, got 5"),
-        ({"split": "test"}, "no split 'test', only plain arrays"),
+        ({"split": "test"}, "no split 'test', only an unnamed split"),
     ],
 )
 def test_impossible_folds(tmp_path, options, message):

@@ -111,7 +111,7 @@ def test_compare_tries_it_where_columns_are_named(arrays):
     dataset = as_dataset(small)
     splits = [dataset.split(name) for name in ("val", "test")]
     for columns in (None, NAMES):
-        options = {"keep_argmax": None, "columns": columns}
+        options = {"keep_argmax": "auto", "columns": columns}
         names = comparing._chosen(None, splits, "auto", options)
         assert ("multicalibration" in names) == (columns is not None)
 

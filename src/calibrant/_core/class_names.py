@@ -124,7 +124,7 @@ def _check_classes(frame: Frame) -> None:
     ]
     if others:
         raise ValueError(
-            f"a data frame of scores has columns that are no scores, {comma_separated(others)}: "
+            f"a data frame of scores has columns that are not scores, {comma_separated(others)}: "
             "select the columns of classes, or name these prob_CLASS or logit_CLASS"
         )
 

@@ -292,7 +292,7 @@ def check_model(path: str | os.PathLike[str]) -> None:
         snapshots = file.glob(f"snapshots/*/{_CONFIGS[0]}")
         found = sorted(file.glob("*.gguf")) or sorted(config.parent for config in snapshots)
         hint = f"; pass {found[0]}" if found else ""
-        raise FileNotFoundError(f"{path} is no folder of a model: it has no {_CONFIGS[0]}{hint}")
+        raise FileNotFoundError(f"{path} is not a model folder: it has no {_CONFIGS[0]}{hint}")
 
 
 def check_complete(report: dict[str, Any], path: object, name: str) -> None:

@@ -173,19 +173,15 @@ def restored(artifact: Artifact) -> Any:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
     for path, names in named:
         module = obj.get_submodule(path.removesuffix(NAMES).rstrip("."))
-        module.class_names_ = _checked_names(names, max(module.classes, 2))
+        count = max(module.classes, 2)
+        texts = [x for x in names if isinstance(x, str)] if isinstance(names, list) else []
+        if not len({*texts}) == len(names) == count:
+            raise ValueError(f"{NAMES} must name {count} classes, got {names!r:.60}")
+        module.class_names_ = tuple(texts)
     for module in inside:
         if isinstance(module, Calibrator):
             check_learned(module)
     return obj
-
-
-def _checked_names(names: Any, classes: int) -> tuple[str, ...]:
-    """Return names of classes, or raise unless each class has one of its own."""
-    distinct = {name for name in names if isinstance(name, str)} if isinstance(names, list) else {}
-    if not len(distinct) == len(names) == classes:
-        raise ValueError(f"{NAMES} must name {classes} classes, got {names!r:.60}")
-    return tuple(names)
 
 
 def _from_text(cls: Any, artifact: Artifact) -> Any:
@@ -341,7 +337,7 @@ def _parsed_json(text: str | bytes, what: str) -> Any:
     """Read JSON."""
 
     def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
 
     try:
         return json.loads(text, parse_constant=refuse)

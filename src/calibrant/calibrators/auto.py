@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
@@ -21,13 +20,15 @@ from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.parts import structured
-from calibrant.calibrators.top_label import keeps_by_task, kept_by_task
+from calibrant.calibrators.top_label import kept_by_task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+KeepArgmax = bool | Literal["auto"]
 WITH_FEATURES = ("gc", "procal")
 REST = "top_and_rest"  # of three classes or more, where predictions are kept
 KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
@@ -50,7 +51,7 @@ PER_PARAMETER, MAX_PARAMETERS_COUNTED = 0.2, 10
 """By how much each parameter lowers the logarithm of a weight, and how many do at most."""
 MIN_WEIGHT = 0.05  # members of less weight are left out
 MIN_GAIN_IN_ERRORS = 0.5  # standard errors by which the average must beat doing nothing
-CLEAR_GAIN_IN_ERRORS = 2.0  # from which on a gain by other predictions is worth a line
+CLEAR_GAIN_IN_ERRORS = 2.0  # from which on a gain by other predictions is beyond doubt
 
 
 class Candidate(NamedTuple):
@@ -92,10 +93,12 @@ class Auto(RecordsCalibrator):
         ``top_and_rest`` (:class:`TopAndRest`). Two classes have maps of P(y = 1) instead: ``none``,
         ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
         (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
-    keep_argmax : bool, optional
-        Keep the predicted class: by default for more than two classes, where ``reasons_`` says
-        what other predictions would gain. False allows them, with ``sms`` and ``sms_blend``
-        instead of ``top_and_rest``: right for the options of multiple-choice questions.
+    keep_argmax : "auto" or bool
+        Whether the predicted class is kept: always (True), or never necessarily (False), with
+        ``sms`` and ``sms_blend`` as candidates instead of ``top_and_rest``. By default predictions
+        of more than two classes change only where that is clearly better: where ``sms`` raises the
+        cross-validated accuracy by two standard errors of the difference. ``reasons_`` say so. Of
+        two classes P(y = 1) is calibrated, and the threshold of 0.5 moves unless this is True.
     folds : int, optional
         By default 5, and 3 from 2,000 examples on.
     seed : int
@@ -129,7 +132,7 @@ class Auto(RecordsCalibrator):
         self,
         *,
         candidates: Sequence[str] | None = None,
-        keep_argmax: bool | None = None,
+        keep_argmax: KeepArgmax = "auto",
         folds: Annotated[int, at_least(2)] | None = None,
         seed: Seed = 0,
     ) -> None:
@@ -145,7 +148,7 @@ class Auto(RecordsCalibrator):
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """Whether the predicted class never changes."""
-        return keeps_by_task(self) if self.chosen_ is None else self.chosen_.keeps_argmax
+        return self.keep_argmax is True if self.chosen_ is None else self.chosen_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -177,7 +180,7 @@ class Auto(RecordsCalibrator):
     def _decide(self, data: _Data, one_logit: bool) -> Self:
         weights, reasons = self._weigh(data)
         with checks.silenced():  # cross-validation has judged them
-            members = [data.fitted(name, self._keeps(data), one_logit) for name in weights]
+            members = [data.fitted(name, self.keep_argmax is True, one_logit) for name in weights]
         chosen = members[0] if len(members) == 1 else Average(members, list(weights.values()))
         self._adopt(chosen.to(self.device), reasons)
         self._set_classes(chosen.classes)
@@ -195,22 +198,26 @@ class Auto(RecordsCalibrator):
         if problem := _no_choice(right):
             warn(f"{problem}: a temperature near 1 is all that is fitted")
             return {SHRUNK: 1.0}, f"chose {SHRUNK}: {problem}"
-        some, keep = data.sample(self.seed), self._keeps(data)
-        names = self._usable(data)
+        some = data.sample(self.seed)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
         strata = np.zeros(len(some.records), dtype=np.int64)
         count = self.folds or FOLDS[len(strata) >= FEWER_FOLDS_FROM]
         parts = folds(strata, count, groups=some.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        judge = _Judge(some, parts, keep)
+        judge = _Judge(some, parts, self.keep_argmax is True)
+        other = structured(some.records.classes, len(some.records)).name
+        undecided = self.keep_argmax == "auto" and some.records.classes > 2 and data.offers(other)
+        free = self.keep_argmax is False
+        if undecided and self.candidates is None:
+            more, error = judge.accuracy_gain(other)
+            free = more > CLEAR_GAIN_IN_ERRORS * error
+        names = self._usable(data, free)
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
-        changing = structured(some.records.classes, len(some.records)).name
-        kept = keep and all(_made(name).keeps_argmax for name in weights)
-        if kept and self.keep_argmax is None and data.offers(changing):
-            lines += judge.other_predictions(changing, weights)
+        if undecided:
+            lines += judge.other_predictions(other, weights)
         return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -242,13 +249,13 @@ class Auto(RecordsCalibrator):
     def findings(self) -> list[str]:
         """The reasons without the figures of the candidates.
 
-        First what was chosen, then, if anything, what predictions that may change would gain.
+        First what was chosen, then, if anything, what other predictions gain, or would gain.
         """
         return [line for line in self.reasons_.splitlines() if not line.startswith(" ")]
 
     def left_out(self) -> list[str]:
         """What other predictions would gain, which are kept."""
-        return self.findings[1:]
+        return self.findings[1:] if self.keeps_argmax else []
 
     def learned(self) -> dict[str, Any]:
         """The learned values of the chosen method."""
@@ -259,14 +266,12 @@ class Auto(RecordsCalibrator):
             raise AttributeError("Auto has not chosen yet: call fit(logits, labels) first")
         return self.chosen_
 
-    def _keeps(self, data: _Data) -> bool:
-        return self.keep_argmax or (self.keep_argmax is None and data.records.classes > 2)
-
-    def _usable(self, data: _Data) -> list[str]:
-        """Names of the candidates that the data suffice for."""
-        usual: Sequence[str] = KEEPING if self._keeps(data) else CHANGING
+    def _usable(self, data: _Data, free: bool) -> list[str]:
+        """Names of the candidates that the data suffice for; ``free`` to change predictions."""
+        usual: Sequence[str] = CHANGING if free else KEEPING
         if data.records.classes == 2:
-            usual = [name for name in KEEPING if name != REST] if self.keep_argmax else TWO_CLASSES
+            kept = [name for name in KEEPING if name != REST]
+            usual = kept if self.keep_argmax is True else TWO_CLASSES
         if len(data.records) < SHRUNK_BELOW:
             usual = [SHRUNK if name == "ts" else name for name in usual]
         usable = [name for name in self.candidates or usual if data.offers(name)]
@@ -475,19 +480,25 @@ class _Judge:
         gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
         return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
 
+    def accuracy_gain(self, name: str) -> tuple[float, float]:
+        """How much a method raises the accuracy, and the standard error of the difference."""
+        right = self.data.records.correct
+        return self.mean_and_error(self.held_out(name).correct.astype(float) - right)
+
     def other_predictions(self, name: str, weights: Mapping[str, float]) -> list[str]:
-        """Say what a method that may change predictions would gain, if it would clearly."""
-        other, kept, right = self.held_out(name), self.average(weights), self.data.records.correct
-        more, error = self.mean_and_error(other.correct.astype(float) - right)
-        lower, its_error = self.mean_and_error(kept.nll - other.nll)
-        if (
-            more <= CLEAR_GAIN_IN_ERRORS * error and lower <= CLEAR_GAIN_IN_ERRORS * its_error
-        ):  # both are 0 for equal ones
-            return []
-        accuracy, nll = float(self.share @ right), float(self.share @ kept.nll)
+        """Say what other predictions gain or, where they are kept, would clearly gain."""
+        more, error = (100 * each for each in self.accuracy_gain(name))
+        before = 100 * float(self.share @ self.data.records.correct)
+        accuracy = f"accuracy {before:.2f} -> {before + more:.2f} % (+- {error:.2f})"
+        if not all(_made(member).keeps_argmax for member in weights):
+            return [f"predictions change, as by {name}: {accuracy}; keep_argmax=True forbids it"]
+        kept = self.average(weights).nll
+        lower, its_error = self.mean_and_error(kept - self.held_out(name).nll)
+        if more <= CLEAR_GAIN_IN_ERRORS * error and lower <= CLEAR_GAIN_IN_ERRORS * its_error:
+            return []  # both are 0 for equal ones
+        nll = float(self.share @ kept)
         return [
-            f"{name}, which may change the predicted class, would gain: accuracy "
-            f"{100 * accuracy:.2f} -> {100 * (accuracy + more):.2f} % (+- {100 * error:.2f}), "
+            f"{name}, which may change the predicted class, would gain: {accuracy}, "
             f"NLL {nll:.4f} -> {nll - lower:.4f} (+- {its_error:.4f}); keep_argmax=False allows it"
         ]
 

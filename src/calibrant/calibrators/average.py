@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.logpartition import Records
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
+from calibrant.calibrators.logpartition import Records
 
 
 class Average(Calibrator):

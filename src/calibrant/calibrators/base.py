@@ -43,13 +43,13 @@ from calibrant._core.class_names import (
     kept_names,
     without_frames,
 )
-from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import check_constructor
 from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks, description
+from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
@@ -126,7 +126,7 @@ class Calibrator(nn.Module):
     multilabel : bool
         Columns are tags, with a label each; ``classes`` is their number.
     fits_records : bool
-        A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
+        A fit needs only :class:`calibrant.calibrators.logpartition.Records`, not the logits.
     fits_passes : bool
         A fit on a sample can be refined by sums over all examples, which need not fit into memory.
     uses_logits : bool

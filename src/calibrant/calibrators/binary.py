@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, Values
-from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import check_time
 from calibrant.calibrators.confidence_maps import MAX_SLOPE, fit_logistic
+from calibrant.calibrators.logpartition import LARGEST_GAP
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.top_label import TopLabelMap
 

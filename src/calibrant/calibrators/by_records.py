@@ -13,10 +13,10 @@ from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Values
 from calibrant._core.chunks import Examples
 from calibrant._core.class_names import in_order
-from calibrant._core.logpartition import Records
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.base import PASS_LOGARITHM, Calibrator, Context
+from calibrant.calibrators.logpartition import Records
 
 if TYPE_CHECKING:
     from typing_extensions import Self

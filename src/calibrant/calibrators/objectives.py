@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import chunk_slices
-from calibrant._core.logpartition import Curve, Records
+from calibrant.calibrators.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
 LogSharpness: TypeAlias = float | FloatArray

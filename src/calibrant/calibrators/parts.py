@@ -12,9 +12,9 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import Records
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
+from calibrant._core.torch_models import plain_on_cpu
 from calibrant.calibrators.affine import (
     Structured,
     StructuredMatrixScaling,
@@ -22,6 +22,7 @@ from calibrant.calibrators.affine import (
 )
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, Records
 from calibrant.calibrators.objectives import nll
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.smart import SMART
@@ -35,6 +36,8 @@ from calibrant.calibrators.top_label import (
     with_log_odds,
 )
 
+ROUNDS = 4
+"""Times that probability is shared anew which classes above the top one lose."""
 MAX_GAP_LOGITS = 1 << 21
 """Logits that gaps are learned from at most: they have one parameter per class, and are slow."""
 
@@ -291,7 +294,30 @@ class TopAndRest(Calibrator):
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         others = self.gaps._calibrated(self.matrix._calibrated(logits))
-        return with_log_odds(logits, self.top._odds(logits, top), others)
+        # a top class that claims less than its share of all has no room below it
+        odds = self.top._odds(logits, top).clamp(min=-math.log(max(logits.shape[-1] - 1, 1)))
+        return _below_top(with_log_odds(logits, odds, others), odds)
+
+
+def _below_top(logits: Tensor, odds: Tensor) -> Tensor:
+    """Hold all classes below the top one, whose logit is 0, without a change of its log-odds.
+
+    What a class loses is shared by those that stay below, in proportion to their probabilities.
+    """
+    above = logits.amax(-1) > 0
+    if plain_on_cpu(logits) and not above.all():
+        result = logits.clone()
+        if above.any():
+            result[above] = _below_top(logits[above], odds[above])
+        return result
+    total = 1 + (-odds).exp()  # in units of the probability of the top class
+    for _ in range(ROUNDS):
+        held = logits >= 0
+        room = total - held.sum(-1, keepdim=True)
+        free = torch.where(held, -torch.inf, logits).logsumexp(-1, keepdim=True)
+        raised = logits + room.clamp(min=LEAST_REST).log() - free.clamp(min=-LARGEST_GAP)
+        logits = torch.where(held, 0, raised)
+    return logits
 
 
 class MatrixAndTop(Calibrator):

@@ -15,12 +15,12 @@ from torch import Tensor
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import Solution, check_time, minimise
 from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import warn_together
+from calibrant.calibrators.logpartition import LARGEST_GAP
 from calibrant.calibrators.scaling import fitted_sharpness
 
 # a number and as many numbers as factors, from chunks of rows and factors

@@ -19,8 +19,7 @@ import click
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text, printable
-from calibrant.cli.help import QUIET, Group
-from calibrant.cli.shared import say
+from calibrant.cli.shared import QUIET, Commands, say
 
 VERBS = {
     "collect": ["collect"],
@@ -96,7 +95,9 @@ def _mend_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-@click.group(cls=Group, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option("-q", "--quiet", is_flag=True, help="Write results and errors only.")
 @click.version_option(__version__, prog_name="calibrant")
 @click.pass_context

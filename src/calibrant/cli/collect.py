@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
 from calibrant.cli.llm import DEVICE, DTYPE, TRUST
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -35,7 +35,7 @@ from calibrant.cli.llm import DEVICE, DTYPE, TRUST
     type=shared.AT_LEAST_1,
     default=32,
     metavar="N",
-    help="Examples of a batch.",
+    help="Examples per batch.",
 )
 @option(
     "--length",
@@ -61,9 +61,9 @@ def collect(
     MODEL is a Hugging Face classifier of texts or images, a folder or a name on the hub; or
     package.module:factory, where the factory returns a torch module; or a .pt2 file. DATA is a
     file, a folder or a glob: .npz, .npy, .safetensors, .parquet or .arrow; texts also in .csv and
-    .jsonl. Labels and other columns are kept. After an interruption the same command goes on with
-    the shards that are not there yet, or whose input or model has changed. Under torchrun, each
-    process takes a share of the shards.
+    .jsonl. Labels and other columns are kept. After an interruption, repeat the command: it writes
+    the shards that are missing, or whose input or model has changed. Under torchrun, each process
+    takes a share of the shards.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def collect(
     from calibrant.workflows.good_shards import describe_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
-    with engine.Source(workers=workers).working():
+    with engine.InputFiles(workers=workers).working():
         shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
     for line in describe_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @option(
     "--methods",
     metavar="NAME,...",
-    help="Those of 'calibrant methods', or all.  [default: a dozen]",
+    help="Methods to fit, or all; 'calibrant methods' lists them.  [default: a dozen]",
 )
 @shared.split_option("fit on", "val", "--fit-split")
 @shared.split_option("measure")
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     default=60.0,
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="For the fit of each method; 0: none.",
+    help="Time limit for the fit of each method; 0: none.",
 )
 @shared.METADATA
-@shared.CHOICES
 @shared.LEVEL
 @shared.SEED
 @shared.SAMPLE_WEIGHT
@@ -49,10 +48,9 @@ def compare(
     split: str | None,
     time_limit: float,
     columns: str | None,
-    choices: bool,
     estimand: Any,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Fit a dozen methods, or others, and measure them side by side.
@@ -68,13 +66,12 @@ def compare(
       calibrant compare predictions.npz --methods none,ts,smart --json
       calibrant compare predictions.npz --methods all
       calibrant compare scores.csv --labels truth --probs p_cat,p_dog
-      calibrant compare mmlu.npz --choices
       calibrant compare tags.npz --multilabel
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
     options |= {"test_split": split, "columns": shared.names_in(columns)}
-    options |= {"time_limit": time_limit or None, "keep_argmax": False if choices else None}
+    options |= {"time_limit": time_limit or None}
     with source.working("methods"):
         data = source.open(pred, estimand)
         comparison = workflow.compare(
@@ -103,7 +100,7 @@ def demo() -> None:
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
-        with engine.Source().working("methods"):
+        with engine.InputFiles().working("methods"):
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods=methods)
         shared.print_box(comparison, "Calibrated by three methods")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
@@ -53,6 +53,7 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
+@option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
 @option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
 @option(
@@ -62,7 +63,9 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
 )
 @option("--split", metavar="NAME", help="Split to check it on.  [default: test, or what is left]")
 @option("--save", "target", type=FILE, metavar="DIR", help="Folder to save the rule in.")
-@option("-o", "--out", type=FILE, metavar="FILE", help="Write decisions, as the suffix says.")
+@option(
+    "-o", "--out", type=FILE, metavar="FILE", help="Write decisions; the suffix chooses the format."
+)
 @shared.AS_JSON
 @engine.reads_predictions(engine=False, skip_bad=False)
 def decide(
@@ -74,7 +77,7 @@ def decide(
     target: str | None,
     out: str | None,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Accept answers, flag a class or form sets, with a guarantee.
@@ -177,6 +180,6 @@ def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
         shared.write(console, CONDITION + (UNSEEN if rule.calibrator else ""))
     shared.write(console, rule.describe(), "dim")
     console.print()
-    rows = [(name or "plain arrays", *rule.cells(t)) for name, t in result.tallies.items()]
+    rows = [(name or "unnamed split", *rule.cells(t)) for name, t in result.tallies.items()]
     console.print(shared.text_table(("", *rule.headings), rows))
     shared.write(console, result.verdict())

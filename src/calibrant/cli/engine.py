@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import COLUMNS, SHARDS, F, option
+from calibrant.cli.shared import COLUMNS, SHARDS, F, option
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
@@ -81,8 +81,8 @@ def reads_predictions(
         ) -> Any:
             columns = {"labels": labels, "probs": shared.names_in(probs)}
             columns["logits"] = shared.names_in(logits)
-            how = {name: rest.pop(name) for name in Source.OPTIONS if name in rest}
-            return command(*args, source=Source(columns, **how), **rest)
+            how = {name: rest.pop(name) for name in InputFiles.OPTIONS if name in rest}
+            return command(*args, source=InputFiles(columns, **how), **rest)
 
         return _added(with_source, *options)  # type: ignore[return-value]
 
@@ -96,7 +96,7 @@ def _added(command: F, *options: Callable[[F], F]) -> F:
 
 
 @dataclass
-class Source:
+class InputFiles:
     """Opens the prediction files of a verb, and starts the engine that works on them."""
 
     OPTIONS = ("workers", "skip_bad", "cache")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -61,7 +61,7 @@ def estimate(
     out: str,
     fail: bool,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Estimate accuracy without labels, from calibrated predictions.

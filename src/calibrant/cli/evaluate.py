@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @option(
     "--by",
     metavar="COLUMN",
-    help='Measure each value of this column as well; "auto": subgroups that are found.',
+    help='Also measure each value of this column; "auto" finds subgroups.',
 )
 @option(
     "--max",
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     metavar="METRIC=LIMIT,...",
     help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
 )
-@option("--metrics", metavar="NAME,...", help="Those of 'calibrant metrics'.  [default: all]")
+@option(
+    "--metrics",
+    metavar="NAME,...",
+    help="Metrics to compute; 'calibrant metrics' lists them.  [default: all]",
+)
 @shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
@@ -60,7 +64,7 @@ def evaluate(
     level: float,
     estimand: Any,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> int:
     """Measure the calibration of a prediction file.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
@@ -18,7 +18,12 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 
 @verb()
 @click.argument("pred", type=FILE)
-@option("--method", default="auto", metavar="NAME", help="One of 'calibrant methods'.")
+@option(
+    "--method",
+    default="auto",
+    metavar="NAME",
+    help="Method to fit; 'calibrant methods' lists them.",
+)
 @shared.SET
 @option("-o", "--out", type=FILE, default="calibrator", metavar="DIR", help="Folder to save in.")
 @shared.split_option("fit on", "val")
@@ -29,10 +34,10 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     is_flag=False,
     flag_value=5,
     metavar="[K]",
-    help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
+    help="For a file without a val split: fit on all examples, and measure each one out of "
+    "fold.  [K: 5]",
 )
 @shared.METADATA
-@shared.CHOICES
 @option(
     "--train",
     type=FILE,
@@ -51,19 +56,18 @@ def fit(
     out: str,
     folds: int | None,
     columns: str | None,
-    choices: bool,
     train: str | None,
     estimand: str | None,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **selection: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
-    PRED is a file as for "calibrant evaluate". The fit uses its val split or, if there is none,
-    the arrays without a name in front; never the test split, unless you name it. With --train
-    the method maccal retrains the last layer on the features of a training set, and val controls
-    how sure it is.
+    PRED is a file as for "calibrant evaluate". The fit uses its val split or, if there is none, the
+    arrays without a prefix; never the test split, unless you name it. With --train the method
+    maccal retrains the last layer on the features of a training set, and val controls its
+    confidence.
 
     \b
     Examples:
@@ -71,7 +75,7 @@ def fit(
       calibrant fit predictions.npz --method ts --set objective=brier
       calibrant fit scores.csv --labels truth --probs p_cat,p_dog
       calibrant fit one_set.npz --method ts --cross-fit 10
-      calibrant fit mmlu.npz --choices
+      calibrant fit mmlu.npz --set keep_argmax=no
       calibrant fit patients.csv --method multicalibration --columns age,site
       calibrant fit predictions.npz --method maccal --train train.npz
     """  # noqa: D301
@@ -79,11 +83,7 @@ def fit(
     from calibrant.calibrators.registry import find_calibrator
 
     name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
-    if choices and (name != "auto" or estimand == "multilabel"):
-        got = "--multilabel" if estimand == "multilabel" else method
-        raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
-    chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
-    chosen |= shared.method_options(name, kind, options)
+    chosen: dict[str, Any] = shared.method_options(name, kind, options)
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
@@ -109,7 +109,7 @@ def fit(
 
 
 def _check_train(
-    name: str, folds: int | None, selection: dict[str, str | None], source: engine.Source
+    name: str, folds: int | None, selection: dict[str, str | None], source: engine.InputFiles
 ) -> None:
     """Refuse options that do not go with --train."""
     if name != "maccal":
@@ -121,7 +121,7 @@ def _check_train(
         )
 
 
-def _retrained(pred: str, train: str, source: engine.Source, options: dict[str, Any]) -> Fit:
+def _retrained(pred: str, train: str, source: engine.InputFiles, options: dict[str, Any]) -> Fit:
     from calibrant.workflows.retrain import retrain_and_measure
 
     with source.working("epochs"):
@@ -130,7 +130,7 @@ def _retrained(pred: str, train: str, source: engine.Source, options: dict[str, 
 
 
 def _fitted(
-    pred: str, source: engine.Source, options: dict[str, Any]
+    pred: str, source: engine.InputFiles, options: dict[str, Any]
 ) -> tuple[Fit, dict[str, str]]:
     """Fit a calibrator, and return the shards that were skipped as well."""
     from calibrant.workflows.fit import cross_fit, fit_and_measure
@@ -150,16 +150,17 @@ def _fitted(
     type=FILE,
     required=True,
     metavar="OUT",
-    help="File to write, as the suffix says; without a suffix, a folder with a file per shard.",
+    help="File to write; the suffix chooses the format. Without a suffix, a folder with a file "
+    "per shard.",
 )
 @engine.reads_predictions()
-def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
+def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
     .safetensors, .parquet or .csv file, also for a folder or glob of shards; or a folder, for
-    shards of the same names. After an interruption the same command goes on with the shards that
-    are not there yet, or whose input has changed.
+    shards of the same names. After an interruption, repeat the command: it writes the shards that
+    are missing, or whose input has changed.
 
     \b
     Examples:
@@ -204,15 +205,17 @@ def apply(folder: str, pred: str, out: str, source: engine.Source) -> None:
 )
 @option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
 @option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
-@option("--opset", type=int, metavar="VERSION", help="Of the ONNX operators.  [default: 20]")
+@option(
+    "--opset", type=int, metavar="VERSION", help="Version of the ONNX operators.  [default: 20]"
+)
 def export(
     folder: str, out: str | None, tokens: bool, probabilities: bool, opset: int | None
 ) -> None:
     """Write a saved calibrator as a file that runs without calibrant.
 
     DIR is a folder that "calibrant fit" wrote. The input of the file is "logits" and its output
-    "calibrated", or "probs" with --probabilities. It is tried on many inputs first, and not
-    written where it gives other probabilities than the calibrator.
+    "calibrated", or "probs" with --probabilities. It is tested on many inputs first, and not
+    written if its probabilities differ from the calibrator's.
 
     \b
     Examples:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import Group
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, LEVEL, Commands, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.judges.judged import Scale
@@ -37,7 +36,7 @@ SCALE = click.option(
 )
 
 
-class _EstimateByDefault(Group):
+class _EstimateByDefault(Commands):
     """A group in which a file in the place of a verb is passed to ``estimate``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -63,9 +62,11 @@ def judge() -> None:
 @click.argument("file")
 @SCALE
 @click.option(
-    "--cut", type=float, help="Scores from here on say right.  [default: middle of the scale]"
+    "--cut", type=float, help="Lowest score that counts as right.  [default: middle of the scale]"
 )
-@click.option("--width", type=float, help="Say how many labels this half-width needs.")
+@click.option(
+    "--width", type=float, help="Report how many labels an interval of this half-width needs."
+)
 @LEVEL
 @AS_JSON
 def estimate(
@@ -87,7 +88,7 @@ def estimate(
     Examples:
       calibrant llm judge judged.jsonl --scale 1,10 --width 0.02
     """  # noqa: D301
-    from calibrant.llm.answers.judges.judged import judged_answers
+    from calibrant.llm.answers.judges.judged import read_judged
     from calibrant.llm.answers.judges.report import judge_report, pairs_of
     from calibrant.llm.answers.rows import read_answers
 
@@ -100,7 +101,9 @@ def estimate(
     if position is not None and not any("judge" in row for row in answers.rows):
         _print_pairs(file, answers, level, form)
         return
-    report = judge_report(judged_answers(answers, scale), cut=cut, level=level, position=position)
+    report = judge_report(
+        read_judged(answers, scale=scale), cut=cut, level=level, position=position
+    )
     with until_closed():
         if form == "json":
             shared.write_json(report.to_dict(width))
@@ -112,8 +115,7 @@ def estimate(
 
 
 def _print_pairs(file: str, answers: AnswerRows, level: float, form: str | None) -> None:
-    from calibrant.llm.answers.judges.biases import figures_of
-    from calibrant.llm.answers.judges.report import pairs_of, position_rows
+    from calibrant.llm.answers.judges.report import figures_of, pairs_of, position_rows
 
     position = pairs_of(answers, level)
     with until_closed():

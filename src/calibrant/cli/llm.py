@@ -1,19 +1,27 @@
-"""The verbs llm collect, fit, evaluate, ask, answers fit and answers apply."""
+"""The verbs llm collect, fit, evaluate and ask."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import judge, llm_fields, llm_gate, llm_logs, llm_signals, shared
-from calibrant.cli.engine import Source
-from calibrant.cli.help import F, Group, Verb, option
-from calibrant.cli.shared import AS_JSON, LEVEL, new_console, progress_bar, say, until_closed
+from calibrant.cli import judge, llm_gate, shared
+from calibrant.cli.engine import InputFiles
+from calibrant.cli.llm_answers import CONFIDENCES, VERB, answers
+from calibrant.cli.shared import (
+    AS_JSON,
+    LEVEL,
+    Commands,
+    new_console,
+    option,
+    progress_bar,
+    say,
+    until_closed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,8 +45,6 @@ LIMIT: Any = {"type": shared.AT_LEAST_1, "metavar": "N"}
 ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
 """What was done to the tokens or the answers, in words."""
 SCORES = {"nll": "NLL", "brier": "Brier"}
-CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
-STAGES = ("beta", "sigmoid", "isotonic")
 CONFIDENCE = option(
     "--confidence",
     type=click.Choice(CONFIDENCES),
@@ -50,7 +56,7 @@ CONFIDENCE = option(
 
 
 @click.group(
-    cls=Group,
+    cls=Commands,
     sections={
         "Tokens": ["collect", "fit", "evaluate", "ask"],
         "Answers": ["answers", "gate", "judge"],
@@ -60,19 +66,14 @@ def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
 
-def verb(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
-    """Make a function a verb of a group, whose help shows all defaults."""
-    return group.command(name, cls=Verb, context_settings={"show_default": True})
-
-
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("model")
 @click.argument("documents")
 @option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
 @option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
 @option("--limit", **LIMIT, help="Use only the first documents.")
 @option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
-@option("--batch", default=8192, metavar="N", help="Tokens of a batch.")
+@option("--batch", default=8192, metavar="N", help="Tokens per batch.")
 @option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
@@ -81,9 +82,9 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
-    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
-    after its last complete shard, mostly a sixteenth of all tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only the
+    assistant's turns count, or the answer, or all of a text. An interrupted run continues after its
+    last complete shard.
 
     \b
     Examples:
@@ -91,14 +92,14 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
-    with Source().working("tokens"):
+    with InputFiles().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
 @option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
 @option(
@@ -154,7 +155,7 @@ def fit(
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
     training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
-    with Source().working("epochs"):
+    with InputFiles().working("epochs"):
         fitted = fit_head(table, head, **training)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
@@ -179,7 +180,7 @@ def _alpha(text: str | None) -> Any:
         return text
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
 @option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
 @option("--limit", **LIMIT, help="Draw this many questions.")
@@ -238,14 +239,14 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a language model, as it is and with a head.
 
-    HEAD is a folder of 'llm fit'. Most of what it gains, one temperature for all tokens gains too:
-    both are measured, and what the head adds. TABLE is a table of 'llm collect', whose tokens are
-    measured. QUESTIONS, with --model, is a text file of questions and answers, graded by exact
-    match; a folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to
-    be likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
-    calibrated, each by a fit on others: it corrects a preference for some letters. With
-    --permutations it is asked in several orders of its options, too, over which the preference
-    averages out: the reference, at several times the cost.
+    HEAD is a folder of 'llm fit'. One temperature for all tokens accounts for most of its gain, so
+    both are measured. TABLE is a table of 'llm collect', whose tokens are measured. QUESTIONS, with
+    --model, is a text file of questions and answers, graded by exact match; a folder of MMLU,
+    graded by the letter; or TruthfulQA.csv, where the best answer has to be likelier than each
+    incorrect one (MC1). MMLU of 100 questions or more is also measured calibrated, each by a fit on
+    others: it corrects a preference for some letters. With --permutations it is asked in several
+    orders of its options, too, over which the preference averages out: the reference, at several
+    times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
     is right; with HEAD, the confidences after it. Correct the grades there as you like. With
@@ -411,7 +412,7 @@ def _as_json(title: str, evaluations: Evaluations, gains: Gains, biases: Biases)
     return content
 
 
-@verb(llm)
+@llm.command(**VERB)
 @click.argument("model")
 @click.argument("question")
 @click.argument("folder", required=False, metavar="[HEAD]")
@@ -463,115 +464,22 @@ def ask(
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
-    reply = answer_question(*network, question, **options)
-    _print_reply(reply, options["max_new_tokens"])
+    reply, console = answer_question(*network, question, **options), new_console()
+    with until_closed():
+        if not reply.abstains:
+            console.print(_shaded(reply))
+        elif math.isinf(reply.required):
+            console.print("no answer: no confidence met the target error", style="bold")
+        else:
+            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
+            console.print(message, style="bold")
+        most = options["max_new_tokens"]
+        end = f", truncated by --max-new-tokens {most}" if reply.truncated else ""
+        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
     if html:
         written = shared.how_written(html)
         reply.shaded(question).write(html)
         say(written)
-
-
-@llm.group(cls=Group)
-def answers() -> None:
-    """Calibrate graded answers of any origin: the chance that an answer is right."""
-
-
-@verb(answers, "fit")
-@click.argument("file")
-@option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
-@option(
-    "--confidence",
-    type=click.Choice(CONFIDENCES[:-1]),
-    help="Compute confidences from the token probabilities.  [default: those of FILE, else "
-    "geometric]",
-)
-@option(
-    "--signals",
-    metavar="NAMES",
-    help="Combine signals in place of the confidence: 'all', or names with commas.",
-)
-@option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
-@AS_JSON
-def fit_map(
-    file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
-) -> None:
-    """Learn from graded answers how often answers of each confidence are right.
-
-    FILE is .jsonl or .csv, with an answer to a line: its confidence in [0, 1] (or token_probs, a
-    list), and correct (true or false, 1 or 0). 'llm evaluate --save-answers' writes such files. An
-    optional source names where the confidence comes from; all answers must have the same. The
-    figures are cross-validated: each answer is calibrated by a map of others.
-
-    With --signals, the map combines signals of the answers ('llm answers signals' lists them), and
-    the figures are those of each alone and of all together.
-
-    \b
-    Examples:
-      calibrant llm answers fit graded.jsonl -o map
-      calibrant llm answers fit graded.jsonl --signals all -o map
-      calibrant llm answers fit judged.csv --stage sigmoid -o map
-    """  # noqa: D301
-    from calibrant.artifacts import save
-    from calibrant.llm import read_answers
-    from calibrant.llm.answers.calibrating import (
-        cross_validated_answers,
-        fit_answers,
-        warn_of_few,
-    )
-    from calibrant.llm.answers.grading import CONFIDENCES
-
-    if signals is not None:
-        if confidence:
-            raise click.UsageError("--signals has confidences of its own: leave --confidence out")
-        llm_signals.fit_signals(file, signals, out, stage, form)
-        return
-    graded, options = read_answers(file), {"aggregate": confidence, "stage": stage}
-    warn_of_few(len(graded.rows), "answers")
-    fitted = fit_answers(graded, **options)
-    evaluations = cross_validated_answers(graded, **options)
-    written = shared.how_written(out, "saved in")
-    save(fitted, out)
-    shared.show_evaluations(form, file, evaluations)
-    usage = f"calibrant llm answers apply {out} FILE -o OUT"
-    source = fitted.source_
-    asked = source.confidence in CONFIDENCES and source.prompt in ("chat", "plain")
-    if asked and not source.served:
-        usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
-    say(f"{written}; to use it: {usage}")
-
-
-@verb(answers, "apply")
-@click.argument("mapped", metavar="MAP")
-@click.argument("file")
-@option("-o", "--out", required=True, metavar="FILE", help="File to write.")
-def apply_map(mapped: str, file: str, out: str) -> None:
-    """Write answers with the chance that each is right, as 'calibrated'.
-
-    FILE and OUT are .jsonl or .csv; the other values are kept. Confidences and signals of another
-    source than those that MAP was fitted on are refused. With a threshold in MAP there is also
-    'abstains'.
-
-    \b
-    Examples:
-      calibrant llm answers apply map new.jsonl -o calibrated.jsonl
-    """  # noqa: D301
-    from calibrant.artifacts import load
-    from calibrant.llm.answers.calibrator import AnswerMap
-    from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
-
-    check_suffix(out)
-    rows = load(mapped, AnswerMap).apply(read_answers(file))
-    written = shared.how_written(out)
-    write_rows(out, rows)
-    say(f"{written}: {len(rows):,} answers")
-
-
-answers.add_command(llm_logs.collect)
-answers.add_command(llm_fields.documents)
-answers.add_command(llm_fields.fields)
-answers.add_command(llm_logs.read)
-answers.add_command(llm_logs.report)
-answers.add_command(llm_signals.signals)
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
@@ -581,20 +489,6 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
         raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
-
-
-def _print_reply(reply: Answer, max_new_tokens: int) -> None:
-    console = new_console()
-    with until_closed():
-        if not reply.abstains:
-            console.print(_shaded(reply))
-        elif math.isinf(reply.required):
-            console.print("no answer: no confidence met the target error", style="bold")
-        else:
-            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
-            console.print(message, style="bold")
-        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.truncated else ""
-        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 
 
 def _shaded(answer: Answer) -> Text:
@@ -609,5 +503,6 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
+llm.add_command(answers)
 llm.add_command(llm_gate.gate)
 llm.add_command(judge.judge)

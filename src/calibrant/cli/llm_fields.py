@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--confidence",
     type=click.Choice(AGGREGATES),
     default="product",
-    help="Of the tokens of a field without allowed values.",
+    help="Confidence of a field without allowed values.",
 )
 @of_log
 def fields(

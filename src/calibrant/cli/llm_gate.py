@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import Group
-from calibrant.cli.shared import AS_JSON, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, Commands, new_console, say, until_closed
 
 if TYPE_CHECKING:
     from calibrant.llm import Gate
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
 UNITS = ("answer", "turn", "conversation")
 AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
 STAGES = ("beta", "sigmoid", "isotonic")
-STATE = click.option(
-    "--state", metavar="FILE", help="Watch for drift in this file of 'watch --new'."
-)
+STATE = click.option("--state", metavar="FILE", help="Drift watch file, made by 'watch --new'.")
 
 
-@click.group(cls=Group, context_settings={"show_default": True})
+@click.group(cls=Commands, context_settings={"show_default": True})
 def gate() -> None:
     """Accept answers, verify them, or hand them to a person, at a guaranteed error."""
 
@@ -74,9 +71,9 @@ def gate() -> None:
 def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
     """Find from graded answers which ones to accept.
 
-    FILE is .jsonl or .csv, as for 'llm answers fit'. All answers are for the thresholds, and for
-    the map from confidences to probabilities, of which an isotonic one gets a third for itself.
-    Rows may have a kind (of question) and a conversation.
+    FILE is .jsonl or .csv, as for 'llm answers fit'. All answers serve the thresholds and the map
+    from confidences to probabilities; an isotonic map gets a third of its own. Rows may have a kind
+    (of question) and a conversation.
 
     \b
     Examples:
@@ -117,7 +114,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 
     FILE is .jsonl or .csv, with the confidence or token_probs of each answer, and its kind where
     the gate has kinds. Rows are written as JSON lines. The verdict is accept, verify, or person;
-    answers whose confidence is missing or no number are for a person. Answers of another source
+    answers whose confidence is missing or no number are for a person. Answers from another source
     than those of the fit are refused.
 
     With --state the answers are noted for the drift watch, under their id if they have one, and a
@@ -132,8 +129,8 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     Exit status: 0 done, 1 an answer is not accepted and --fail, 2 could not run.
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.llm import Gate
     from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
+    from calibrant.llm.gate.gate import CAREFUL, Gate
     from calibrant.llm.gate.watch import judge_rows
 
     if out is not None:
@@ -147,7 +144,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
         with until_closed():
             for row in rows:
                 click.echo(json.dumps(row))
-    counts = {name: sum(row["verdict"] == name for row in rows) for name in _verdicts()}
+    counts = {name: sum(row["verdict"] == name for row in rows) for name in CAREFUL}
     say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
     return int(fail and counts["accept"] < len(rows))
 
@@ -189,8 +186,8 @@ def watch(
     if new:
         file.start()
     if grades is not None:
-        added = add_grades(file, read_answers(grades))
-        say(f"{added.used:,} grades added, {added.unknown:,} of unknown answers")
+        used, unknown = add_grades(file, read_answers(grades))
+        say(f"{used:,} grades added, {unknown:,} of unknown answers")
     found = file.read()
     with until_closed():
         if form == "json":
@@ -205,12 +202,6 @@ def watch(
     return int(fail and bool(found.withdrawn))
 
 
-def _verdicts() -> tuple[str, ...]:
-    from calibrant.llm.gate.verdicts import CAREFUL
-
-    return CAREFUL
-
-
 def _summary(fitted: Gate) -> dict[str, Any]:
     promises = {name: fitted.promise(name) for name in ("accept", "verify")}
     bands = [band.state() for band in fitted.bands]
@@ -220,8 +211,8 @@ def _summary(fitted: Gate) -> dict[str, Any]:
 def _print_gate(fitted: Gate) -> None:
     console = new_console()
     console.print(fitted.describe(), style="dim", soft_wrap=True)
-    headings, *rows = fitted.table()
-    console.print(shared.text_table(headings, rows))
+    table = fitted.table()
+    console.print(shared.text_table(table.headings, table.rows))
     promises = [fitted.promise(decision) for decision in ("accept", "verify")]
     for promise in filter(None, promises):
         console.print(promise, style="bold", soft_wrap=True)

@@ -58,11 +58,11 @@ def of_log(command: Callable[..., Any]) -> Callable[..., Any]:
     default=0.9,
     help="Certainty of that guarantee.",
 )
-@click.option("--seed", default=0, help="Seed of the halves for map and threshold.")
+@click.option("--seed", default=0, help="Random seed for the halves of map and threshold.")
 def report(
     file: str, out: str, max_error: float, certainty: float, seed: int, **reading: Any
 ) -> None:
-    """Find out what the confidences of graded answers are worth, and mend them.
+    """Measure the confidences of graded answers, and calibrate them.
 
     FILE is a log of graded answers: samples of lm-evaluation-harness (lm_eval --log_samples) or
     their folder, a log of Inspect (.eval, .json), chat completions or batch output of OpenAI's
@@ -100,7 +100,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     """Turn a log into a file of answers, which the other verbs of 'llm answers' take.
 
     FILE is as for 'llm answers report'. With a .npz file as OUT, the log-probabilities of multiple
-    choice are written as logits with labels, for 'calibrant fit --choices'.
+    choice are written as logits with labels, for 'calibrant fit'.
 
     \b
     Examples:
@@ -126,9 +126,16 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
 @click.argument("questions")
 @click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl file; goes on with it.")
 @click.option("--model", required=True, metavar="NAME", help="Model to ask, or litellm/NAME.")
-@click.option("--url", metavar="URL", help="Of the interface, such as http://localhost:8000/v1.")
+@click.option(
+    "--url", metavar="URL", help="Address of the service, such as http://localhost:8000/v1."
+)
 @click.option("--logprobs/--no-logprobs", default=True, help="Request token probabilities.")
-@click.option("--samples", type=click.IntRange(0), default=0, help="Draws at temperature 1.")
+@click.option(
+    "--samples",
+    type=click.IntRange(0),
+    default=0,
+    help="Further answers to draw, at temperature 1.",
+)
 @click.option("--stated", is_flag=True, help="Ask the model to state its confidence.")
 @click.option("--p-true", is_flag=True, help="Ask the model if its answer is true.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, help="Longest answer.")

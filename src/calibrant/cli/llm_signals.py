@@ -36,7 +36,7 @@ MOST_REASONS = 10
     help="Tokens of the model, for the entropy of top tokens.",
 )
 def signals(file: str, out: str, stated_scale: float, vocabulary: int) -> None:
-    """Compute the signals of answers that may tell how sure they are.
+    """Compute signals of confidence from answers.
 
     FILE and OUT are .jsonl or .csv, with an answer to a line. Signals are computed from
     token_probs, top_logprobs, stated (what the model said of its confidence), samples (other

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     "--split",
     "splits",
     metavar="NAME,...",
-    help="Split of each file; several are several windows.  [default: test, else the plain arrays]",
+    help="Split of each file; several are several windows.  [default: test, else the unnamed "
+    "split]",
 )
 @option(
     "--ids",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     "--state",
     type=FILE,
     metavar="FILE",
-    help="Go on from this file where it exists, and write it anew; another run waits.",
+    help="Continue from this file if it exists, and update it; concurrent runs wait.",
 )
 @option("--tolerance", **shared.FRACTION, help="Tolerated miscalibration.  [default: 0.02]")
 @option(
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     "labelled",
     type=FILE,
     metavar="PRED",
-    help="Estimate the accuracy of each file beside these labelled predictions; FILES may then "
+    help="Estimate the accuracy of each file from these labelled predictions; FILES may then "
     "have no labels.",
 )
 @option(
@@ -81,7 +82,7 @@ def monitor(
     page: str | None,
     fail: bool,
     form: str | None,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.
@@ -150,7 +151,7 @@ def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) 
     from calibrant.show.pages import check_target
 
     if not files and state is None:
-        raise click.UsageError("FILES are missing, or a --state to report on")
+        raise click.UsageError("pass FILES, or a --state to report on")
     if state is not None and not files and not os.path.exists(state):
         raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
     if page is not None:

@@ -7,12 +7,14 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
 @click.argument("pred", nargs=-1, required=True, type=FILE)
-@option("--kind", default="reliability", metavar="NAME", help="As listed above.")
+@option(
+    "--kind", default="reliability", metavar="NAME", help="Kind of figure, from the list above."
+)
 @option(
     "-o",
     "--out",
@@ -29,19 +31,19 @@ from calibrant.cli.help import FILE, option, verb
     metavar="DIR",
     help="Draw before and after this saved calibrator.",
 )
-@option("--methods", metavar="NAME,...", help="Of the kind compare.")
+@option("--methods", metavar="NAME,...", help="Methods of --kind compare.")
 @option(
     "--max-error",
     **shared.FRACTION,
-    help="Of the kind threshold: mark the one that keeps the error at this level.",
+    help="With --kind threshold, mark the threshold that keeps this error.",
 )
 @option(
     "--size",
     type=click.Choice(["column", "page", "talk"]),
     default="page",
-    help="For a column of a paper (3.3 inches), a page, or slides.",
+    help="Width: a column of a paper (3.3 inches), a page, or a slide.",
 )
-@option("--dark", is_flag=True, help="Light text on dark paper.")
+@option("--dark", is_flag=True, help="Light text on a dark background.")
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
@@ -54,7 +56,7 @@ def plot(
     folder: str | None,
     methods: str | None,
     estimand: Any,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> None:
     """Draw a figure of a prediction file, or of several side by side.

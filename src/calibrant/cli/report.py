@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.help import FILE, option, verb
+from calibrant.cli.shared import FILE, option, verb
 
 
 @verb()
@@ -29,16 +29,15 @@ from calibrant.cli.help import FILE, option, verb
     "--split",
     "splits",
     metavar="NAME,...",
-    help="Split to measure; several are compared.  [default: test, else the plain arrays]",
+    help="Split to measure; several are compared.  [default: test, else the unnamed split]",
 )
 @shared.split_option("fit methods on", "val", "--fit-split")
-@option("--by", metavar="COLUMN", help="Report on each value of this column as well.")
+@option("--by", metavar="COLUMN", help="Also report on each value of this column.")
 @option(
     "--methods",
     metavar="NAME,...",
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
-@shared.CHOICES
 @shared.BINS
 @shared.LEVEL
 @shared.SEED
@@ -53,9 +52,8 @@ def report(
     opens: bool,
     splits: str | None,
     methods: str | None,
-    choices: bool,
     estimand: Any,
-    source: engine.Source,
+    source: engine.InputFiles,
     **options: Any,
 ) -> None:
     """Write a page: can the confidence be trusted, and what to do.
@@ -79,7 +77,7 @@ def report(
         raise click.UsageError("--open needs a page, and -o - writes to stdout: leave one out")
     names = shared.names_in(splits) or []
     options |= {"methods": None if methods is None else shared.names_in(methods) or ()}
-    options |= {"keep_argmax": False if choices else None, "estimand": estimand or "auto"}
+    options |= {"estimand": estimand or "auto"}
     with source.working("steps"):
         data: Any = [source.open(pred, estimand) for pred in preds]
         split: Any = names if len(names) > 1 else next(iter(names), None)

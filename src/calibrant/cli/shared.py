@@ -1,4 +1,4 @@
-"""Options, tables and messages that several verbs share."""
+"""Commands, options, tables and messages: what the verbs have in common."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from calibrant._core.messages import printable, printable_name
 from calibrant._core.showing import json_text
-from calibrant.cli.help import FILE, F, is_quiet, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -29,10 +28,75 @@ if TYPE_CHECKING:
     from calibrant.llm.heads.evaluate import Evaluations
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path()
+"""Type of files and folders, whose names shells complete."""
+QUIET = "quiet"
+COLUMNS = "Columns of other names"
+SHARDS = "Many shards"
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
 SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
 COLOURS = {"": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
-"""Styles of verdicts."""
+"""Styles of callouts."""
+
+
+class Option(click.Option):
+    """An option in a section of the help; the range of a number is left to its error."""
+
+    def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return what stands in brackets."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+class Verb(click.Command):
+    """A command that shows its options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """Add an option to a verb."""
+    return click.option(*names, cls=Option, **settings)
+
+
+def verb() -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function a verb, whose help shows all defaults."""
+    return click.command(cls=Verb, context_settings={"show_default": True})
+
+
+class Commands(click.Group):
+    """Commands with a whole sentence each, in the help under the titles of ``sections``."""
+
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.sections = sections
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section."""
+        width = max(map(len, self.commands))
+        for title, names in (self.sections or {"Commands": sorted(self.commands)}).items():
+            lines = {f"{n:{width}}": self.commands[n].get_short_help_str(200) for n in names}
+            with formatter.section(title):
+                formatter.write_dl([*lines.items()])
+
+
 AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 FRACTION: Any = {"type": float, "metavar": "FRACTION"}
 AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")
@@ -82,12 +146,6 @@ TOP_LABEL = option(
     flag_value="top_label",
     help="With two classes, measure the predicted one instead of P(y = 1).",
 )
-CHOICES = option(
-    "--choices",
-    is_flag=True,
-    help="Classes are options of questions (A to D): predictions may change, to correct a "
-    "preference for some letters.",
-)
 GROUPS = option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )
@@ -95,7 +153,7 @@ GROUPS = option(
 
 def split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
     """Return the option that names the split which a verb uses."""
-    about = f"Split to {verb}.  [default: {default}, else the plain arrays]"
+    about = f"Split to {verb}.  [default: {default}, else the unnamed split]"
     return option(name, metavar="NAME", help=about)
 
 
@@ -272,8 +330,8 @@ def print_box(result: object, title: str = "") -> None:
 
     console, box = new_console(), show.box(result)
     write(console, title, "bold")
-    for verdict in box.verdicts:
-        write(console, verdict.text, COLOURS[verdict.kind])
+    for callout in box.callouts:
+        write(console, callout.text, COLOURS[callout.kind])
     for line in box.about:
         write(console, line, "dim")
     for table in box.tables():
@@ -315,6 +373,12 @@ def how_written(out: str, anew: str = "wrote") -> str:
     """Return the message that ``out`` was written, before it is: it may replace something."""
     there = os.listdir(out) if os.path.isdir(out) else os.path.exists(out)
     return f"{'replaced' if there else anew} {out}"
+
+
+def is_quiet() -> bool:
+    """Return True while a verb runs after ``calibrant --quiet``."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(QUIET, False)
 
 
 def say(text: str, *, always: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.help import option, verb
+from calibrant.cli.shared import option, verb
 
 EXPOSED = (
     "warning: other machines can reach the page at {}: whoever has the address with its token can "

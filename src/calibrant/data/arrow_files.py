@@ -14,10 +14,10 @@ from calibrant._core.messages import comma_separated, needed
 from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, owner, split_names
 from calibrant.data.formats import (
     Array,
-    Batch,
     Header,
     NoArrayError,
     Reader,
+    TableRows,
     damaged,
     reading,
     rechunked,
@@ -76,13 +76,13 @@ class ParquetReader(Reader):
             batches = self._batches([key], rows)
             yield from rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
 
-    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield at most ``rows`` rows of several columns at a time."""
         start = 0
         with self._reading():
             for batch in self._batches(keys, rows):
                 columns = {key: self._values(key, batch.column(key)) for key in keys}
-                yield Batch(columns, "row", range(start, start + batch.num_rows))
+                yield TableRows(columns, "row", range(start, start + batch.num_rows))
                 start += batch.num_rows
 
     def _batches(self, keys: Sequence[str], rows: int) -> Iterator[Any]:

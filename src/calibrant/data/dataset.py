@@ -68,7 +68,7 @@ S = TypeVar("S", bound=Sums)
 
 @dataclass(frozen=True)
 class Split:
-    """The examples under one name, over all shards that have it; the plain arrays are ``""``.
+    """The examples under one name, over all shards that have it; the unnamed split is ``""``.
 
     What is read whole is kept, so that several methods share it.
     """
@@ -368,7 +368,7 @@ class Dataset:
 
     @cached_property
     def splits(self) -> list[str]:
-        """Names of the splits, in the order of the file; ``""`` stands for the plain arrays."""
+        """Names of the splits, in the order of the file; ``""`` stands for the unnamed split."""
         return list(dict.fromkeys(name for splits in self._by_split for name in splits))
 
     def find(self, name: str | None, prefer: Sequence[str] = ("",)) -> str | None:
@@ -517,8 +517,8 @@ class Dataset:
         elif named and len(wanted) == 1 and wanted[0]:
             problem = f": {unknown_name('split', wanted[0], named)}"
         else:
-            asked = " or ".join(f"split {name!r}" if name else "plain arrays" for name in wanted)
-            known = ", only plain arrays"
+            asked = " or ".join(f"split {name!r}" if name else "unnamed split" for name in wanted)
+            known = ", only an unnamed split"
             if named:
                 known = f", only {comma_separated(named)}: name the split to use, as --split does"
             problem = f" has no {asked}{known}"

@@ -37,7 +37,7 @@ class Header(NamedTuple):
         return self.shape[0] if self.shape else 1
 
 
-class Batch(NamedTuple):
+class TableRows(NamedTuple):
     """Rows of several columns of a table, each ``(rows, ...)``."""
 
     columns: dict[str, Array]
@@ -74,7 +74,7 @@ class Reader:
         """Yield ``rows`` rows of an array at a time; the last chunk may be shorter."""
         raise NotImplementedError
 
-    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield at most ``rows`` rows of several columns of a table at a time."""
         raise NotImplementedError
 

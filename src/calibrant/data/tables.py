@@ -30,7 +30,7 @@ from calibrant.data.columns import (
     owner,
     split_names,
 )
-from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
+from calibrant.data.formats import Array, Header, Reader, TableRows, rechunked
 from calibrant.data.metadata import storable
 
 _FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
@@ -309,7 +309,7 @@ class TableReader(Reader):
                 )
         return dict(counts)
 
-    def _splits(self, batch: Batch) -> Array:
+    def _splits(self, batch: TableRows) -> Array:
         """Return the name of the split of each row."""
         assert self._layout.split is not None
         names = np.char.strip(batch.columns[self._layout.split].astype(str))
@@ -348,7 +348,7 @@ class TableReader(Reader):
                 values = batch.columns[columns[0]]
             yield values if layout.split is None else values[self._splits(batch) == split]
 
-    def _check_tags(self, labels: Array, batch: Batch, columns: Sequence[str]) -> None:
+    def _check_tags(self, labels: Array, batch: TableRows, columns: Sequence[str]) -> None:
         """Raise unless labels of tags are 0, 1 or ignored, before they become whole numbers."""
         wrong = np.argwhere(~np.isin(labels, (0, 1, IGNORED)))
         if wrong.size:
@@ -358,7 +358,7 @@ class TableReader(Reader):
                 f"(unknown), got {labels[row, tag]:g}"
             )
 
-    def _numbered(self, numbers: ClassNumbers, batch: Batch, column: str) -> IntArray:
+    def _numbered(self, numbers: ClassNumbers, batch: TableRows, column: str) -> IntArray:
         try:
             return numbers(batch.columns[column])
         except LabelError as error:
@@ -452,11 +452,11 @@ class _FrameReader(Reader):
         self.columns: dict[str, Array] = columns
         self.headers = {name: Header(c.shape, c.dtype) for name, c in columns.items()}
 
-    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield all rows of some columns at once."""
         del rows
         columns = {key: self.columns[key] for key in keys}
-        yield Batch(columns, "row", range(len(next(iter(columns.values())))))
+        yield TableRows(columns, "row", range(len(next(iter(columns.values())))))
 
 
 def frame_arrays(

@@ -134,7 +134,7 @@ class TorchReader(Reader):
     def _loaded(self) -> object:
         if self.stream.read(len(_ZIP_START)) != _ZIP_START:
             raise ValueError(
-                f"{self.path} is no file of torch.save, or one of torch before 1.6: {_HOW_TO_SAVE}"
+                f"{self.path} was not written by torch.save, or by torch before 1.6: {_HOW_TO_SAVE}"
             )
         try:
             content: object = torch.load(

@@ -18,7 +18,7 @@ import numpy as np
 from calibrant._core.checks import FloatArray
 from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Batch, Header, NoArrayError, Reader, rechunked
+from calibrant.data.formats import Array, Header, NoArrayError, Reader, TableRows, rechunked
 from calibrant.data.tables import (
     BY_RULES,
     RULES,
@@ -116,7 +116,7 @@ class CsvFile(Reader):
         """Yield ``rows`` rows of a column at a time."""
         yield from rechunked((batch.columns[key] for batch in self.batches([key], rows)), rows)
 
-    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield at most ``rows`` rows of several columns at a time."""
         size = max(1, min(rows, _MAX_FIELDS // self._width))
         numeric = [key for key in keys if key in self._numeric]
@@ -136,10 +136,10 @@ class CsvFile(Reader):
                 return
             columns = dict(zip(numeric, self._numbers(fields, numeric, lines).T, strict=True))
             columns |= {key: np.array(words[i :: len(texts)]) for i, key in enumerate(texts)}
-            yield Batch(columns, "line", lines)
+            yield TableRows(columns, "line", lines)
 
     def _numbers(self, fields: list[str], keys: Sequence[str], lines: Sequence[int]) -> FloatArray:
-        """Return fields of rows (lines, keys), or raise for the first that is no number."""
+        """Return fields of rows (lines, keys), or raise for the first that is not a number."""
         try:
             values = np.fromiter(map(float, fields), np.float64, len(fields))
         except ValueError:

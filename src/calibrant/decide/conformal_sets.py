@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.class_names import numbered
+from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_axes, as_html, frame, one_line
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
@@ -29,19 +30,24 @@ from calibrant.metrics.reductions import Input
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from typing_extensions import Unpack
 
-Score = Literal["lac", "aps", "raps"]
+Score = Literal["lac", "aps", "raps", "ordered"]
 """Nonconformity of an example and a class.
 
 - ``lac``: minus the probability of the class;
 - ``aps``: the probability of all classes before it, from the most probable on, and a random part
   of its own (Romano et al. 2020), less one;
-- ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021).
+- ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021);
+- ``ordered``: as ``aps``, for classes with an order: from the most probable one on, the set grows
+  by the more probable of its two neighbours, so that no class between two others is missing (Lu et
+  al. 2022).
 
 The papers' scores are larger by one. They cannot tell 1 - 1e-17 from 1, and with probabilities
 that are surer than that every set would hold all classes.
 """
 PENALTY, FREE_RANKS = 0.01, 5
+_EACH = {"class": "classes", "group": "groups"}
 SLACK = 1e-6
 """Part of a limit by which a score may exceed it: the last digits of probabilities depend on the
 precision and on the batch, and must not decide where many of them are alike."""
@@ -73,14 +79,22 @@ class ConformalSets:
     Attributes
     ----------
     limit : float
-        A class is in the set when its score is at most this; inf for all classes.
-    score : {"lac", "aps", "raps"}
+        A class is in the set when its score is at most this; inf for all classes. With limits for
+        each class or group, the least of them.
+    score : {"lac", "aps", "raps", "ordered"}
     coverage : float
     n, classes : int
         Number of examples behind it, and of their classes.
     seed : int
     mean_size : float
         Mean number of classes in the sets of these examples.
+    by : {None, "class", "group"}
+        What the coverage holds for, beside all examples together.
+    limits : dict
+        Limits by the number of the class, as text, or the name of the group.
+    weighted : pair of tuples, optional
+        With weights, the scores of the examples in rising order, and the sums of their weights up
+        to each.
     """
 
     limit: float
@@ -90,9 +104,14 @@ class ConformalSets:
     classes: int
     seed: int
     mean_size: float
+    by: Literal["class", "group"] | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    weighted: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __repr__(self) -> str:
         limit = f"score {self.score}, limit {self.limit:.4g}"
+        if self.by is not None:
+            limit = f"score {self.score}, a limit for each of {len(self.limits)} {_EACH[self.by]}"
         size = f"mean size {self.mean_size:.2f}"
         counted = f"{self.n:,} examples of {self.classes} classes"
         return one_line(self, f"coverage {100 * self.coverage:g} %", limit, size, counted)
@@ -100,18 +119,21 @@ class ConformalSets:
     def promise(self) -> str:
         """Return what is guaranteed, in words."""
         share = f"{100 * self.coverage:g} %"
-        return f"The set of a new example holds its true class in at least {share} of cases."
+        each = "" if self.by is None else f", for each {self.by}"
+        return f"The set of a new example holds its true class in at least {share} of cases{each}."
 
     def _repr_html_(self) -> str:
         return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a frame of one row with all attributes. Needs pandas."""
-        return frame([asdict(self)])
+        """Return a frame with a row for each limit. Needs pandas."""
+        row = {k: v for k, v in asdict(self).items() if k not in ("limits", "weighted")}
+        return frame([row | {"of": k, "limit": v} for k, v in self.limits.items()] or [row])
 
     def state(self) -> dict[str, Any]:
         """Return the attributes for JSON: None stands for a limit of infinity."""
-        return {**asdict(self), "limit": self.limit if math.isfinite(self.limit) else None}
+        limits = {name: _finite(limit) for name, limit in self.limits.items()}
+        return {**asdict(self), "limit": _finite(self.limit), "limits": limits}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ConformalSets:
@@ -119,32 +141,51 @@ class ConformalSets:
         names = [field.name for field in fields(cls)]
         if not isinstance(state, Mapping) or set(state) != set(names):
             raise ValueError(f"sets have the attributes {', '.join(names)}, got {state!r:.200}")
-        limit = math.inf if state["limit"] is None else state["limit"]
         check_choice("score", state["score"], get_args(Score))
         check_share(state["coverage"], "coverage", "0.9 means 90 %")
         for name, least in (("n", 1), ("classes", 1), ("seed", 0)):
             checks.check_whole(name, state[name], least)
-        if not isinstance(limit, (int, float)) or math.isnan(limit):
-            raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
+        limits = {"limit": state["limit"], **state["limits"]}
+        limits = {name: math.inf if limit is None else limit for name, limit in limits.items()}
+        for limit in limits.values():
+            if not isinstance(limit, (int, float)) or math.isnan(limit):
+                raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
         size = state["mean_size"]
         if not isinstance(size, (int, float)) or not 0 <= size <= state["classes"]:
             raise ValueError(f"mean_size must be from 0 to classes, got {size!r:.60}")
-        return cls(**{**state, "limit": limit})
+        if state["by"] not in (None, "class", "group"):
+            raise ValueError(f"by must be None, class or group, got {state['by']!r:.60}")
+        weighted = state["weighted"]
+        if weighted is not None:
+            scores, sums = (tuple(map(float, values)) for values in weighted)
+            if len(scores) != len(sums):
+                raise ValueError("weighted must have as many scores as sums of weights")
+            weighted = scores, sums
+        lowest = limits.pop("limit")
+        return cls(**{**state, "limit": lowest, "limits": limits, "weighted": weighted})
 
     @overload
-    def sets(self, logits: Tensor, *, nonempty: bool = False) -> Tensor: ...
+    def sets(self, logits: Tensor, **options: Unpack[_Options]) -> Tensor: ...
     @overload
-    def sets(self, logits: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
+    def sets(self, logits: ArrayLike, **options: Unpack[_Options]) -> BoolArray: ...
     @overload
-    def sets(self, *, probs: Tensor, nonempty: bool = False) -> Tensor: ...
+    def sets(self, *, probs: Tensor, **options: Unpack[_Options]) -> Tensor: ...
     @overload
-    def sets(self, *, probs: ArrayLike, nonempty: bool = False) -> BoolArray: ...
+    def sets(self, *, probs: ArrayLike, **options: Unpack[_Options]) -> BoolArray: ...
     def sets(
-        self, logits: Input = None, *, probs: Input = None, nonempty: bool = False
+        self,
+        logits: Input = None,
+        *,
+        probs: Input = None,
+        group: ArrayLike | None = None,
+        weight: ArrayLike | None = None,
+        nonempty: bool = False,
     ) -> Tensor | BoolArray:
         """Membership of each class in the set of each row, ``(..., classes)`` of bool.
 
-        Input as for :func:`conformal`; a tensor for a tensor. ``nonempty`` puts the most probable
+        Input as for :func:`conformal`; a tensor for a tensor. Of sets by group, ``group`` ``(...)``
+        has those of the rows; of weighted sets, ``weight`` ``(...)`` has the same ratio of
+        densities for the rows as for the examples of the fit. ``nonempty`` puts the most probable
         class into sets that are empty: this can only raise the coverage.
         """
         rows, scores = probabilities(logits, probs)
@@ -154,18 +195,53 @@ class ConformalSets:
         if logits is None:  # a stored 0, or 1 for its complement, may be as large as this
             info = checks.float_info(scores)
             least = float(info.eps if scores.ndim == 1 else info.tiny * info.eps)
-        limit = _loosened(self.limit, scores)
+        limit = _loosened(self._limits(rows.shape[:-1], group, weight), scores)
         members = _class_scores(rows, self.score, self.seed, least) <= limit
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
         return in_form_of(scores, members)
 
-    def sizes(self, logits: Input = None, labels: Input = None, *, probs: Input = None) -> SetSizes:
+    def _limits(
+        self, shape: tuple[int, ...], group: ArrayLike | None, weight: ArrayLike | None
+    ) -> FloatArray:
+        """Return limits that go with scores ``(..., classes)``."""
+        for name, values, wanted in (
+            ("group", group, self.by == "group"),
+            ("weight", weight, self.weighted is not None),
+        ):
+            if (values is not None) != wanted:
+                raise TypeError(f"{name}= is {'missing' if wanted else 'for other sets'}")
+            if values is not None and np.shape(values) != shape:
+                raise ValueError(f"{name} must have the shape {shape}, got {np.shape(values)}")
+        if self.by == "class":
+            return np.array([self.limits[str(k)] for k in range(self.classes)])
+        if group is not None:
+            names, at = np.unique(np.asarray(group).astype(str), return_inverse=True)
+            if unknown := [name for name in names if name not in self.limits]:
+                known = comma_separated(list(self.limits))
+                raise ValueError(f"there is no limit for the group {unknown[0]}; known are {known}")
+            return np.array([self.limits[name] for name in names])[at.reshape(shape)][..., None]
+        if self.weighted is not None:
+            return _weighted_limits(self.weighted, _ratios(weight, "weight"), self.coverage)[
+                ..., None
+            ]
+        return np.asarray(self.limit)
+
+    def sizes(
+        self,
+        logits: Input = None,
+        labels: Input = None,
+        *,
+        probs: Input = None,
+        **options: Unpack[_Options],
+    ) -> SetSizes:
         """Return how many sets have which size, and with labels how many hold the true class.
 
-        Input as for :func:`conformal`; labels of -100 leave their example out.
+        Input as for :func:`conformal`, and options of :meth:`sets`; labels of -100 leave their
+        example out.
         """
         examples: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
+        examples |= options
         members = np.asarray(torch.as_tensor(self.sets(**examples)).cpu())
         members = members.reshape(-1, self.classes)
         right = np.full(len(members), math.nan)
@@ -191,12 +267,13 @@ class ConformalSets:
         *,
         probs: Input = None,
         ax: Axes | None = None,
+        **options: Unpack[_Options],
     ) -> Axes:
         """Draw the sizes of the sets of some examples, and with labels how many miss their class.
 
         Input as for :meth:`sizes`. Needs matplotlib.
         """
-        return self.sizes(logits, labels, probs=probs).plot(ax)
+        return self.sizes(logits, labels, probs=probs, **options).plot(ax)
 
 
 def conformal(
@@ -206,6 +283,8 @@ def conformal(
     probs: Input = None,
     coverage: float = 0.9,
     score: Score = "aps",
+    by: ArrayLike | Literal["class"] | None = None,
+    weight: ArrayLike | None = None,
     seed: int = 0,
 ) -> ConformalSets:
     r"""Prediction sets with a guaranteed coverage, by split conformal prediction.
@@ -219,8 +298,14 @@ def conformal(
     the upper side where no two scores are equal; with many equal scores, as of calibrators that
     give few different values, the coverage may be well above. The lower side holds for any
     probabilities: better calibrated ones give smaller sets, not truer ones. It is an average over
-    examples and over draws of the n examples, not a guarantee for each class or each kind of input,
-    and the n examples must not be those on which the model or its calibrator was fitted.
+    examples and over draws of the n examples, which must not be those on which the model or its
+    calibrator was fitted.
+
+    The average is over all examples. With ``by`` it holds for the examples of each class, or of
+    each group, by a limit of their own (Mondrian prediction, Vovk et al. 2005). With weights
+    :math:`w_i`, the ratio of the densities of inputs where the sets are used and where the examples
+    come from, it holds there (Tibshirani et al. 2019): the limit of a new example of weight w is
+    the score at which the weights of the examples add up to :math:`(1 - \alpha)(\sum_i w_i + w)`.
 
     Parameters
     ----------
@@ -228,9 +313,14 @@ def conformal(
     labels : (...) integers, -100 ignored
     probs : (..., classes), or (n,) for P(y = 1), in place of logits
     coverage : float in (0, 1)
-    score : {"lac", "aps", "raps"}
+    score : {"lac", "aps", "raps", "ordered"}
         ``lac`` for the smallest sets, of which those of hard examples are too small or empty;
-        ``aps`` for sizes that follow the difficulty; ``raps`` for many classes.
+        ``aps`` for sizes that follow the difficulty; ``raps`` for many classes; ``ordered`` for
+        grades, whose sets have no gap.
+    by : "class" or (...) groups, optional
+        What the coverage is to hold for.
+    weight : (...), optional
+        Ratio of densities of each example, for a change of the inputs; any scale will do.
     seed : int
         Of the random part of ``aps`` and ``raps``. The same row always gets the same set.
 
@@ -254,28 +344,96 @@ def conformal(
     checks.check_labels(targets, rows.shape[-1])
     kept = targets != checks.IGNORED
     checks.check_some(int(kept.sum()))
-    of_classes = _class_scores(rows[kept], score, seed)
-    own = np.take_along_axis(of_classes, targets[kept][:, None], -1)[:, 0]
-    limit = _loosened(_limit(own, coverage), scores)
-    size = float((of_classes <= _loosened(limit, scores)).sum(-1).mean())
-    return ConformalSets(limit, score, coverage, len(own), rows.shape[-1], seed, size)
+    of_classes, truth = _class_scores(rows[kept], score, seed), targets[kept]
+    own = np.take_along_axis(of_classes, truth[:, None], -1)[:, 0]
+    made = ConformalSets(0.0, score, coverage, len(own), rows.shape[-1], seed, 0.0)
+    group = ratio = None
+    if by is not None and weight is not None:
+        raise TypeError("pass by= or weight=, not both")
+    if weight is not None:
+        ratio = _ratios(weight, "weight")
+        if ratio.shape != targets.shape:
+            raise ValueError(f"weight must have the shape {targets.shape}, got {ratio.shape}")
+        ratio, order = ratio[kept], np.argsort(own)
+        lasts = _loosened(own[order], scores)
+        table = tuple(lasts.tolist()), tuple(np.cumsum(ratio[order]).tolist())
+        made = replace(made, weighted=table)
+        made = replace(made, limit=float(_weighted_limits(table, np.mean(ratio), coverage)))
+    elif by is not None:
+        names = [str(k) for k in range(rows.shape[-1])]
+        cells = truth.astype(str)
+        if not isinstance(by, str):
+            if np.shape(by) != targets.shape:
+                raise ValueError(f"by must have the shape {targets.shape}, got {np.shape(by)}")
+            group = cells = np.asarray(by)[kept].astype(str)
+            names = np.unique(cells).tolist()
+        elif by != "class":
+            raise ValueError(f'by must be "class", or the group of each example, got {by!r}')
+        limits = {name: _limit(own[cells == name], coverage) for name in names}
+        _warn_of_few({k: int((cells == k).sum()) for k, v in limits.items() if v == math.inf}, made)
+        limits = {name: float(_loosened(limit, scores)) for name, limit in limits.items()}
+        made = replace(made, by="class" if group is None else "group", limits=limits)
+        made = replace(made, limit=min(limits.values()))
+    else:
+        limit = _limit(own, coverage)
+        _warn_of_few({} if limit < math.inf else {"": len(own)}, made)
+        made = replace(made, limit=float(_loosened(limit, scores)))
+    members = of_classes <= _loosened(made._limits((len(own),), group, ratio), scores)
+    return replace(made, mean_size=float(members.sum(-1).mean()))
+
+
+class _Options(TypedDict, total=False):
+    group: ArrayLike | None
+    weight: ArrayLike | None
+    nonempty: bool
+
+
+def _finite(limit: float) -> float | None:
+    return limit if math.isfinite(limit) else None
+
+
+def _ratios(weight: Any, name: str) -> FloatArray:
+    values = np.asarray(weight, np.float64)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(f"{name} must be ratios of densities, finite and not negative")
+    return values
 
 
 def _limit(scores: FloatArray, coverage: float) -> float:
     n = len(scores)
     rank = math.ceil((n + 1) * coverage - 1e-9)  # 100 * 0.55 is a little more than 55
-    if rank > n:
-        warn(
-            f"{n:,} examples cannot show a coverage of {coverage:g}; every set holds all classes: "
-            f"use at least {math.ceil(coverage / (1 - coverage) - 1e-9):,} examples",
-            stacklevel=4,
-        )
-        return math.inf
-    return float(np.partition(scores, rank - 1)[rank - 1])
+    return math.inf if rank > n else float(np.partition(scores, rank - 1)[rank - 1])
 
 
-def _loosened(limit: float, scores: Logits) -> float:
-    """Raise the limit by the rounding of scores in the precision of the input."""
+def _weighted_limits(
+    table: tuple[tuple[float, ...], tuple[float, ...]], weight: FloatArray, coverage: float
+) -> FloatArray:
+    """Return the limit for new examples of each weight."""
+    scores, sums = map(np.asarray, table)
+    wanted = coverage * (sums[-1] + weight) * (1 - 1e-12)
+    return np.asarray(np.append(scores, math.inf)[np.searchsorted(sums, wanted)])
+
+
+def _warn_of_few(cells: Mapping[str, int], sets: ConformalSets) -> None:
+    """Warn of cells with too few examples; of all examples by an empty name."""
+    if not cells:
+        return
+    enough = math.ceil(sets.coverage / (1 - sets.coverage) - 1e-9)
+    if "" in cells:
+        what, effect = f"{cells['']:,} examples", "every set holds all classes"
+    else:
+        names = comma_separated([f"{name} ({n:,})" for name, n in [*cells.items()][:5]])
+        what = f"the examples of {len(cells):,} classes or groups, {names},"
+        effect = "their class is in every set, or the sets of their group hold all classes"
+    warn(
+        f"{what} cannot show a coverage of {sets.coverage:g}; {effect}: use at least "
+        f"{enough:,} examples",
+        stacklevel=4,
+    )
+
+
+def _loosened(limit: Any, scores: Logits) -> Any:
+    """Raise limits by the rounding of scores in the precision of the input."""
     eps = float(checks.float_info(scores).eps)  # a NumPy number would round the limit to its dtype
     return limit + max(SLACK, eps) * abs(limit)
 
@@ -285,7 +443,7 @@ def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0)
     probs = np.maximum(rows, least)
     if score == "lac":
         return -probs
-    order = np.argsort(-probs, axis=-1, kind="stable")
+    order = _outwards(probs) if score == "ordered" else np.argsort(-probs, axis=-1, kind="stable")
     ranked = np.take_along_axis(probs, order, -1)
     # what is left after a class, summed from the least on, keeps its digits where 1 - sum would not
     left = np.cumsum(ranked[..., ::-1], -1)[..., ::-1] - _uniform(rows, seed)[..., None] * ranked
@@ -309,3 +467,17 @@ def _uniform(rows: FloatArray, seed: int) -> FloatArray:
     cells = np.round(-CELLS * np.log(np.clip(rows, FLOOR, 1))).astype(np.uint64)
     mixed = (cells * odd).sum(-1, dtype=np.uint64)
     return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
+
+
+def _outwards(probs: FloatArray) -> IntArray:
+    """Return classes from the most probable on, each time the more probable neighbour of those."""
+    classes = probs.shape[-1]
+    rows = np.pad(probs.reshape(-1, classes), ((0, 0), (1, 1)), constant_values=-1.0)
+    each, order = np.arange(len(rows)), np.empty((len(rows), classes), np.int64)
+    low = high = rows.argmax(-1)
+    order[:, 0] = low
+    for step in range(1, classes):
+        down = rows[each, low - 1] >= rows[each, high + 1]
+        low, high = low - down, high + ~down
+        order[:, step] = np.where(down, low, high)
+    return order.reshape(probs.shape) - 1

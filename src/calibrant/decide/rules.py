@@ -270,8 +270,9 @@ class DecisionRule(nn.Module):
         """Return the probability of as many mistakes as counted, or more, if the guarantee holds.
 
         At the limit of the guarantee: binomial for a threshold, beta-binomial for sets, whose
-        coverage varies with the examples they were fitted on. Of several limits it is the least,
-        times their number; of costs it is a bound (Hoeffding and Bentkus).
+        coverage varies with the examples they were fitted on; that of sets by class or group varies
+        about as much. Of several limits it is the least, times their number; of costs it is a
+        bound (Hoeffding and Bentkus).
         """
         from scipy.stats import betabinom
 

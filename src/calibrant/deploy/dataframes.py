@@ -30,7 +30,7 @@ from calibrant.data.tables import RULES, layout_of
 from calibrant.workflows.apply import check_shape, probs_of
 
 T = TypeVar("T")
-_TABLE = "the table"  # in place of a path
+_TABLE = "the table"  # in messages that name a path for files
 
 
 @warnings_at_caller()
@@ -106,7 +106,9 @@ def _form_of(table: Any) -> _Form:
         return _Form({k: _reader(_from_array, v) for k, v in table.items()}, _with_arrays)
     if isinstance(table, (pa.Table, pa.RecordBatch)):
         return _Form(_unique(list(table.schema.names), table.column), _with_arrow)
-    if hasattr(type(table), "__array__") and is_frame(table):  # a lazy frame minds to be asked
+    if hasattr(type(table), "__array__") and is_frame(
+        table
+    ):  # a lazy frame would warn if asked itself
         frame: Any = table
         if hasattr(frame, "with_columns"):
             columns = _unique(list(frame.columns), lambda name: frame[name].to_arrow())
@@ -219,7 +221,7 @@ def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[st
     types = [
         _target_type(column, name) for column, name in zip(columns, scores.columns, strict=True)
     ]
-    if not valid.any():  # of no rows, lists need not tell the number of classes
+    if not valid.any():  # lists without rows may leave the number of classes open
         nulls = load_pyarrow().nulls
         return {n: nulls(len(valid), kind) for n, kind in zip(scores.new, types, strict=True)}
     values = _matrix(columns, valid, scores.columns)

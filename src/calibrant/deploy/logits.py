@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ from calibrant.data.storage import output_folder
 from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,
-    Inputs,
     ModelName,
     array_classifier,
     forget_classifier,
@@ -97,42 +96,25 @@ def collect(
         model.to(device)
     place = device_of(model, device or "cpu")
     layer = None if last_layer is None else name_of(model, last_layer)
+    batches: list[list[Tensor]] = []
     with evaluating(model), torch.no_grad():
-        batches = [_of_batch(model, batch, layer, place) for batch in loader]
+        for batch in loader:
+            inputs, named, labels = taken_apart(batch)
+            inputs, named = moved(inputs, place), moved(named, place)
+            with layer_inputs(model, layer) if layer else nullcontext() as features:
+                logits = logits_of(model(*inputs, **named))
+                found = [logits, torch.as_tensor(labels), *([features()] if features else [])]
+            batches.append([values.detach().cpu() for values in found])
     if not batches:
         raise ValueError("the loader must have at least one batch, got none")
     if len({labels.shape[1:] for _, labels, *_ in batches}) > 1:
-        batches = [_labelled_rows(*arrays) for arrays in batches]
-    arrays = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
-    warn_of_probs(arrays[0], "if they are, collect the outputs of the layer before")
-    return arrays
-
-
-def _of_batch(
-    model: nn.Module, batch: Any, layer: str | None, device: torch.device
-) -> tuple[Tensor, ...]:
-    """Return logits, labels and, with a layer, features of a batch of a loader, on the CPU."""
-    inputs, named, labels = taken_apart(batch)
-    inputs, named = moved(inputs, device), moved(named, device)
-    found = _with_features(model, layer, lambda: logits_of(model(*inputs, **named)))
-    logits, *features = (values.detach().cpu() for values in found)
-    return logits, torch.as_tensor(labels).cpu(), *features
-
-
-def _with_features(
-    model: nn.Module, layer: str | None, call: Callable[[], Tensor]
-) -> tuple[Tensor, ...]:
-    """Return the logits of a call of the model and, with a layer, its inputs in that call."""
-    if layer is None:
-        return (call(),)
-    with layer_inputs(model, layer) as features:
-        return call(), features()
-
-
-def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    kept = labels.reshape(-1) != IGNORED
-    rows, *others = (values.flatten(0, -2)[kept] for values in (logits, *features))
-    return rows, labels.reshape(-1)[kept], *others
+        for arrays in batches:
+            flat = arrays[1].reshape(-1)
+            rows = [arrays[0].flatten(0, -2), flat, *(x.flatten(0, -2) for x in arrays[2:])]
+            arrays[:] = [values[flat != IGNORED] for values in rows]
+    whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    warn_of_probs(whole[0], "if they are, collect the outputs of the layer before")
+    return whole
 
 
 def collect_shards(
@@ -216,14 +198,24 @@ def collect_shards(
     with ExitStack() as stack:
         named: ModelName | Classifier
         if isinstance(model, nn.Module):
-            _check_module(model, weights=weights, length=length, dtype=dtype)
+            kind = type(model).__name__
+            if executor is not None:
+                raise ValueError(
+                    "with an executor the model must be a name, so that each process can load it, "
+                    f"got a {kind}"
+                )
+            for option, value in {"weights": weights, "length": length, "dtype": dtype}.items():
+                if value not in (None, "auto"):
+                    raise ValueError(
+                        f"{option} is for models that are loaded by a name, got a {kind}"
+                    )
             stack.enter_context(evaluating(model))
             named = array_classifier(model if device is None else model.to(own_device(device)))
         else:
             name, file = os.fspath(model), None if weights is None else os.fspath(weights)
             call = uuid.uuid4().hex
             named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
-            stack.callback(forget_classifier)  # it may fill the memory of a GPU
+            stack.callback(forget_classifier)  # else it would keep the memory of a GPU
         run = _Run.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
             forget_classifier()
@@ -239,19 +231,6 @@ def collect_shards(
     if len(skipped) == len(dataset.skipped) + len(dataset.files):
         raise NoGoodShard(dataset.path, next(iter(skipped.values())))
     return replace(result, skipped=skipped)
-
-
-def _check_module(model: nn.Module, **loading: Any) -> None:
-    """Raise for what only a model with a name can do."""
-    kind = type(model).__name__
-    if current_work().executor is not None:
-        raise ValueError(
-            "with an executor the model must be a name, so that each process can load it, got a "
-            f"{kind}"
-        )
-    for option, value in loading.items():
-        if value not in (None, "auto"):
-            raise ValueError(f"{option} is for models that are loaded by a name, got a {kind}")
 
 
 @dataclass(frozen=True)
@@ -382,42 +361,39 @@ def _predictions(
         place.row += len(batch[0])
         report(len(batch[0]))
         place.reading = True
-    # an empty shard need not know the number of classes
+    # an empty shard may leave the number of classes open
     return arrays or {"logits": np.zeros((0, len(model.class_names) or 1), np.float32)}
 
 
 def _of_rows(model: Classifier, batch: Sequence[Array], layer: str | None) -> dict[str, Array]:
     """Return logits and, with a layer, features of a batch."""
-    inputs = model.encode(batch)
-    with torch.no_grad():
-        found = _with_features(model.module, layer, lambda: _logits(model, inputs, len(batch[0])))
-    outputs = dict(zip(("logits", "features"), found, strict=False))
+    rows, inputs = len(batch[0]), model.encode(batch)
+    with torch.no_grad(), ExitStack() as stack:
+        features = stack.enter_context(layer_inputs(model.module, layer)) if layer else None
+        try:  # whatever a model raises is an error of its inputs
+            logits = logits_of(model(inputs))
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(
+                f"a batch of {rows} examples does not fit into memory: pass a smaller batch_size "
+                f"({error})"
+            ) from error
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ValueError(f"the model refused {rows} examples ({reason})") from error
+        if logits.isnan().any():
+            row = int(logits.isnan().flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"logits of example {row} of a batch are NaN: try dtype float32")
+        outputs = {"logits": logits.squeeze(-1) if logits.shape[1:] == (1,) else logits}
+        if features is not None:
+            outputs["features"] = features()
     for name, values in outputs.items():
-        if values.ndim == 0 or len(values) != len(batch[0]):
+        if values.ndim == 0 or len(values) != rows:
             raise ValueError(
-                f"the model must give a row of {name} for each of {len(batch[0])} examples, got "
+                f"the model must give a row of {name} for each of {rows} examples, got "
                 f"{tuple(values.shape)}"
             )
     wide = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in outputs.items()}
     return {name: values.cpu().numpy() for name, values in wide.items()}
-
-
-def _logits(model: Classifier, inputs: Inputs, rows: int) -> Tensor:
-    """Return the logits of a batch; whatever a model raises is an error of its inputs."""
-    try:
-        logits = logits_of(model(inputs))
-    except torch.cuda.OutOfMemoryError as error:
-        raise MemoryError(
-            f"a batch of {rows} examples does not fit into memory: pass a smaller batch_size "
-            f"({error})"
-        ) from error
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"the model refused {rows} examples ({reason})") from error
-    if logits.isnan().any():
-        row = int(logits.isnan().flatten(1).any(1).nonzero()[0])
-        raise ValueError(f"logits of example {row} of a batch are NaN: try dtype float32")
-    return logits.squeeze(-1) if logits.shape[1:] == (1,) else logits
 
 
 def _labels(column: Column, names: Sequence[str], classes: int) -> Array:

@@ -70,7 +70,7 @@ class ModelName:
     device: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
-    call: str = ""  # of a run: processes that outlive it load the model of the next one anew
+    call: str = ""  # names a run, so that processes that outlive it load the next model
 
 
 _LOADING = RLock()  # a factory may load another classifier
@@ -121,12 +121,24 @@ def _loaded(model: ModelName) -> Classifier:
         precision = None if precision == "auto" else precision
         return array_classifier(module.to(target, precision).eval())
     if suffix == ".pt2":
-        return _exported(model, target)
+        if not model.trust_remote_code:
+            raise ValueError(
+                f"{model.name} may run code when torch loads it, which unpickles parts of such "
+                "files: if you trust it, say so with trust_remote_code (--trust-remote-code)"
+            )
+        if model.dtype != "auto":
+            raise ValueError(f"the precision of {model.name} is fixed, got dtype {model.dtype!r}")
+        program = torch.export.load(model.name)
+        if target is not None:
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, target)
+        return array_classifier(program.module())
     return _pretrained(model, target, precision)
 
 
 def array_classifier(module: nn.Module) -> Classifier:
-    """Return a module that is called with arrays, in its precision."""
+    """Return the classifier of a module that takes arrays, in the precision of the module."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return Classifier(module, partial(_tensors, next(floats, torch.float32)))
 
@@ -182,25 +194,6 @@ def _load_weights(module: nn.Module, path: str) -> None:
         ) from error
 
 
-# ---------------------------------------------------------------------------------------- exported
-
-
-def _exported(model: ModelName, target: torch.device | None) -> Classifier:
-    if not model.trust_remote_code:
-        raise ValueError(
-            f"{model.name} may run code when torch loads it, which unpickles parts of such files: "
-            "if you trust it, say so with trust_remote_code (--trust-remote-code)"
-        )
-    if model.dtype != "auto":
-        raise ValueError(f"the precision of {model.name} is fixed, got dtype {model.dtype!r}")
-    program = torch.export.load(model.name)
-    if target is not None:
-        from torch.export.passes import move_to_device_pass
-
-        program = move_to_device_pass(program, target)
-    return array_classifier(program.module())
-
-
 # ------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -215,7 +208,14 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"model must be {_FORMS}, got {model.name}: {reason}") from error
-    kind = _kind(model.name, config.architectures or [])
+    classes = config.architectures or []
+    kind = next((x for x in (_TEXTS, _IMAGES) if any(name.endswith(x) for name in classes)), None)
+    if kind is None:
+        raise ValueError(
+            f"{model.name} must be a classifier of texts or images ({_TEXTS}, {_IMAGES}), got "
+            f"{comma_separated(classes)}; token tables of language models are made by: calibrant "
+            "llm collect"
+        )
     module, report = getattr(transformers, f"AutoModel{kind}").from_pretrained(
         model.name,
         dtype=precision,
@@ -237,18 +237,6 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
     about = json.dumps(processor.to_dict(), sort_keys=True, default=str)
     encode = partial(_processed, processor, module.dtype)
     return Classifier(module, encode, ("pixel_values",), names, about)
-
-
-def _kind(name: str, architectures: Sequence[str]) -> str:
-    """Return what a model classifies, from the names of its classes."""
-    for kind in (_TEXTS, _IMAGES):
-        if any(architecture.endswith(kind) for architecture in architectures):
-            return kind
-    raise ValueError(
-        f"{name} must be a classifier of texts or images ({_TEXTS}, {_IMAGES}), got "
-        f"{comma_separated(architectures)}; token tables of language models are made "
-        "by: calibrant llm collect"
-    )
 
 
 def _encoded(tokenizer: Any, length: int, columns: Sequence[Array]) -> Inputs:

@@ -153,8 +153,11 @@ def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
     name, scores, stated = _scores_of(estimator, X)
     if not stated and len(classes) == 2 and scores.size == len(scores):
         return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
-    if not stated and len(classes) > 2 and _one_vs_one(estimator):
-        raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
+    if not stated and len(classes) > 2 and hasattr(estimator, "get_params"):
+        # three classes have three pairs: the number of columns does not tell
+        params = estimator.get_params().items()
+        if any(key.endswith("decision_function_shape") and v == "ovo" for key, v in params):
+            raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
     scores = _checked_columns(name, np.asarray(scores), len(classes), "class")
     return checks.logits_from_probs(scores) if stated else scores
 
@@ -172,12 +175,6 @@ def _checked_columns(name: str, scores: NDArray[Any], count: int, each: str) -> 
     if scores.ndim != 2 or scores.shape[1] != count:
         raise ValueError(f"{name} must be (n, {count}), a column per {each}, got {scores.shape}")
     return scores
-
-
-def _one_vs_one(estimator: Any) -> bool:
-    """Return True if scores are of pairs of classes, of which three classes have three."""
-    params = estimator.get_params() if hasattr(estimator, "get_params") else {}
-    return any(k.endswith("decision_function_shape") and v == "ovo" for k, v in params.items())
 
 
 def log_odds(logits: FloatArray) -> FloatArray:
@@ -220,13 +217,21 @@ def usable(scores: Scores, *, masks: bool) -> Scores:
     Examples with other unknown classes stay if the method allows masked classes. Labels of
     unknown tags are ignored.
     """
+    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
     if scores.labels.ndim == 2:
-        return _with_known_tags(scores)
+        if scores.known.all():
+            return scores
+        checks.warn(
+            f"{(~scores.known).sum():,} of {scores.known.size:,} labels were scored by a fit on "
+            f"examples that all have, or all lack, one of these tags: {names}. They are left out "
+            "of the calibration"
+        )
+        logits = np.where(scores.known[..., None], scores.logits, 0)
+        return scores._replace(logits=logits, labels=np.where(scores.known, scores.labels, IGNORED))
     own = scores.known[np.arange(len(scores.rows)), scores.labels]
     kept = own & (True if masks else scores.known.all(1))
     if kept.all():
         return scores
-    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
     problem = (
         f"{(~kept).sum():,} of {len(own):,} examples were scored without one of these classes in "
         f"the training part of their fold: {names}"
@@ -237,19 +242,6 @@ def usable(scores: Scores, *, masks: bool) -> Scores:
     checks.warn(f"{problem}. They are left out of the calibration")
     columns: Any = (column[kept] for column in scores[1:])
     return Scores(scores.classes, *columns)
-
-
-def _with_known_tags(scores: Scores) -> Scores:
-    if scores.known.all():
-        return scores
-    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
-    checks.warn(
-        f"{(~scores.known).sum():,} of {scores.known.size:,} labels were scored by a fit on "
-        f"examples that all have, or all lack, one of these tags: {names}. They are left out of "
-        "the calibration"
-    )
-    logits = np.where(scores.known[..., None], scores.logits, 0)
-    return scores._replace(logits=logits, labels=np.where(scores.known, scores.labels, IGNORED))
 
 
 def classes_of(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:

@@ -68,7 +68,7 @@ class PerformanceEstimator:
     calibrator : Calibrator, optional
         Fitted; applied to the logits of the reference and of batches first.
     reference_split : str, optional
-        Its split; ``test``, else the plain arrays, by default.
+        Its split; ``test``, else the unnamed split, by default.
     threshold : float, optional
         Confidence from which answers are accepted: coverage and error of these are estimated too.
     level : float

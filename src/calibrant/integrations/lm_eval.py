@@ -59,7 +59,12 @@ def with_calibration(
 
     def process_results(doc: Any, results: Sequence[tuple[float, bool]]) -> dict[str, Any]:
         scores = process(doc, results)
-        item = _right_option(task, doc), np.array([likelihood for likelihood, _ in results])
+        right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+        if isinstance(right, str):
+            right = task.doc_to_choice(doc).index(right)
+        if not isinstance(right, int):
+            raise ValueError(f"each question must have one right option, got {right!r:.40}")
+        item = right, np.array([likelihood for likelihood, _ in results])
         return {**scores, **{f"{prefix}{name}": item for name in names}}
 
     task.process_results = process_results
@@ -67,15 +72,6 @@ def with_calibration(
         task.aggregation()[f"{prefix}{name}"] = partial(metric_of, name=name, calibrator=calibrator)
         task.higher_is_better()[f"{prefix}{name}"] = name == "accuracy"
     return task
-
-
-def _right_option(task: Any, doc: Any) -> int:
-    right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    if isinstance(right, str):
-        right = task.doc_to_choice(doc).index(right)
-    if not isinstance(right, int):
-        raise ValueError(f"each question must have one right option, got {right!r:.40}")
-    return right
 
 
 def metric_of(items: Sequence[Item], *, name: str, calibrator: Calibrator | None = None) -> float:

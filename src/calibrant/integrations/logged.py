@@ -1,4 +1,4 @@
-"""The form in which trackers get an evaluation: scalars, a figure and a report."""
+"""What trackers log of an evaluation: scalars, a figure and a report."""
 
 from __future__ import annotations
 

@@ -119,7 +119,13 @@ def calibration_metric(
     ) -> Any:
         from mlflow.metrics import MetricValue
 
-        claimed = _probabilities(predictions if probs is None else probs)
+        claimed = as_array(predictions if probs is None else probs)
+        if claimed.dtype.kind != "f":
+            raise ValueError(
+                f"predictions must be probabilities, got {claimed.dtype.name}, as of predicted "
+                "classes: let the model return probabilities and leave out model_type, or name a "
+                'column of them by evaluator_config={"col_mapping": {"probs": NAME}}'
+            )
         labels = as_array(targets)
         if classes is not None:
             labels = ClassNumbers([str(name) for name in classes])(labels)
@@ -230,18 +236,6 @@ def _mlflow() -> Any:
     with needed("this needs MLflow", "'calibrant[mlflow]'"):
         import mlflow
     return mlflow
-
-
-def _probabilities(column: Any) -> Any:
-    """Return probabilities ``(n,)`` or ``(n, classes)`` from a column of numbers or of lists."""
-    probs = as_array(column)
-    if probs.dtype.kind != "f":
-        raise ValueError(
-            f"predictions must be probabilities, got {probs.dtype.name}, as of predicted classes: "
-            "let the model return probabilities and leave out model_type, or name a column of them "
-            'by evaluator_config={"col_mapping": {"probs": NAME}}'
-        )
-    return probs
 
 
 def _stated_confidence(outputs: Any) -> float:

@@ -1,4 +1,4 @@
-"""Shared parts of the losses: checked batches, proper scores, modules and lines of the table.
+"""Shared parts of the losses: checked batches, proper scores, modules and entries of the table.
 
 Every loss takes ``logits (..., classes)`` and ``labels (...)`` with -100 ignored. Half precision
 is widened to float32. Nothing here depends on the values, so ``torch.compile`` sees one graph.
@@ -221,7 +221,7 @@ def _shown(function: _Function, options: dict[str, Any]) -> str:
 
 
 class Loss(NamedTuple):
-    """A line of :data:`~calibrant.LOSSES`: call it with the options of the loss for a module.
+    """An entry of :data:`~calibrant.LOSSES`: call it with the options of the loss for a module.
 
     >>> Loss(MeanLoss, ce)(function=ce, classes=10, examples=50_000)
     MeanLoss(ce)
@@ -259,12 +259,12 @@ class Loss(NamedTuple):
 
 
 def mean_of(function: _Function, reference: str = "", aliases: tuple[str, ...] = ()) -> Loss:
-    """Return the table line for the mean of a loss of each example."""
+    """Return the entry of a loss that is the mean over the examples."""
     return Loss(partial(MeanLoss, function), function, reference, aliases)
 
 
 def regularised_by(statistic: _Function, weight: float, reference: str) -> Loss:
-    """Return the table line for a statistic of the batch, with its usual weight."""
+    """Return the entry of a statistic of the batch that is added with its usual weight."""
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
 
 

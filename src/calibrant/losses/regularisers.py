@@ -172,7 +172,7 @@ class CRL(WithOptions, nn.Module):
         self.seen_ += seen
 
 
-# The weights harm no training. Published code has 2 for mmce, which belongs to sums that are
+# These weights do not harm training. Published code has 2 for mmce, which belongs to sums that are
 # divided ``twice``: with the formula as it is, CIFAR-10 was learned to 86 instead of 94 % and with
 # an ECE of 14 %. It has 3 for avuc, of networks that are trained already.
 TABLE = {

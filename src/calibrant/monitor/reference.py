@@ -34,7 +34,7 @@ def reference_bins(
     calibrator : Calibrator, optional
         Applied to logits first, as by the monitor.
     split : str, optional
-        Split to read; ``test``, else the plain arrays, by default.
+        Split to read; ``test``, else the unnamed split, by default.
     bins : int
         Number of bins, that of the monitor.
 

@@ -16,7 +16,7 @@ from calibrant.show.tables import Table
 Kind = Literal["", "good", "warn", "bad"]
 
 
-class Verdict(NamedTuple):
+class Callout(NamedTuple):
     """A sentence that stands out; nothing is shown of an empty one."""
 
     text: str
@@ -53,7 +53,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Box:
-    """A title with lines about the examples, verdicts, tables and charts, and remarks.
+    """A title with lines about the examples, callouts, tables and charts, and remarks.
 
     >>> scores = Box("Scores", ["2 examples"], parts=[Table(("", "ECE"), [("all", "1 %")])])
     >>> print(scores.text())
@@ -64,7 +64,7 @@ class Box:
 
     title: str = ""
     about: Sequence[str] = ()
-    verdicts: Sequence[Verdict] = ()
+    callouts: Sequence[Callout] = ()
     parts: Sequence[Part] = ()
     remarks: Sequence[str] = ()
 
@@ -78,7 +78,7 @@ class Box:
     def text(self) -> str:
         """Return everything but title and charts for a terminal, where the last line is read."""
         tables = [table.text() for table in self.tables()]
-        said = [verdict.text for verdict in self.verdicts]
+        said = [callout.text for callout in self.callouts]
         lines = [*self.about, *tables, *self.remarks, *said]
         return printable("\n".join(filter(None, lines)))
 

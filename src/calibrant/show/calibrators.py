@@ -22,7 +22,7 @@ from calibrant.calibrators.learned_curves import (
 )
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.smart import SMART
-from calibrant.show.box import Beside, Box, Chart, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, box_of, drawing_of
 from calibrant.show.charts import Line, line_chart
 from calibrant.show.figures.learned import adjustment_plot, map_plot, temperature_plot
 from calibrant.show.style import plain
@@ -59,7 +59,7 @@ def auto_box(calibrator: Auto) -> Box:
     ]
     chosen = [k for k, c in enumerate(calibrator.candidates_) if c.weight > 0]
     table = Table(headings, rows, highlighted=chosen, caption="cross-validated")
-    reasons = [Verdict(line) for line in calibrator.findings]
+    reasons = [Callout(line) for line in calibrator.findings]
     return Box(name, about, reasons, [*([table] if rows else []), *learned])
 
 

@@ -14,7 +14,7 @@ from calibrant.decide.rules import DecisionRule
 from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Input
-from calibrant.show.box import Box, Chart, Verdict, box_of, drawing_of
+from calibrant.show.box import Box, Callout, Chart, box_of, drawing_of
 from calibrant.show.calibrators import charts
 from calibrant.show.charts import bar_chart
 from calibrant.show.figures.selective import set_size_plot, threshold_plot
@@ -37,7 +37,7 @@ def threshold_box(limit: Threshold) -> Box:
         values[f"bound of the {one.name}"] = one.amount(one.bound)
     known = [facts(values)] if limit.coverage else []
     said = limit.promise() or f"Nothing is accepted: {limit.needs()}."
-    return Box("Threshold", [f"{limit.n:,} examples"], [Verdict(said)], known)
+    return Box("Threshold", [f"{limit.n:,} examples"], [Callout(said)], known)
 
 
 @box_of.register(ConformalSets)
@@ -49,14 +49,14 @@ def sets_box(sets: ConformalSets) -> Box:
         **{"score": sets.score, "limit of the score": limit, "seed": sets.seed},
     }
     about = [f"{sets.n:,} examples of {sets.classes} classes"]
-    return Box("Conformal sets", about, [Verdict(sets.promise())], [facts(values)])
+    return Box("Conformal sets", about, [Callout(sets.promise())], [facts(values)])
 
 
 @box_of.register(DecisionRule)
 def rule_box(rule: DecisionRule) -> Box:
     """Return what a rule does, and what it guarantees."""
     about = [rule.instruction(), rule.describe()]
-    return Box("Decision rule", about, [Verdict(rule.promise())])
+    return Box("Decision rule", about, [Callout(rule.promise())])
 
 
 @charts.register(PriorCorrection)

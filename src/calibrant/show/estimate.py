@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
-from calibrant.show.box import Box, Kind, Verdict, box_of, drawing_of
+from calibrant.show.box import Box, Callout, Kind, box_of, drawing_of
 from calibrant.show.figures.comparison import forest_plot
 from calibrant.show.tables import Table
 
@@ -29,7 +29,7 @@ KINDS: dict[Status, Kind] = {
 @box_of.register(PerformanceEstimate)
 def estimate_box(estimate: PerformanceEstimate) -> Box:
     """Return the metrics, and the guarantee behind them."""
-    said = Verdict(estimate.verdict(), KINDS[estimate.status])
+    said = Callout(estimate.verdict(), KINDS[estimate.status])
     remarks = [*estimate.remarks(), estimate.assumption()]
     parts = [estimates_table(estimate)]
     return Box("Estimated performance", [estimate.describe()], [said], parts, remarks)

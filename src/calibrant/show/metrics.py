@@ -20,7 +20,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Beside, Box, Chart, Part, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, Part, box_of, drawing_of
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
 from calibrant.show.charts.axes import axis_names
 from calibrant.show.figures.reliability import (
@@ -45,16 +45,16 @@ def evaluation_box(evaluation: Evaluation, charts: Sequence[Part] = ()) -> Box:
     Further ``charts`` stand below the metrics.
     """
     rejected = evaluation.test is not None and evaluation.test.p_value < 0.05
-    verdicts = [
-        Verdict(evaluation.verdict(), "bad" if rejected else "good"),
-        Verdict(evaluation.hint(), "warn"),
+    callouts = [
+        Callout(evaluation.verdict(), "bad" if rejected else "good"),
+        Callout(evaluation.hint(), "warn"),
     ]
     figures = Box(parts=[metrics_table(evaluation), *charts])
     parts = [Beside([figures, Chart(diagram, evaluation)])]
     return Box(
         re.sub("(?<=[a-z])(?=[A-Z])", " ", type(evaluation).__name__).capitalize(),
         [evaluation.describe()],
-        verdicts,
+        callouts,
         [*parts, *([subgroup_table(evaluation)] if evaluation.by else [])],
         [evaluation.search],
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant._core.showing import json_text
 from calibrant.monitor.report import MonitorReport
-from calibrant.show.box import Beside, Box, Verdict, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, box_of, drawing_of
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart
 from calibrant.show.figures.windows import drift_plot, window_plot
 from calibrant.show.html import Html, rendered
@@ -30,7 +30,7 @@ MAX_WINDOWS = 20
 def monitor_box(report: MonitorReport) -> Box:
     """Return the advice, the windows and their charts."""
     shown = Beside(list(charts(report.with_short_names()).values()))
-    said = Verdict(report.advice(), "good" if report.alarm is None else "bad")
+    said = Callout(report.advice(), "good" if report.alarm is None else "bad")
     return Box(
         "Monitor report",
         [report.describe()],
@@ -93,7 +93,7 @@ def _monitor_plot(report: MonitorReport, ax: Axes | None = None) -> Axes | Figur
 
 MOST = 1e6
 """Evidence beyond which its size says nothing more."""
-LINKS = {"verdict": "Verdict", "time": "Over time", "windows": "Windows", "now": "What now"}
+LINKS = {"verdict": "Callout", "time": "Over time", "windows": "Windows", "now": "What now"}
 REFIT = Snippet(
     "Fit a calibrator on recent labelled examples, and begin anew",
     "bash",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calibrant.metrics.reliability import Estimate
-from calibrant.show.box import Box, Verdict, box_of, drawing_of
+from calibrant.show.box import Box, Callout, box_of, drawing_of
 from calibrant.show.figures.comparison import forest_plot
 from calibrant.show.tables import LONGEST, Table
 from calibrant.slices.groups import Group, Groups
@@ -28,7 +28,7 @@ RATES = {
 @box_of.register(Slices)
 def slices_box(found: Slices) -> Box:
     """Return the subgroups that are miscalibrated, worst first."""
-    said = Verdict(found.verdict(), "warn" if found.is_off else "good")
+    said = Callout(found.verdict(), "warn" if found.is_off else "good")
     return Box("Subgroups", [found.describe()], [said], [slices_table(found)], found.remarks())
 
 
@@ -74,7 +74,7 @@ def _gaps_plot(found: Slices, ax: Axes | None = None) -> Axes:
 @box_of.register(Groups)
 def groups_box(groups: Groups) -> Box:
     """Return the calibration of each group and, for two classes, the rates of its decisions."""
-    name, said = f"Groups of {groups.column}", Verdict(groups.verdict())
+    name, said = f"Groups of {groups.column}", Callout(groups.verdict())
     return Box(name, [groups.describe()], [said], groups_tables(groups), groups.remarks())
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant.metrics.evaluation import shown
 from calibrant.metrics.registry import METRICS
-from calibrant.show.box import Beside, Box, Chart, Kind, Verdict, box, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, Kind, box, box_of, drawing_of
 from calibrant.show.charts import forest_chart
 from calibrant.show.decide import rule_box
 from calibrant.show.figures.comparison import forest_plot, forest_plots
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def comparison_box(comparison: Comparison) -> Box:
     """Return the methods in a table, and the intervals of ECE and NLL in charts."""
     chosen = comparison.choice()
-    said = Verdict(comparison.advice(), "good" if chosen in comparison.measured else "warn")
+    said = Callout(comparison.advice(), "good" if chosen in comparison.measured else "warn")
     shown = [name for name in ("ece", "nll") if _ordered(comparison, name)]
     charts = Beside([Chart(intervals_chart, comparison, name) for name in shown])
     return Box(
@@ -125,7 +125,7 @@ def row_box(row: Row) -> Box:
     about = [] if row.calibrator is None else [row.calibrator.describe()]
     about += [f"fitted in {row.fit_seconds:.2f} s", *row.notes]
     parts = [] if row.evaluation is None else [evaluation_box(row.evaluation)]
-    return Box(row.method, about, [Verdict(row.error or "", "bad")], parts)
+    return Box(row.method, about, [Callout(row.error or "", "bad")], parts)
 
 
 @box_of.register(Effect)
@@ -133,7 +133,7 @@ def effect_box(effect: Effect) -> Box:
     """Return the metrics and the diagrams before and after calibration."""
     tested = effect.after.verdict()
     about = [effect.after.describe(), f"After calibration: {tested}" if tested else ""]
-    said = Verdict(effect.headline(), "good" if effect.improves else "warn")
+    said = Callout(effect.headline(), "good" if effect.improves else "warn")
     diagrams = Beside(
         [Chart(diagram, effect.before, "before"), Chart(diagram, effect.after, "after")]
     )
@@ -172,4 +172,4 @@ def checked_rule_box(result: FittedRule | AppliedRule) -> Box:
     kind: Kind = "bad" if "contradict" in result.verdict() else "good"
     rows = [(name, *result.rule.cells(tally)) for name, tally in result.tallies.items()]
     table = Table(("", *result.rule.headings), rows)
-    return Box(parts=[about, Box(verdicts=[Verdict(result.verdict(), kind)], parts=[table])])
+    return Box(parts=[about, Box(callouts=[Callout(result.verdict(), kind)], parts=[table])])

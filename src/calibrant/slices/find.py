@@ -96,7 +96,7 @@ def find_slices(
     calibrator : Calibrator, optional
         Applied to the logits first.
     split : str, optional
-        Split of a file; ``test``, else the plain arrays, by default.
+        Split of a file; ``test``, else the unnamed split, by default.
     depth : int
         Conditions of a subgroup, from 1 to 3. With 3, numbers are cut into fewer ranges.
     min_size : int, optional

@@ -42,7 +42,7 @@ RESULTS = {
     "calibrator.safetensors": "application/octet-stream",
     "calibrator.onnx": "application/octet-stream",
 }
-"""Files of a finished job by name; no other can be asked for."""
+"""Files of a finished job by name; no others can be requested."""
 _EXPANSION = 10
 """Arrays may take that many times the memory of the largest file."""
 _MAX_REQUEST_BYTES = 10_000
@@ -72,7 +72,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
 
 @dataclass
 class Service:
-    """The state that requests share, and the answers to them."""
+    """The state that requests share, and the handlers of requests."""
 
     guard: Guard
     max_upload: int
@@ -138,7 +138,7 @@ class Service:
         return JSONResponse({"job": job.id}, status_code=202)
 
     async def job(self, request: Request) -> Response:
-        """Return how far a job is."""
+        """Return the progress of a job."""
         job = self._job(request)
         folder = self.jobs.folder(job.id)
         files = [name for name in RESULTS if job.state == "done" and (folder / name).is_file()]

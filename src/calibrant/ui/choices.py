@@ -21,7 +21,7 @@ class Choices:
     fit_split: str | None = None
     test_split: str | None = None
     estimand: Estimand = "auto"
-    keep_argmax: bool | None = None
+    keep_argmax: bool | Literal["auto"] = "auto"
 
     @classmethod
     def from_json(cls, content: object) -> Choices:

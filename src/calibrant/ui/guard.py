@@ -1,4 +1,4 @@
-"""Refuses requests that do not come from the page itself, and restricts what the page may do.
+"""Refuse requests that do not come from the page itself, and restrict what the page may do.
 
 Any site that is open in the browser can send requests to a server on this machine. Three checks
 keep them out: the ``Host`` must be this server's, or else a site could point its own name here (DNS
@@ -58,7 +58,7 @@ class Guard:
 
     @property
     def address(self) -> str:
-        """Address to open, with the secret; that of this machine if the host stands for all."""
+        """Address to open, with the secret; that of this machine if the host is every address."""
         address = _address(self.host)
         everywhere = address is not None and address.is_unspecified
         host = "127.0.0.1" if everywhere else self.host
@@ -82,7 +82,10 @@ class Guard:
                 return "this request comes from another site, which may not change anything here"
             if not self._is_token(headers.get(_TOKEN_HEADER, "")):
                 return "this request lacks the token of the page: reload the page"
-        if scope["path"].startswith("/page/") or self._is_known(scope, headers):
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        given = query.get("token", []) if scope["path"] == "/" else []
+        known = any(map(self._is_token, [*given, _cookie(headers, self.cookie)]))
+        if known or scope["path"].startswith("/page/"):
             return None
         return "the address lacks its token: open the address that calibrant ui has printed"
 
@@ -99,11 +102,6 @@ class Guard:
         if name in LOOPBACK or name == self.host.lower():
             return True
         return not is_loopback(self.host) and _address(name) is not None
-
-    def _is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        given = query.get("token", []) if scope["path"] == "/" else []
-        return any(map(self._is_token, [*given, _cookie(headers, self.cookie)]))
 
     def _is_token(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(), self.token.encode())
@@ -135,14 +133,14 @@ class Guarded:
         if reason is None:
             await self.app(scope, receive, with_headers)
             return
-        await receive()  # closing on bytes that come in resets the connection: no answer
+        await receive()  # closing while bytes come in would reset the connection, without an answer
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         await with_headers({"type": "http.response.start", "status": 403, "headers": headers})
         await with_headers({"type": "http.response.body", "body": reason.encode()})
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str:
-    # http.cookies stops at the first cookie that is not to its liking, such as JSON in quotes, and
+    # http.cookies stops at the first cookie that it cannot parse, such as JSON in quotes, and
     # the cookies of all servers on this machine come together
     pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
     return next((value for key, _, value in pairs if key == name), "")

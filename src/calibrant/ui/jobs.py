@@ -1,4 +1,4 @@
-"""Jobs: a bounded queue of tasks that run one at a time, and what became of them."""
+"""Jobs: a bounded queue of tasks that run one at a time, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_id() -> str:
 
 @dataclass
 class Job:
-    """A task, how far it is, and what came of it."""
+    """A task, its progress, and its result."""
 
     task: Task
     titles: Sequence[str] = ()
@@ -134,34 +134,24 @@ class Jobs:
 
     def _loop(self) -> None:
         self._worker.start()
-        while (job := self._next()) is not None:
-            for kind, content in self._worker.updates(job.task):
-                with self._change:
-                    if not (job.is_over or self._closed):
-                        _note(job, kind, content)
-                    elif kind not in LAST:  # it was stopped before the worker had it
-                        self._worker.kill()
+        while True:
             with self._change:
                 self._running = None
-
-    def _next(self) -> Job | None:
-        """Wait for a job; None when there will be no more."""
-        with self._change:
-            self._change.wait_for(lambda: self._queue or self._closed)
-            if self._closed:
-                return None
-            job = self._running = self._queue.popleft()
-            job.state, job.began = "running", time.monotonic()
-            return job
-
-
-def _note(job: Job, kind: str, content: Any) -> None:
-    """Write down what the worker has sent."""
-    if kind == "step":
-        job.step, job.progress = content[0], None
-    elif kind == "progress":
-        job.progress = content
-    elif kind == "done":
-        job.end("done", result=content)
-    else:
-        job.end("failed", error=content)
+                self._change.wait_for(lambda: self._queue or self._closed)
+                if self._closed:
+                    return
+                job = self._running = self._queue.popleft()
+                job.state, job.began = "running", time.monotonic()
+            for kind, content in self._worker.updates(job.task):
+                with self._change:
+                    if job.is_over or self._closed:
+                        if kind not in LAST:  # it was stopped before the worker had it
+                            self._worker.kill()
+                    elif kind == "step":
+                        job.step, job.progress = content[0], None
+                    elif kind == "progress":
+                        job.progress = content
+                    elif kind == "done":
+                        job.end("done", result=content)
+                    else:
+                        job.end("failed", error=content)

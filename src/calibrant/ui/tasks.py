@@ -35,7 +35,7 @@ _FITTED_METRICS = ("accuracy", "ece", "nll", "brier")
 
 
 def look(path: str, memory: int) -> dict[str, Any]:
-    """Return what a prediction file holds and the choices that it leaves; only headers are read.
+    """Return what a prediction file holds and the choices that it allows; only headers are read.
 
     Its arrays may take ``memory`` bytes at most: a compressed file can hold far more than its size.
     """
@@ -192,6 +192,6 @@ def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
     tokens = len(dataset.split(fitted.split).shape) == 2
     try:
         export_onnx(fitted.calibrator, target, tokens=tokens)
-    except Exception as problem:  # of many kinds, from the depths of torch; the report counts more
+    except Exception as problem:  # of many kinds; the report matters more
         return printable(str(problem))
     return None

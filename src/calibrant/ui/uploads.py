@@ -1,4 +1,4 @@
-"""Uploaded prediction files, under names of our own, in a folder that is removed."""
+"""Uploaded prediction files, under names that the server chooses, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -139,16 +139,13 @@ def temporary_home() -> Iterator[Path]:
     Folders of servers that were killed are removed first.
     """
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/.{_LOCKED}.lock"):
+        folder = lock.parent
         with suppress(OSError):  # in use, or removed by another server
-            _remove_abandoned(lock.parent)
+            if not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid():
+                with locked(folder / _LOCKED, wait=False):
+                    shutil.rmtree(folder, ignore_errors=True)  # of a link it removes nothing
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as home,
         locked(Path(home) / _LOCKED),
     ):
         yield Path(home)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    if not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid():
-        with locked(folder / _LOCKED, wait=False):
-            shutil.rmtree(folder, ignore_errors=True)  # of a link it removes nothing

@@ -56,7 +56,7 @@ class FitTask:
     choices: Choices
 
     def __call__(self, send: Callable[..., object]) -> dict[str, Any]:
-        """Return what there is to say beside the files."""
+        """Return what is shown beside the files."""
         from calibrant.ui.tasks import run
 
         return run(self.path.name, self.name, self.out, self.choices, send)
@@ -67,7 +67,9 @@ Task: TypeAlias = LookTask | FitTask
 
 def work(connection: Connection) -> None:
     """Do one task after another until the server closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the server, which then ends this process
     import_module("calibrant.ui.tasks")  # takes seconds, while the user chooses a file
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -89,7 +91,7 @@ def _outcome(task: Task, connection: Connection) -> _Update:
 
 
 def _throttled(connection: Connection) -> Callable[..., object]:
-    """Return a function that sends steps at once and progress at a bearable rate."""
+    """Return a function that sends steps at once and progress at a limited rate."""
     last = 0.0
 
     def send(kind: str, *content: int) -> None:

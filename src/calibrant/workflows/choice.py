@@ -6,14 +6,12 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
-from calibrant._core.chunks import EstimandChoice
 from calibrant._core.engines import ENGINE_FAILURES
-from calibrant._core.logpartition import Records
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import (
     CLEAR_GAIN_IN_ERRORS,
@@ -21,13 +19,13 @@ from calibrant.calibrators.auto import (
     MAX_LOGITS,
     MIN_EXAMPLES,
     Auto,
+    KeepArgmax,
 )
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import Split
-from calibrant.metrics.accumulator import Accumulator
-from calibrant.metrics.reductions import labelled_examples, reduce_examples
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import KeptLosses, calibrated_sums
 from calibrant.workflows.fit import fit_without, fits_from_table, row_folds
 
 FOLDS = 5
@@ -47,7 +45,7 @@ def choose(
     split: Split,
     records: Records | None = None,
     *,
-    keep_argmax: bool | None = None,
+    keep_argmax: KeepArgmax = "auto",
     time_limit: float | None = None,
     seed: int = 0,
 ) -> Choice:
@@ -64,8 +62,9 @@ def choose(
         Fitted on the split.
     split, records
         The examples, and their records where a method is fitted from these.
-    keep_argmax : bool, optional
-        Prefer methods that keep the predicted class: by default for more than two classes.
+    keep_argmax : "auto" or bool
+        Prefer methods that keep the predicted class. By default those of more than two classes that
+        change it count only if they raise the accuracy by two standard errors of the difference.
     time_limit : float, optional
         Seconds for each fit; a method that takes longer is not chosen.
     """
@@ -75,16 +74,19 @@ def choose(
     if len(fitted) < 2:
         return _without_rivals(list(fitted))
     try:
-        judge = _Judge(split, records, time_limit, seed)
+        trial = _CrossValidation(split, records, time_limit, seed)
     except ValueError as problem:  # fewer examples or groups than folds
         return Choice(None, f"Too little data to choose a method: {problem}.")
-    judged = {name: judge.held_out(calibrator) for name, calibrator in fitted.items()}
-    known = {name: found for name, found in judged.items() if found is not None}
+    tried = {name: trial.held_out(calibrator) for name, calibrator in fitted.items()}
+    known = {name: found for name, found in tried.items() if found is not None}
     if not known:
         return Choice(None, "No method could be cross-validated on the examples of the fit.")
-    keep = split.classes > 2 if keep_argmax is None else keep_argmax  # no method of tags does
+    keep = split.classes > 2 if keep_argmax == "auto" else keep_argmax  # no method of tags does
     safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
-    lowest, chosen = judge.simplest({name: known[name] for name in safe or known})
+    if safe and keep_argmax == "auto":
+        right = known[safe[0]].correct
+        safe += [name for name in known if trial.clearly_more_accurate(known[name].correct, right)]
+    lowest, chosen = trial.simplest({name: known[name] for name in safe or known})
     if fitted[chosen].name == Identity.name:
         advice = f"Leave the logits as they are ({HOW}: no gain beyond noise)."
     elif chosen == lowest:
@@ -92,7 +94,7 @@ def choose(
     else:
         close = f"the simplest that is not significantly worse than the best, {lowest}"
         advice = f"Use {chosen} ({HOW}: {close})."
-    return Choice(chosen, advice, judge.other_predictions(known, chosen) if safe else ())
+    return Choice(chosen, advice, trial.other_predictions(known, chosen) if safe else ())
 
 
 def _as_auto(name: str, auto: Auto) -> Choice:
@@ -116,32 +118,7 @@ class _HeldOut(NamedTuple):
     size: int
 
 
-class _Losses(Accumulator):
-    """A stream that keeps the loss of every example."""
-
-    def __init__(self, estimand: EstimandChoice) -> None:
-        super().__init__(metrics=["nll"], level=None, estimand=estimand)
-        self.parts: list[tuple[FloatArray, BoolArray]] = []
-
-    def like(self) -> _Losses:
-        """Return a stream of the same form that has seen nothing."""
-        return _Losses(self.estimand)
-
-    def merge(self, other: Accumulator) -> Accumulator:
-        """Add the losses that another stream has seen."""
-        assert isinstance(other, _Losses)
-        self.parts += other.parts
-        return self
-
-    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
-        """Add the losses of a batch."""
-        checked, _ = labelled_examples(logits, labels, estimand=self.estimand)
-        reduced = reduce_examples(checked)
-        self.parts.append((reduced.nll, reduced.correct))
-        return self
-
-
-class _Judge:
+class _CrossValidation:
     """Cross-validates methods on a sample of the examples of a split, in the same folds."""
 
     def __init__(
@@ -155,7 +132,7 @@ class _Judge:
         labels = _sampled(split, seed)
         sample = split.with_column("labels", labels)
         self.fold = row_folds(sample, FOLDS, seed)
-        # without the floor of fits, so that "none" is judged as it is
+        # without the floor of fits, so that "none" is tried as it is
         self.sample = replace(sample.with_column("fold", self.fold), floor=0.0)
         weight = np.ones(labels.shape)
         if split.weights is not None:
@@ -169,7 +146,7 @@ class _Judge:
         """Losses by fits that did not see the example; None where a fit fails."""
         copies = [copy.deepcopy(calibrator) for _ in range(FOLDS)]
         records = self.records if fits_from_table(calibrator, self.split) else None
-        losses = _Losses("multilabel" if calibrator.multilabel else "top_label")
+        losses = KeptLosses("multilabel" if calibrator.multilabel else "top_label")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit on everything has warned
             try:
@@ -181,7 +158,7 @@ class _Judge:
                 raise
             except Exception:  # as in a comparison: such a method is no choice
                 return None
-        nll, correct = map(np.concatenate, zip(*losses.parts, strict=True))
+        _, correct, nll = losses.joined()
         return _HeldOut(nll, correct, calibrator.effective_size(self.split.classes))
 
     def simplest(self, known: Mapping[str, _HeldOut]) -> tuple[str, str]:
@@ -192,6 +169,11 @@ class _Judge:
             if worse <= error:
                 return lowest, name
         return lowest, lowest
+
+    def clearly_more_accurate(self, correct: BoolArray, before: BoolArray) -> bool:
+        """Whether answers are right more often than before, beyond noise."""
+        more, error = self.mean_and_error(correct.astype(float) - before)
+        return more > CLEAR_GAIN_IN_ERRORS * error
 
     def other_predictions(self, known: Mapping[str, _HeldOut], chosen: str) -> list[str]:
         """Say what another method, which may change predictions, would clearly gain."""

@@ -14,18 +14,18 @@ import numpy as np
 from calibrant._core.checks import IGNORED, IntArray, Values, spread, warn, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators import watch as watching
-from calibrant.calibrators.auto import Auto
+from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import Data, as_dataset
-from calibrant.data.records import records_of
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
@@ -67,7 +67,7 @@ def compare(
     test_split: str | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
-    keep_argmax: bool | None = None,
+    keep_argmax: KeepArgmax = "auto",
     columns: Sequence[str] | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
@@ -97,14 +97,15 @@ def compare(
     time_limit : float, optional
         Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
-        Split to fit on (val, else the plain arrays, by default) and to measure on (test, else the
-        plain arrays). A single split is cross-fitted: each example is measured with a fit on the
+        Split to fit on (val, else the unnamed split, by default) and to measure on (test, else the
+        unnamed split). A single split is cross-fitted: each example is measured with a fit on the
         other folds, and the calibrators in the rows are fitted on all examples.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in folds.
-    keep_argmax : bool, optional
-        Advise methods that keep the predicted class: by default for more than two classes. It is
-        also the option of ``auto``, where that is a name. False suits multiple choice.
+    keep_argmax : "auto" or bool
+        Whether to advise only methods that keep the predicted class. By default those that change
+        it, of more than two classes, are advised only where the cross-validated accuracy rises by
+        two standard errors. It is also the option of ``auto``, where that is a name.
     columns : sequence of str, optional
         Metadata columns for the methods that take them by name (``multicalibration``), which are
         not among the methods by default without.
@@ -211,7 +212,7 @@ def fit_and_test(
 
 
 def _described(split: Split) -> str:
-    return f"{split.name} split" if split.name else "plain arrays"
+    return f"{split.name} split" if split.name else "unnamed split"
 
 
 def _named_splits(
@@ -226,8 +227,8 @@ def _named_splits(
     ]
     if not there and dataset.splits:
         raise ValueError(
-            f"{dataset.path} has no split 'val', 'test' or plain arrays, only "
-            f"{comma_separated(dataset.splits)}: name two, as --fit-split and --test-split do"
+            f"{dataset.path} has no split 'val', 'test' or unnamed split, only "
+            f"{comma_separated(dataset.splits)}: name two, as --fit-split and --split do"
         )
     if not there:
         dataset.split()  # raises

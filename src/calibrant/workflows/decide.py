@@ -169,6 +169,7 @@ def decide(
     certainty: float = 0.95,
     coverage: float | None = None,
     score: Score = "aps",
+    by_class: bool = False,
     calibrator: Calibrator | None = None,
     fit_split: str | None = None,
     test_split: str | None = None,
@@ -189,11 +190,13 @@ def decide(
         default.
     coverage, score : float and str
         For sets, as in :func:`calibrant.conformal`; either this or limits of a threshold.
+    by_class : bool
+        Sets whose coverage holds for each class.
     calibrator : Calibrator, optional
         Fitted on other examples; applied to logits first.
     fit_split, test_split : str, optional
-        Splits to fit the rule on (val, else the plain arrays, by default) and to check it on
-        (test, else the plain arrays). With a calibrator, which has probably seen val, both are
+        Splits to fit the rule on (val, else the unnamed split, by default) and to check it on
+        (test, else the unnamed split). With a calibrator, which has probably seen val, both are
         test where there is one. A single split is cut at random into two halves.
     seed : int
         Of the cut, and of the random part of sets.
@@ -230,7 +233,8 @@ def decide(
         if coverage is None:
             guarantee = threshold(**examples, **limits, positive=place, certainty=certainty)
         else:
-            guarantee = conformal(**examples, coverage=coverage, score=score, seed=seed)
+            by = {"by": "class"} if by_class else {}
+            guarantee = conformal(**examples, coverage=coverage, score=score, seed=seed, **by)
     rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names, place)
     tallies = (_walk(rule, split, labelled_only=True) for split in splits)
     return FittedRule(rule, *names, *tallies)

@@ -10,6 +10,8 @@ import numpy as np
 
 from calibrant._core.checks import (
     IGNORED,
+    BoolArray,
+    FloatArray,
     Values,
     spread,
     warnings_at_caller,
@@ -24,6 +26,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
+from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.inputs import check_inputs, input_names
 
@@ -184,6 +187,36 @@ def effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumulat
     assert sums.before is not None
     temperatures = (sums.low, sums.high) if sums.low <= sums.high else None
     return Effect(sums.before.compute(), sums.after.compute(), sums.changed, temperatures)
+
+
+class KeptLosses(Accumulator):
+    """A stream that keeps the top probability, correctness and NLL of every example."""
+
+    def __init__(self, estimand: EstimandChoice) -> None:
+        super().__init__(metrics=["nll"], level=None, estimand=estimand)
+        self._parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
+
+    def like(self) -> KeptLosses:
+        """Return a stream of the same form that has seen nothing."""
+        return KeptLosses(self.estimand)
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        """Add the losses that another stream has seen."""
+        assert isinstance(other, KeptLosses)
+        self._parts += other._parts
+        return self
+
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+        """Add the losses of a batch."""
+        checked, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
+        reduced = reduce_examples(checked)
+        self._parts.append((reduced.top, reduced.correct, reduced.nll))
+        return self
+
+    def joined(self) -> tuple[FloatArray, BoolArray, FloatArray]:
+        """Return top probability, correctness and NLL of all examples, ``(n,)`` each."""
+        top, correct, nll = map(np.concatenate, zip(*self._parts, strict=True))
+        return top, correct, nll
 
 
 class CalibratedSums:

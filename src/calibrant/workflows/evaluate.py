@@ -86,7 +86,7 @@ def evaluate(
     ignore_index : int, optional
         Label of ignored examples in arrays, beside -100, such as 255.
     split : str, optional
-        Split of a file; ``test``, else the plain arrays, by default.
+        Split of a file; ``test``, else the unnamed split, by default.
     estimand : {"auto", "top_label", "binary", "multilabel"}
         Probability that calibration errors and test compare with an event. "auto" is P(y = 1) for
         two classes ("binary") and the largest probability for more ("top_label"), while AUROC and

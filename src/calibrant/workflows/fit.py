@@ -26,18 +26,18 @@ from calibrant._core.chunks import (
     examples as check_examples,
 )
 from calibrant._core.class_names import kept_names
-from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
 from calibrant.calibrators import watch
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
-from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, effect_of, method_in_use
@@ -95,7 +95,7 @@ def fit(
     probs, features : optional
         Probabilities instead of logits, and inputs of the last layer, beside arrays.
     split : str, optional
-        Split to fit on; ``val``, else the plain arrays, by default. Never ``test`` unless named.
+        Split to fit on; ``val``, else the unnamed split, by default. Never ``test`` unless named.
     options : dict, optional
         Arguments of the constructor, if the method is a name.
     sample_weight, groups : str or array, optional
@@ -200,7 +200,7 @@ def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Spli
     """Fit on a split, from the table if that suffices, and return the split."""
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
-            f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
+            f"{dataset.path} has no split 'val' and no unnamed split to fit on, only "
             f"{comma_separated(dataset.splits)}: name a split (--split), or use --cross-fit"
         )
     examples = dataset.split(split, FIT_SPLITS)
@@ -336,7 +336,7 @@ def cross_fit(
     folds : int
         Number of folds, at least 2.
     split : str, optional
-        Split to use; ``val``, else the plain arrays, else ``test``, by default.
+        Split to use; ``val``, else the unnamed split, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
     estimand, bins, metrics, level, seed

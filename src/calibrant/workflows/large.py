@@ -14,9 +14,9 @@ from calibrant._core.checks import IGNORED, FloatArray, warn
 from calibrant._core.chunks import EstimandChoice, examples
 from calibrant._core.engines import silently
 from calibrant._core.rows import Sample
+from calibrant.calibrators import records
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
-from calibrant.data import records
 from calibrant.data.dataset import ROLES, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import as_dataset

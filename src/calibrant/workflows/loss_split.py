@@ -66,7 +66,7 @@ def loss_split(
     folds : int
         Number of folds, at least 2.
     split : str, optional
-        ``test``, else the plain arrays, by default.
+        ``test``, else the unnamed split, by default.
 
     Returns
     -------

@@ -11,8 +11,8 @@ from torch import nn
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.features import FeatureClipping, clipping
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.with_features import fitted, linear_data, mean_nll
 

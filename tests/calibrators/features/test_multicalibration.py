@@ -13,7 +13,6 @@ from scipy.special import expit, log_softmax, softmax
 import calibrant as cal
 from calibrant import artifacts as io
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import Multicalibration
 from calibrant.calibrators.features import boosting
 from calibrant.calibrators.features.boosting import (
@@ -26,6 +25,7 @@ from calibrant.calibrators.features.boosting import (
 )
 from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
 from calibrant.calibrators.features.metadata_inputs import learned_columns
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 
 from calibrant.llm.answers.choices import (
     _spellings,
@@ -15,7 +14,6 @@ from calibrant.llm.answers.choices import (
     choice_logits,
     choice_logits_from_likelihoods,
     choice_logits_from_top,
-    choice_sets,
     choice_tokens,
     p_true,
 )
@@ -150,46 +148,6 @@ def test_bad_choices_are_refused():
         choice_logits_from_likelihoods([[-1.0]])
     with pytest.raises(ValueError, match="lengths must be above 0"):
         choice_logits_from_likelihoods([[-1.0, -2.0]], [1, 0])
-
-
-@pytest.mark.parametrize("score", ["lac", "aps"])
-def test_choice_sets_hold_the_right_choice_as_often_as_asked(score, rng):
-    inside = 0.0
-    for _ in range(60):
-        scores = 2 * rng.normal(size=(700, 4))
-        labels = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
-        fitted = choice_sets(1.7 * scores[:200], labels[:200], coverage=0.85, score=score)
-        sets = fitted.sets(probs=softmax(1.7 * scores[200:], -1))
-        inside += sets[np.arange(500), labels[200:]].mean() / 60
-    # between 0.85 and 0.85 + 1/201, and the noise of 30,000 questions and 60 limits
-    assert 0.84 < inside < 0.865
-
-
-@pytest.mark.parametrize("gap", [5, 40, 80])
-def test_choice_sets_of_whole_texts_are_those_of_their_log_probabilities(gap, rng):
-    """Log-likelihoods of texts are tens of nats apart: 1e-40 and 1e-30 are not the same."""
-    likelihoods, answers = -300 + gap * rng.normal(size=(1200, 4)), rng.integers(4, size=1200)
-    likelihoods[np.arange(1200), answers] += 0.9 * gap
-    logits = choice_logits_from_likelihoods(np.minimum(likelihoods, -0.1))
-    sets = choice_sets(logits[:600], answers[:600]).sets(probs=softmax(logits[600:], -1))
-    limit = np.sort(-logits[np.arange(600), answers[:600]])[math.ceil(601 * 0.9) - 1]
-    assert np.array_equal(sets, -logits[600:] <= limit + 1e-5)
-    assert sets.sum(-1).mean() < 3.2
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        ([0.1, 0.2, 0.3], r"choice_scores must be \(n, choices\) .*, got \(3,\)"),
-        ([[0.1], [0.2], [0.3]], r"two choices or more, got \(3, 1\)"),
-        ([[0.0, 1.0], [np.nan, 1.0], [0.0, 1.0]], "logits must be finite.* NaN"),
-        ([[0.0, 1.0], [0.0, 1.0], [-np.inf, -np.inf]], "every choice masked by -inf"),
-        ([[0.0, np.inf], [0.0, 1.0], [0.0, 1.0]], "logits must be finite"),
-    ],
-)
-def test_choice_sets_refuse_what_are_no_logits(scores, message):
-    with pytest.raises(ValueError, match=message):
-        choice_sets(scores, [0, 1, 0], coverage=0.5)
 
 
 QUESTIONS = [

@@ -129,10 +129,10 @@ def test_problems_that_pass_are_waited_for(chats, tmp_path):
     [
         ("empty", "has no choices"),
         ("silent", "has no text"),
-        ("nan", "log-probability of token 1 .'Lima'. that is no number"),
+        ("nan", "log-probability of token 1 .'Lima'. that is not a number"),
         ("hidden", "has no logprobs: leave --logprobs out"),
-        ("page", "returned no JSON object but '<html>Welcome.*check the url"),
-        ("garbled", "returned no JSON object but"),
+        ("page", "did not return a JSON object but '<html>Welcome.*check the url"),
+        ("garbled", "did not return a JSON object but"),
     ],
 )
 def test_a_lie_costs_one_question_and_no_other(chats, tmp_path, fault, message):

@@ -9,8 +9,8 @@ from scipy.stats import binom
 from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.gate import fitting
-from calibrant.llm.gate.fitting import fit_gate
-from calibrant.llm.gate.verdicts import Scored, Terms, find_threshold
+from calibrant.llm.gate.fitting import Scored, find_threshold, fit_gate
+from calibrant.llm.gate.gate import Terms
 from tests.support.graded_answers import graded_answers, joined, true_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:no threshold keeps", "ignore:no answer of kinds")

@@ -8,9 +8,8 @@ import pytest
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
-from calibrant.llm.gate.gate import DriftReference, unscored
+from calibrant.llm.gate.gate import Band, DriftReference, Terms, unscored
 from calibrant.llm.gate.serving import Judge
-from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful
 from tests.support.graded_answers import graded_answers
 from tests.support.thresholds import error_threshold
 
@@ -263,12 +262,7 @@ def test_a_gate_that_accepts_nothing_says_so(drift):
     assert one.verdict == "person"
     assert one.to_dict()["threshold"] is None
     assert one.reason.endswith("is below every threshold")
-    assert gate.table()[1][2:4] == ("none", "0.0 %")
-
-
-def test_the_most_careful_of_several():
-    said = [Verdict(decision, None, None, "", "") for decision in ("verify", "accept", "verify")]
-    assert most_careful(said) is said[0]
+    assert gate.table().rows[0][2:4] == ("none", "0.0 %")
 
 
 def test_it_shows_itself(gate):

@@ -124,7 +124,7 @@ def test_whole_answers_have_the_verdict_in_body_and_header(served, token_gate):
         ("without", "the service returned no log-probabilities"),
         ("partial", "a part of it was not scored"),
         ("length", "cut off at the largest number of tokens"),
-        ("lies", "is no number up to 0"),
+        ("lies", "is not a number up to 0"),
     ],
 )
 def test_what_is_not_accepted(served, said, reason):

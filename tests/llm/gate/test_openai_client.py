@@ -114,9 +114,9 @@ def test_several_choices_have_a_verdict_each(served):
         ("partial", "a part of it was not scored"),
         ("garbled", "a part of it was not scored"),
         ("length", "cut off at the largest number of tokens"),
-        ("nan", "is no number up to 0"),
-        ("huge", "is no number up to 0"),
-        ("lies", "is no number up to 0"),
+        ("nan", "is not a number up to 0"),
+        ("huge", "is not a number up to 0"),
+        ("lies", "is not a number up to 0"),
     ],
 )
 def test_what_was_not_scored_wholly_is_for_a_person(served, said, reason):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.ats import Memory, selective
 from calibrant.llm.heads.objectives import OBJECTIVES
 from tests.llm.heads.test_modules import inputs_of

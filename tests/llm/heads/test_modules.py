@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fitted import HEADS, make_head
 from calibrant.llm.heads.modules import ShapeHead, bounded, shape_features, shape_features_of_logits
 from tests.support.language_models import (

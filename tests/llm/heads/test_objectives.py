@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.objectives import OBJECTIVES, loss
 from tests.support.language_models import (
     random_head,

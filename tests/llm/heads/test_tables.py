@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.tables import TokenTable, open_table
 from calibrant.llm.models.fingerprint import ModelFingerprint

@@ -63,10 +63,10 @@ def test_code_of_a_model_is_not_run(folder, monkeypatch):
 def test_trust_is_passed_on(folder, monkeypatch, trusted):
     asked = []
 
-    def recorded(*, trust_remote_code, **options):
+    def recorded(path, *, trust_remote_code, **options):
         asked.append(trust_remote_code)
         report: dict[str, list[str]] = {"missing_keys": [], "mismatched_keys": []}
-        return (tiny_model(), report) if "dtype" in options else word_tokenizer(WORDS)
+        return (tiny_model(), report) if options else word_tokenizer(WORDS)
 
     for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
         monkeypatch.setattr(kind, "from_pretrained", recorded)
@@ -108,7 +108,7 @@ def test_texts_of_gguf_models_begin_as_the_file_says(tmp_path, monkeypatch, kind
     file = gguf_file(tmp_path / "model.gguf", kind, **metadata)
     plain = word_tokenizer(WORDS)
     plain.chat_template = TEMPLATE
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
     tokenizer = load_tokenizer(file)
     start = [1] if starts else []
     text, pair, chat = encode_documents(["a b", ("a", "b"), CHAT], tokenizer, 99)
@@ -125,7 +125,7 @@ def test_templates_that_begin_chats_themselves_are_kept(tmp_path, monkeypatch, t
     file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
     plain = word_tokenizer(WORDS, around="<s> $A")
     plain.chat_template = template
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
     assert load_tokenizer(file).chat_template == template
 
 
@@ -133,7 +133,7 @@ def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
     file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
     monkeypatch.setattr(loading, "_adds_start", lambda tokenizer: False)
     plain = word_tokenizer(WORDS)
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda **_: plain)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
     with pytest.warns(UserWarning, match=r"model\.gguf asks for a beginning-of-text token"):
         load_tokenizer(file)
 
@@ -151,7 +151,7 @@ def test_damaged_gguf_files_are_named(tmp_path):
         ):
             load_tokenizer(file)
     file.write_bytes(b"GGML" + whole[4:])
-    with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file"):
+    with pytest.raises(ValueError, match=r"model\.gguf is not a GGUF file"):
         load_weights(file)
 
 

@@ -45,9 +45,9 @@ def test_several_splits_are_several_sets(files):
     found = [(s.name, s.split, s.evaluation.n) for s in result.subjects]
     assert found == [
         ("monday, cold", "cold", 90),
-        ("monday, plain arrays", "", 200),
+        ("monday, unnamed split", "", 200),
         ("tuesday, cold", "cold", 90),
-        ("tuesday, plain arrays", "", 200),
+        ("tuesday, unnamed split", "", 200),
     ]
 
 
@@ -116,12 +116,10 @@ def test_the_command_makes_the_report_again(files, run):
         "level": 0.8,
         "methods": ["none", "ts"],
         "split": "cold",
-        "keep_argmax": False,
     }
     first = cal.report("monday.npz", **odd)
     words = shlex.split(first.provenance.command)
     assert words[:3] == ["calibrant", "report", "monday.npz"]
-    assert words[-1] == "--choices"
     assert run(*words[1:], "-o", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text("utf-8"))["provenance"]["command"] == (
         f"{first.provenance.command} -o again.json"
@@ -188,19 +186,21 @@ def test_what_was_not_checked_is_listed(over_confident, calibrated):
     assert "Drift" in said
 
 
-def test_predictions_may_change_where_that_is_asked_for():
+def test_predictions_change_where_that_is_clearly_better_unless_told_otherwise():
     rng = np.random.default_rng(0)
     honest = rng.normal(size=(1200, 4))
     labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
     biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
     options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
-    kept, free = (cal.report(biased, keep_argmax=keep, **options) for keep in (None, False))
+    reports = [cal.report(biased, keep_argmax=keep, **options) for keep in (True, "auto", False)]
     changed = []
-    for each in (kept, free):
+    for each in reports:
         remedy = each.subjects[0].remedy
         assert remedy is not None
         changed.append(remedy.comparison["auto"].argmax_changed or 0)
-    assert changed[0] == 0 < changed[1]
-    shown = [each.to_markdown() for each in (kept, free)]
-    assert ["--method auto --choices" in text for text in shown] == [False, True]
-    assert ['options={"keep_argmax": False}' in text for text in shown] == [False, True]
+    assert changed[0] == 0 < changed[1] == changed[2]
+    shown = [each.to_markdown() for each in reports]
+    assert ["--set keep_argmax=" in text for text in shown] == [True, False, True]
+    assert ['options={"keep_argmax": True}' in text for text in shown] == [True, False, False]
+    assert ["no prediction changes" in text for text in shown] == [True, False, False]
+    assert ["Accuracy rises from" in text for text in shown] == [False, True, True]

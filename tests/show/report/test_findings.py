@@ -12,7 +12,7 @@ import scipy
 import calibrant as cal
 from calibrant.show.report import CHECKS, report
 from calibrant.show.report.findings import MISCALIBRATED, findings_of
-from calibrant.show.report.model import Gain
+from calibrant.show.report.model import LossReduction
 from calibrant.show.report.verdict import verdict_of
 from tests.show.report.conftest import drawn
 
@@ -184,13 +184,17 @@ def test_a_warning_takes_back_that_there_is_no_evidence(calibrated):
 
 def test_a_gain_that_may_be_none_does_not_help(over_confident):
     (subject,) = over_confident.subjects
-    unsure = replace(subject, remedy=replace(subject.remedy, gain=Gain(0.02, -0.01, 0.05, 4321)))
+    unsure = replace(
+        subject, remedy=replace(subject.remedy, gain=LossReduction(0.02, -0.01, 0.05, 4321))
+    )
     found = {finding.code: finding for finding in findings_of(unsure)}
     assert "CAL014" not in found
     assert "lowers the log loss by 0.020 [-0.010, 0.050]" in found["CAL019"].evidence
     assert "label about 2,900 more examples" in found["CAL019"].fix
     assert unsure.decisions == subject.coverage
-    harm = replace(unsure, remedy=replace(subject.remedy, gain=Gain(-0.2, -0.3, -0.1, None)))
+    harm = replace(
+        unsure, remedy=replace(subject.remedy, gain=LossReduction(-0.2, -0.3, -0.1, None))
+    )
     found = {finding.code: finding for finding in findings_of(harm)}
     assert "raises the log loss by 0.200 [0.100, 0.300]" in found["CAL019"].evidence
 

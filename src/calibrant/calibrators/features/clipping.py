@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.chunks import Examples, labelled_chunks
-from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import at_least, at_most
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.objectives import ece, nll
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.scaling import best_sharpness

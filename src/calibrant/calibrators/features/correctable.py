@@ -16,8 +16,8 @@ import numpy as np
 from scipy.special import expit, log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray
-from calibrant._core.logpartition import Records
 from calibrant.calibrators.base import BOUNDS
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.top_label import MAX_ODDS, record_odds
 
 _STEP = 0.05

@@ -13,12 +13,12 @@ from torch.nn.functional import linear
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.data_checks import warn_of_constant
 from calibrant.calibrators.folds import folds
+from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.scaling import best_sharpness
 
 _PRIOR_EXAMPLES = 50.0  # examples that all others together count for in a group or bin

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, Features, IntArray, Logits, Values
 from calibrant._core.chunks import Examples, labelled_chunks
-from calibrant._core.logpartition import concatenate, tabulate
 from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant._core.torch_models import full_precision, rounds as rounding
 from calibrant.calibrators.base import Calibrator, Context, feature_rows
@@ -43,6 +42,7 @@ from calibrant.calibrators.features.metadata_inputs import (
     metadata_arrays,
 )
 from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
 from calibrant.data.metadata import MetadataColumn
@@ -88,7 +88,7 @@ class Multicalibration(Calibrator):
     base : str
         Name of a method that needs no features; ``"none"`` for none.
     keep_argmax : bool, optional
-        Keep the predicted class: by default for more than two classes.
+        Keep the predicted class: by default for more than two classes, unless the base changes it.
     depth : int
         Number of conditions of a leaf.
     rounds : int
@@ -186,8 +186,9 @@ class Multicalibration(Calibrator):
             raise ValueError(
                 f"base must be a method that needs no features, got {base!r}: pass auto"
             )
-        with_choice = "keep_argmax" in inspect.signature(kind).parameters
-        chosen: dict[str, Any] = {"keep_argmax": keep_argmax} if with_choice else {}
+        chosen: dict[str, Any] = {}
+        if keep_argmax is not None and "keep_argmax" in inspect.signature(kind).parameters:
+            chosen["keep_argmax"] = keep_argmax
         self.base_ = kind(**chosen)
         self._store(spread_=torch.tensor(1.0))
         self.metadata_ = []

@@ -27,7 +27,6 @@ from calibrant._core.checks import (
 )
 from calibrant._core.engines import Progress
 from calibrant._core.torch_models import evaluating
-from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.llm.answers.asking import LengthLimit, calibrated_generations, end_ids
 from calibrant.llm.answers.option_bias import (
     Permutations,
@@ -375,41 +374,6 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
                 f"question {i}: request more (top_logprobs), or use logit_bias"
             )
     return np.asarray(log_softmax(logs, axis=-1))
-
-
-def choice_sets(
-    choice_scores: Values,
-    answers: Values,
-    *,
-    coverage: float = 0.9,
-    score: Score = "lac",
-    seed: int = 0,
-) -> ConformalSets:
-    """Learn prediction sets of choices with a coverage, by split conformal prediction.
-
-    ``choice_scores`` ``(n, choices)`` are logits of the choices of held-out questions, preferably
-    calibrated, and ``answers`` ``(n,)`` the right choices; the other arguments are those of
-    :func:`calibrant.decide.conformal`. The ``sets(choice_scores)`` of the result, or
-    ``sets(probs=...)``, are for new questions.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> scores = 2 * rng.normal(size=(2000, 4))
-    >>> answers = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
-    >>> fitted = choice_sets(scores[:1000], answers[:1000])
-    >>> inside = fitted.sets(scores[1000:])[np.arange(1000), answers[1000:]]
-    >>> bool(0.87 < inside.mean() < 0.93)
-    True
-    """
-    scores = as_float64(as_scores(choice_scores, "choice_scores"))
-    if scores.ndim < 2 or scores.shape[-1] < 2:
-        raise ValueError(
-            f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}"
-        )
-    if (scores.max(-1, initial=-np.inf) == -np.inf).any():
-        raise ValueError("choice_scores have every choice masked by -inf for some question")
-    return conformal(scores, answers, coverage=coverage, score=score, seed=seed)
 
 
 def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from calibrant._core.atomic_files import locked
 from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
@@ -227,11 +229,10 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
         "kind": asked.kind,
     }
     if plan.samples:
-        drawn = {**greedy, "temperature": 1}
-        row["samples"] = [
-            _text(service(messages, _fields(plan, drawn)), place, plan.stated)
-            for _ in range(plan.samples)
-        ]
+        drawn = _fields(plan, {**greedy, "temperature": 1})
+        replies = [completion(service(messages, drawn), place) for _ in range(plan.samples)]
+        texts = map(without_statement, replies) if plan.stated else replies
+        row["samples"] = [str(reply["answer"]) for reply in texts]
     if plan.p_true:
         row |= _verdict(plan, asked, row, service, place)
     if asked.references and plan.grade != "none":
@@ -242,11 +243,6 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
 def _fields(plan: RequestPlan, usual: Mapping[str, Any]) -> dict[str, Any]:
     together = {**usual, **plan.fields}
     return {name: value for name, value in together.items() if value is not None}
-
-
-def _text(body: Mapping[str, Any], place: str, stated: bool) -> str:
-    reply = completion(body, place)
-    return str((without_statement(reply) if stated else reply)["answer"])
 
 
 def without_statement(reply: Row) -> Row:
@@ -263,23 +259,12 @@ def without_statement(reply: Row) -> Row:
         return {**reply, "stated": None}
     answer = text[: max(found.start() - 1, 0)]
     row: Row = {**reply, "answer": answer.rstrip(), "stated": found[0].strip()}
-    if "tokens" in reply:
-        kept = _tokens_within(reply["tokens"], len(answer))
-        row |= {name: reply[name][:kept] for name in _TOKEN_LISTS if name in reply}
+    if "tokens" in reply:  # those that begin within the answer, and at least one
+        starts = np.cumsum([0, *map(len, reply["tokens"][:-1])])
+        kept = max(int(np.count_nonzero(starts < len(answer))), 1)
+        lists = ("tokens", "token_probs", "top_logprobs")
+        row |= {name: reply[name][:kept] for name in lists if name in reply}
     return row
-
-
-_TOKEN_LISTS = ("tokens", "token_probs", "top_logprobs")
-
-
-def _tokens_within(tokens: Sequence[str], length: int) -> int:
-    """Return how many tokens begin before a place in their text, and at least one."""
-    position, count = 0, 0
-    for token in tokens:
-        if position >= length:
-            break
-        position, count = position + len(token), count + 1
-    return max(count, 1)
 
 
 def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place: str) -> Row:
@@ -321,17 +306,7 @@ def p_true_of(shown: Mapping[str, float]) -> float | None:
 
 
 class Cost(NamedTuple):
-    """What is left to do, before it starts.
-
-    Attributes
-    ----------
-    finished, questions : int
-        Questions with an answer in the file, and all of them.
-    requests : int
-        That are left.
-    tokens_in, tokens_out : int
-        Tokens that are sent, by the number of bytes, and received at most.
-    """
+    """What is left to do, before it starts; tokens are those sent, and at most received."""
 
     finished: int
     questions: int

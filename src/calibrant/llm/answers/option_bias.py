@@ -148,15 +148,11 @@ def option_bias(logits: Values, labels: Values) -> OptionBias:
     shares = [np.eye(letters)[numbers].mean(1) for numbers in (scores.argmax(-1), right)]
     prob = np.exp(log_softmax(scores, axis=-1)).mean((0, 1))
     chosen, true = (share.mean(0) for share in shares)
-    p_value = _homogeneity(shares[0] - shares[1])
+    # Wald's test that differences (n, letters), which sum to 0, have the mean 0
+    off, n = shares[0] - shares[1], len(scores)
+    inverse = np.linalg.pinv(off.T @ off / n, hermitian=True)
+    p_value = float(chdtrc(letters - 1, n * off.mean(0) @ inverse @ off.mean(0)))
     return OptionBias(chosen, true, prob, p_value, *scores.shape[:2])
-
-
-def _homogeneity(differences: FloatArray) -> float:
-    """P-value of Wald's test that differences ``(n, letters)``, which sum to 0, have mean 0."""
-    n, mean = len(differences), differences.mean(0)
-    inverse = np.linalg.pinv(differences.T @ differences / n, hermitian=True)
-    return float(chdtrc(len(mean) - 1, n * mean @ inverse @ mean))
 
 
 class PermutedChoices(NamedTuple):

@@ -10,7 +10,7 @@ import csv
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,19 +72,21 @@ def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
     The choices are the best answer, which comes first, and the incorrect answers that differ from
     it. Answers are separated by semicolons.
     """
-    names = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Category")
-    return [_truthful(row) for _, row in _csv_rows(Path(file), set(names))]
-
-
-def _truthful(row: Mapping[str, str]) -> Question:
-    best = row["Best Answer"].strip()
-    references = dict.fromkeys([best, *_parts(row["Correct Answers"])])
-    distinct: dict[str, str] = {}
-    for text in (best, *_parts(row["Incorrect Answers"])):
-        distinct.setdefault(normalised(text), text)
-    return Question(
-        row["Question"], tuple(references), tuple(distinct.values()), 0, row["Category"]
-    )
+    names = {"Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Category"}
+    questions = []
+    for _, row in _csv_rows(Path(file), names):
+        best = row["Best Answer"].strip()
+        correct, incorrect = (
+            [part.strip() for part in row[f"{kind} Answers"].split(";") if part.strip()]
+            for kind in ("Correct", "Incorrect")
+        )
+        references = tuple(dict.fromkeys([best, *correct]))
+        distinct: dict[str, str] = {}
+        for text in (best, *incorrect):
+            distinct.setdefault(normalised(text), text)
+        choices = tuple(distinct.values())
+        questions.append(Question(row["Question"], references, choices, 0, row["Category"]))
+    return questions
 
 
 def read_questions(file: str | os.PathLike[str]) -> list[Question]:
@@ -114,10 +116,6 @@ def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
         elif paragraph:
             yield number - len(paragraph), paragraph
             paragraph = []
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]:

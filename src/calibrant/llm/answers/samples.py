@@ -86,7 +86,7 @@ def agreement(answer: str, samples: Sequence[str], same: Same = same_text) -> fl
     >>> agreement("Lima", ["lima.", "Cusco", "Lima"])
     0.6666666666666666
     """
-    _check_texts(samples, 1)
+    _check_texts(samples)
     return sum(bool(same(answer, sample)) for sample in samples) / len(samples)
 
 
@@ -99,7 +99,7 @@ def clusters(texts: Sequence[str], same: Same = same_text) -> list[list[int]]:
     >>> clusters(["Lima", "Cusco", "lima."])
     [[0, 2], [1]]
     """
-    _check_texts(texts, 1)
+    _check_texts(texts)
     found: list[list[int]] = []
     for number, text in enumerate(texts):
         for cluster in found:
@@ -137,28 +137,24 @@ def semantic_entropy(
         raise ValueError("grouped must hold the number of each text once, as clusters returns them")
     if normalised and len(numbers) < 2:
         raise ValueError("the normalised entropy needs two texts or more")
-    weights = _weights(log_likelihoods, len(numbers))
+    weights = np.full(len(numbers), 1 / len(numbers))
+    if log_likelihoods is not None:
+        logs = as_float64(log_likelihoods)
+        if logs.shape != weights.shape or not (np.isfinite(logs) & (logs <= 1e-6)).all():
+            raise ValueError(
+                f"log_likelihoods must be finite, at most 0, and one for each of {len(numbers)} "
+                f"texts, got {log_likelihoods!r:.80}"
+            )
+        weights = np.exp(logs - logs.max())  # the largest is 1, so that long texts do not underflow
+        weights = weights / weights.sum()
     probs = np.array([weights[list(cluster)].sum() for cluster in grouped])
     some = probs[probs > 0]
     entropy = abs(float(some @ np.log(some)))  # never -0
     return entropy / math.log(len(numbers)) if normalised else entropy
 
 
-def _weights(log_likelihoods: Values | None, count: int) -> FloatArray:
-    if log_likelihoods is None:
-        return np.full(count, 1 / count)
-    logs = as_float64(log_likelihoods)
-    if logs.shape != (count,) or not (np.isfinite(logs) & (logs <= 1e-6)).all():
-        raise ValueError(
-            f"log_likelihoods must be finite, at most 0, and one for each of {count} texts, got "
-            f"{log_likelihoods!r:.80}"
-        )
-    weights = np.exp(logs - logs.max())  # the largest is 1, so that long texts do not underflow
-    return np.asarray(weights / weights.sum())
-
-
-def _check_texts(texts: Sequence[str], least: int) -> None:
+def _check_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"samples must be a list of texts, got {texts!r:.80}")
-    if len(texts) < least:
+    if not texts:
         raise ValueError("samples must hold one text or more, got none")

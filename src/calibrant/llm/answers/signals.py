@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from scipy.special import softmax, xlogy
 
-from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, check_choice
+from calibrant._core.checks import FloatArray, Values, as_float64, check_choice
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
@@ -126,25 +126,17 @@ def top_token_confidence(
     found = {"top_probability": float(np.exp(np.minimum(logs[:, 0], 0.0).mean()))}
     if shown.sum(1).min() > 1:
         found["top_margin"] = float(np.clip(np.exp(logs[:, 0]) - np.exp(logs[:, 1]), 0, 1).mean())
-    smallest, largest = _entropy_bounds(logs, shown, vocabulary)
-    low, high = np.exp(-largest.mean()), np.exp(-smallest.mean())
-    return {**found, "top_entropy": float(low if bound == "low" else (low + high) / 2)}
-
-
-def _entropy_bounds(
-    logs: FloatArray, shown: BoolArray, vocabulary: int
-) -> tuple[FloatArray, FloatArray]:
-    """Smallest and largest entropy ``(n,)`` of each position."""
+    # hidden tokens are equally likely, or as few of them as possible hold the rest
     probs = np.exp(logs)
     known = -xlogy(probs, probs).sum(1)
-    hidden = vocabulary - shown.sum(1)
-    least = np.where(shown, probs, np.inf).min(1)  # hidden tokens are no likelier
+    hidden, least = vocabulary - shown.sum(1), np.where(shown, probs, np.inf).min(1)
     rest = np.clip(1 - probs.sum(1), 0, hidden * least)
     full = np.floor(rest / least)
     left = np.maximum(rest - full * least, 0.0)
-    packed = -full * xlogy(least, least) - xlogy(left, left)
-    equal = -xlogy(rest, rest / np.maximum(hidden, 1))
-    return known + packed, known + equal
+    smallest = known - full * xlogy(least, least) - xlogy(left, left)
+    largest = known - xlogy(rest, rest / np.maximum(hidden, 1))
+    low, high = np.exp(-largest.mean()), np.exp(-smallest.mean())
+    return {**found, "top_entropy": float(low if bound == "low" else (low + high) / 2)}
 
 
 UNREAD = "unread"
@@ -239,21 +231,24 @@ def signals_of(
         reasons = {name: reason for name, reason in unread.items() if name not in given}
         return {**dict.fromkeys(stored), **found, **given}, reasons
 
-    def of_top_tokens(row: Row, place: str) -> Computed:
-        top = unpacked_cell(row["top_logprobs"])
-        return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
+    def of_samples(row: Row) -> Computed:
+        return _of_samples(unpacked_cell(row["samples"]), row.get("answer"), same, meaning)
 
-    def of_statement(row: Row, place: str) -> Computed:
+    def of_statement(row: Row) -> Computed:
         found = stated_confidence(row["stated"], scale=stated_scale)
         return {"stated": found.reason if found.value is None else found.value}
 
+    def of_top_tokens(row: Row) -> Computed:
+        top = unpacked_cell(row["top_logprobs"])
+        return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
+
     material: dict[str, Callable[[Row, str], Computed]] = {
         "token_probs": _of_tokens,
-        "top_logprobs": of_top_tokens,
-        "stated": of_statement,
-        "samples": lambda row, place: _of_samples(row, same, meaning),
+        "top_logprobs": lambda row, _: of_top_tokens(row),
+        "stated": lambda row, _: of_statement(row),
+        "samples": lambda row, _: of_samples(row),
         "option_logits": _of_options,
-        "judges": _of_judges,
+        "judges": lambda row, _: _of_judges(unpacked_cell(row["judges"])),
         "confidence": lambda row, place: {
             str(row.get("source") or "confidence"): stated_number(row, place)
         },
@@ -294,7 +289,7 @@ def _stored(row: Row, place: str) -> Found:
     try:
         values = {} if values is None else unpacked_cell(values)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"signals of {place} is no JSON ({error})") from error
+        raise ValueError(f"signals of {place} are not JSON ({error})") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"signals of {place} must be an object, got {values!r:.60}")
     for name, value in values.items():
@@ -312,8 +307,7 @@ def _of_tokens(row: Row, place: str) -> Computed:
     return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
 
-def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
-    texts, answer = unpacked_cell(row["samples"]), row.get("answer")
+def _of_samples(texts: Any, answer: Any, same: Same | None, meaning: str) -> Computed:
     if not isinstance(texts, list) or not isinstance(answer, str):
         raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
     values: Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
@@ -332,27 +326,25 @@ def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
 
 
 def _of_options(row: Row, place: str) -> Computed:
-    logits = numbers(row["option_logits"], "option_logits", place)
-    first, margin = option_confidence(logits)
+    first, margin = option_confidence(numbers(row["option_logits"], "option_logits", place))
     return {"option_probability": first, "option_margin": margin}
 
 
-def _of_judges(row: Row, place: str) -> Computed:
-    judges = unpacked_cell(row["judges"])
+def _of_judges(judges: Any) -> Computed:
     if not isinstance(judges, Mapping):
         raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
-    return {f"judge:{name}": _judged(verdict) for name, verdict in judges.items()}
-
-
-def _judged(verdict: Any) -> float | str:
-    match verdict:
-        case None | {"score": None}:
-            return "the judge gave no score"
-        case {"votes": list(votes)}:
-            return vote_share(votes)
-        case {"score": int(score) | float(score), "scale": [worst, best]}:
-            return judge_score(score, (float(worst), float(best)))
-    raise ValueError(
-        'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
-        f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
-    )
+    found: Computed = {}
+    for name, verdict in judges.items():
+        match verdict:
+            case None | {"score": None}:
+                found[f"judge:{name}"] = "the judge gave no score"
+            case {"votes": list(votes)}:
+                found[f"judge:{name}"] = vote_share(votes)
+            case {"score": int(score) | float(score), "scale": [worst, best]}:
+                found[f"judge:{name}"] = judge_score(score, (float(worst), float(best)))
+            case _:
+                raise ValueError(
+                    'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
+                    f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
+                )
+    return found

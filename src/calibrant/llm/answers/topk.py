@@ -84,7 +84,10 @@ def top_confidence(
     low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
     less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
     # the sums take the token itself as rounded the other way, but it has one probability
-    least, most = _share(less, np.exp(high) - more), _share(more, np.exp(low) - less)
+    least, most = (
+        own / (own + np.maximum(others, 0.0))
+        for own, others in ((less, np.exp(high) - more), (more, np.exp(low) - less))
+    )
     most = np.maximum(least, most)  # if nothing is hidden they may differ by a last digit
     return Bounds(least, (least + most) / 2, most)
 
@@ -121,26 +124,16 @@ def log_partition_bounds(
         np.clip(1 - probs.sum(1) * np.exp(off), 0.0, hidden * limit)
         for off in (rounding, -rounding)
     )
-    low = np.minimum(_equal_tail(least, hidden, beta), _packed_tail(least, limit, beta))
-    high = np.maximum(_equal_tail(most, hidden, beta), _packed_tail(most, limit, beta))
+
+    def tails(rest: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sums of the powers if hidden tokens are equal, or if as few as possible hold the rest."""
+        many, full = np.maximum(hidden, 1), np.floor(rest / limit)
+        left = np.maximum(rest - full * limit, 0.0)
+        return many * (rest / many) ** beta, full * limit**beta + left**beta
+
+    low, high = np.minimum(*tails(least)), np.maximum(*tails(most))
     wider = np.exp(beta * rounding)
     return np.log(known / wider + low), np.log(known * wider + high)
-
-
-def _share(own: FloatArray, others: FloatArray) -> FloatArray:
-    return np.asarray(own / (own + np.maximum(others, 0.0)))
-
-
-def _equal_tail(rest: FloatArray, hidden: IntArray, beta: FloatArray) -> FloatArray:
-    """Sum of the powers if all hidden tokens are equally likely."""
-    many = np.maximum(hidden, 1)
-    return np.asarray(many * (rest / many) ** beta)
-
-
-def _packed_tail(rest: FloatArray, limit: FloatArray, beta: FloatArray) -> FloatArray:
-    """Sum of the powers if as few tokens as possible hold the rest."""
-    full = np.floor(rest / limit)
-    return np.asarray(full * limit**beta + np.maximum(rest - full * limit, 0.0) ** beta)
 
 
 def top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> FloatArray:
@@ -197,13 +190,11 @@ def shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
             top = inside
             break
     # vLLM has a sequence of its own
-    if not isinstance(top, Sequence) or not top or _is_numeric(top[0]):
+    if not isinstance(top, Sequence) or not top:
+        return None
+    if isinstance(top[0], (int, float, Sequence)) or hasattr(top[0], "__array__"):
         return None
     return [_shown(position, number) for number, position in enumerate(top)]
-
-
-def _is_numeric(row: Any) -> bool:
-    return isinstance(row, (int, float, Sequence)) or hasattr(row, "__array__")
 
 
 def _shown(position: Any, number: int) -> list[tuple[str, float]]:
@@ -211,9 +202,12 @@ def _shown(position: Any, number: int) -> list[tuple[str, float]]:
     if isinstance(entries, Sequence) and entries:
         return [(_field(one, "token"), float(_field(one, "logprob"))) for one in entries]
     try:
-        # a token of vLLM is an id, its text stands beside the log-probability
+        # a token of vLLM is an id, its text and log-probability are fields of the value
         return [
-            (_field(value, "decoded_token") or str(token), _logprob(value))
+            (
+                _field(value, "decoded_token") or str(token),
+                float(value if (own := _field(value, "logprob")) is None else own),
+            )
             for token, value in position.items()
         ]
     except (AttributeError, TypeError, ValueError) as error:
@@ -221,11 +215,6 @@ def _shown(position: Any, number: int) -> list[tuple[str, float]]:
             f"position {number} of top has no top tokens, got {position!r:.80}: request them from "
             "the service (logprobs=True and top_logprobs=20 for chats, logprobs=20 for completions)"
         ) from error
-
-
-def _logprob(value: Any) -> float:
-    own = _field(value, "logprob")
-    return float(value if own is None else own)
 
 
 def _field(one: Any, name: str) -> Any:

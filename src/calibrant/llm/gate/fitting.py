@@ -1,28 +1,103 @@
-"""Find the thresholds of a gate."""
+r"""Find the thresholds of a gate, for answers, turns or conversations.
+
+Answers that belong together, such as the turns of a conversation, are not independent: a model that
+misunderstands the first turn is wrong in the next ones, too. What is independent is the *unit*:
+
+- ``answer``: each answer by itself. The loss of an accepted one is 1 if it is wrong.
+- ``turn``: the loss of a conversation is the share of wrong ones among its accepted turns.
+- ``conversation``: the loss of a conversation is 1 if any of its accepted turns is wrong.
+
+The guarantee of a threshold is about the mean loss of the units of which it accepts something.
+Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
+and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
+"Distribution-free, risk-controlling prediction sets"): the smaller one of
+:math:`e^{-m \, \mathrm{kl}(r, \alpha)}` and
+:math:`e \, P(\mathrm{Bin}(m, \alpha) \le \lceil m r \rceil)`, which is valid for any losses in
+[0, 1].
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
+from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import ShownLimit, Threshold
+from calibrant.decide.threshold_search import (
+    Counts,
+    best_passing,
+    hoeffding_bentkus,
+    level_shares,
+    threshold_grid,
+)
 from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
-from calibrant.llm.gate.gate import DriftReference, Gate, unscored
-from calibrant.llm.gate.verdicts import Band, Scored, Terms, Unit, find_threshold
+from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, unscored
 
 _MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be guaranteed."""
 _ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
+
+
+class Scored(NamedTuple):
+    """Graded answers with calibrated confidences; each ``(answers,)``.
+
+    Attributes
+    ----------
+    confidence : in [0, 1]
+    correct : bool
+    unit : number of the unit that the answer belongs to
+    kind : kind of the question; empty where it has none
+    """
+
+    confidence: FloatArray
+    correct: BoolArray
+    unit: IntArray
+    kind: NDArray[np.str_]
+
+    def where(self, chosen: BoolArray) -> Scored:
+        """Return the chosen answers."""
+        return Scored._make(values[chosen] for values in self)
+
+    @property
+    def units(self) -> int:
+        """Number of different units."""
+        return np.unique(self.unit).size
+
+
+def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
+    """Return the lowest threshold that keeps its guarantee about the unit.
+
+    ``max_error`` limits the mean loss of the units of which something is accepted, with the
+    probability ``certainty``. ``coverage`` and ``error`` of the result are shares of units.
+    """
+    if unit == "answer":
+        pairs: dict[str, Any] = {"confidence": answers.confidence, "outcome": answers.correct}
+        return threshold(**pairs, max_error=max_error, certainty=certainty)
+    grid, counts, sums = threshold_grid(max_error), [], []
+    numbers, member = np.unique(answers.unit, return_inverse=True)
+    for limit in grid:
+        accepted = answers.confidence >= limit
+        turns = np.bincount(member[accepted], minlength=len(numbers))
+        wrong = np.bincount(member[accepted & ~answers.correct], minlength=len(numbers))
+        counts.append(np.count_nonzero(turns))
+        losses = wrong / np.maximum(turns, 1) if unit == "turn" else wrong > 0
+        sums.append(losses.sum())
+    found = Counts(len(numbers), 0, np.array(counts), np.array(sums))
+    tests = found.trials("error", max_error)
+    if unit == "turn":
+        tests = tests._replace(test=hoeffding_bentkus)
+    return best_passing(grid, level_shares(max_error), [tests], found, certainty=certainty)
 
 
 def fit_gate(

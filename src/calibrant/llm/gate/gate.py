@@ -21,25 +21,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from calibrant._core import checks
 from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
+from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import check_state, finite_numbers
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import signal_values, signals_of
-from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
+from calibrant.llm.answers.signals import signals_of
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
-from calibrant.show.box import Box, Verdict as Promise
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -111,6 +113,169 @@ def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
     """Return the expected share of answers above a cut, and whether each is above it."""
     at = (first + np.arange(len(confidence))) % CUTS
     return Pairs(_shares()[at], confidence >= cuts[at])
+
+
+Unit = Literal["answer", "turn", "conversation"]
+Decision = Literal["accept", "verify", "person"]
+CAREFUL: tuple[Decision, ...] = ("accept", "verify", "person")
+"""Decisions, the most careful one last."""
+_PROMISES = {
+    "answer": "at most {} of the accepted answers are wrong",
+    "turn": "at most {} of the accepted turns are wrong, averaged over conversations",
+    "conversation": "at most {} of the conversations with accepted turns have a wrong one "
+    "among these",
+}
+
+
+class Terms(NamedTuple):
+    """What a gate guarantees.
+
+    Attributes
+    ----------
+    max_error : float
+        Largest share of wrong answers, turns or conversations.
+    certainty : float
+        Probability that all guarantees hold.
+    unit : {"answer", "turn", "conversation"}
+        What the guarantee counts, and what is independent.
+    verifier_misses : float or None
+        Largest share of the wrong answers in the band to verify that a verifier lets through; None
+        if there is no verifier.
+    """
+
+    max_error: float
+    certainty: float = 0.95
+    unit: Unit = "answer"
+    verifier_misses: float | None = None
+
+    def check(self) -> Terms:
+        """Return the terms; raise if nothing can be guaranteed by them."""
+        check_share(self.max_error, "max_error", "0.05 allows 5 % of wrong answers")
+        check_share(self.certainty, "certainty", "0.95 means 95 %")
+        checks.check_choice("unit", self.unit, get_args(Unit))
+        if self.verifier_misses is not None:
+            example = "0.2 is a verifier that misses one wrong answer in five"
+            check_share(self.verifier_misses, "verifier_misses", example)
+            if self.unit == "conversation":
+                raise ValueError(
+                    "verifier_misses must be left out with unit='conversation': a verifier that "
+                    "misses some of several wrong turns spoils more conversations than that share"
+                )
+        return self
+
+    @property
+    def max_to_verify(self) -> float:
+        """Largest share of wrong answers in the band to verify."""
+        return min(1.0, self.max_error / (self.verifier_misses or 1.0))
+
+    def promises(self) -> dict[Decision, str]:
+        """Return what is guaranteed about each decision, in words."""
+        error, certain = _percent(self.max_error), _percent(self.certainty)
+        texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
+        texts["accept"] = f"With {certain} certainty, {_PROMISES[self.unit].format(error)}."
+        if self.verifier_misses is not None:
+            wrong = _PROMISES[self.unit].replace("accepted ", "").replace(" are", " to verify are")
+            texts["verify"] = (
+                f"With {certain} certainty, {wrong.format(_percent(self.max_to_verify))}: "
+                f"a verifier that misses at most {_percent(self.verifier_misses)} of the wrong "
+                f"ones leaves at most {error} wrong."
+            )
+        return texts
+
+
+class Band(NamedTuple):
+    """Thresholds for some kinds of questions.
+
+    Attributes
+    ----------
+    accept : Threshold
+    verify : Threshold or None
+        Of the answers that are not accepted; None without a verifier.
+    kinds : tuple of str or None
+        Kinds of questions for which the guarantees hold together; None for any.
+    """
+
+    accept: Threshold
+    verify: Threshold | None = None
+    kinds: tuple[str, ...] | None = None
+
+    def decide(self, confidence: float) -> tuple[Decision, float, str]:
+        """Return the decision about a confidence, the threshold that decided, and the reason."""
+        said = f"the confidence {threshold_text(confidence)}"
+        if confidence >= self.accept.threshold:
+            return "accept", self.accept.threshold, f"{said} is at least {self._text('accept')}"
+        if self.verify is not None and confidence >= self.verify.threshold:
+            why = f"{said} is below {self._text('accept')} and at least {self._text('verify')}"
+            return "verify", self.verify.threshold, why
+        lowest = "accept" if self.verify is None else "verify"
+        return "person", getattr(self, lowest).threshold, f"{said} is below {self._text(lowest)}"
+
+    def _text(self, name: str) -> str:
+        limit: float = getattr(self, name).threshold
+        return "every threshold" if math.isinf(limit) else threshold_text(limit)
+
+    def name(self) -> str:
+        """Return the kinds in words."""
+        return (
+            "all" if self.kinds is None else comma_separated(kind or "none" for kind in self.kinds)
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the thresholds for JSON."""
+        return {
+            "accept": self.accept.state(),
+            "verify": self.verify and self.verify.state(),
+            "kinds": None if self.kinds is None else list(self.kinds),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Band:
+        """Make a band of what :meth:`state` returned."""
+        check_state(state, cls._fields, cls)
+        verify, kinds = state["verify"], state["kinds"]
+        return cls(
+            Threshold.from_state(state["accept"]),
+            None if verify is None else Threshold.from_state(verify),
+            None if kinds is None else tuple(map(str, kinds)),
+        )
+
+
+class Verdict(NamedTuple):
+    """What to do with an answer.
+
+    Attributes
+    ----------
+    verdict : {"accept", "verify", "person"}
+    confidence : float or None
+        Calibrated probability that the answer is right; None if it is unknown.
+    threshold : float or None
+        The threshold that decided.
+    promise : str
+        What is guaranteed about all answers with this verdict; empty if nothing is.
+    reason : str
+    """
+
+    verdict: Decision
+    confidence: float | None
+    threshold: float | None
+    promise: str
+    reason: str
+
+    @classmethod
+    def unknown(cls, reason: str) -> Verdict:
+        """Return the verdict on an answer whose confidence is unknown."""
+        return cls("person", None, None, "", printable_name(reason))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON: an infinite threshold is None."""
+        values = self._asdict()
+        if self.threshold is not None and math.isinf(self.threshold):
+            values["threshold"] = None
+        return values
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
 
 
 class Gate:
@@ -201,60 +366,54 @@ class Gate:
 
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
-        known = self.source.confidence if not isinstance(self.calibrator, SignalCalibrator) else ""
+        by_signals = isinstance(self.calibrator, SignalCalibrator)
+        known = "" if by_signals else self.source.confidence
         unnamed = f"its confidence has no source, and the gate is for {known}"
         scores: list[float | str] = [
             unscored(row)
             or (unnamed if known and "confidence" in row and not row.get("source") else "")
             for row in answers.rows
         ]
-        whole = np.array([not problem for problem in scores], dtype=bool)
-        if whole.any():
-            chances = self._chances(answers.where(whole))
-            for i, chance in zip(np.flatnonzero(whole).tolist(), chances, strict=True):
-                scores[i] = chance
-        return scores
-
-    def _chances(self, answers: AnswerRows) -> list[float | str]:
+        whole = np.flatnonzero([not problem for problem in scores])
         try:
-            chances = self.calibrator.predict_rows(answers).tolist()
-            return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
+            chances = self.calibrator.predict_rows(answers.where(whole)) if whole.size else ()
+            for i, chance in zip(whole.tolist(), chances, strict=True):
+                lacking = self._lacking(answers.rows[i]) if by_signals else ""
+                scores[i] = lacking or float(chance)
         except SourceError:
             raise
         except ValueError as error:
             if len(answers.rows) == 1:
                 return [str(error)]
-        singles = (AnswerRows([place], [row]) for place, row in zip(*answers, strict=True))
-        return [chance for one in singles for chance in self._chances(one)]
+            # one of them has no usable confidence: each for itself
+            single = (answers.where(np.array([i])) for i in range(len(scores)))
+            return [score for one in single for score in self._scores(one)]
+        return scores
 
-    def _lacks(self, answers: AnswerRows) -> list[str]:
-        """Return what each answer lacks of the signals that every graded answer had."""
+    def _lacking(self, row: Row) -> str:
+        """Return what an answer lacks of the signals that every graded answer had.
+
+        A map of signals estimates missing ones, which is as good as at the fit only if they are
+        missing as often as there.
+        """
         fitted = self.calibrator
-        if not isinstance(fitted, SignalCalibrator):
-            return [""] * len(answers.rows)
-        # a map of signals estimates missing ones, which is as good as at the fit only if they are
-        # missing as often as there
+        found = signals_of([row]).rows[0]["signals"]
         always = [name for name in fitted.names_ if fitted.coverage_[name] == 1]
-        values = signal_values(signals_of(answers), always) if always else {}
-        return [
-            f"it lacks {comma_separated(lacking)}, which every graded answer had" if lacking else ""
-            for i in range(len(answers.rows))
-            for lacking in [[name for name in always if np.isnan(values[name][i])]]
-        ]
+        lacking = [name for name in always if found.get(name) is None]
+        named = comma_separated(lacking)
+        return f"it lacks {named}, which every graded answer had" if lacking else ""
 
     def _verdict(self, row: Row, score: float | str, withdrawn: str) -> Verdict:
         if isinstance(score, str):
             return Verdict.unknown(score)
-        band = self._band(str(row.get("kind") or ""))
+        kind = str(row.get("kind") or "")
+        band = self._by_kind.get(kind) if self._by_kind else self.bands[0]
         if withdrawn or band is None:
-            kind = printable_name(str(row.get("kind") or "none"))
+            kind = printable_name(kind or "none")
             unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
             return Verdict("person", score, None, "", withdrawn or unseen)
         decision, limit, reason = band.decide(score)
         return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
-
-    def _band(self, kind: str) -> Band | None:
-        return self._by_kind.get(kind) if self._by_kind else self.bands[0]
 
     def promise(self, decision: Decision = "accept") -> str:
         """Return the guarantee about answers with a decision, in words; empty if there is none."""
@@ -269,8 +428,8 @@ class Gate:
         )
         return f"{text} It holds for each of: {'; '.join(sets)}."
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return headings, and a row of cells for each band."""
+    def table(self) -> Table:
+        """Return the thresholds of each band, and what is beyond them."""
 
         def limit(found: Threshold | None) -> tuple[str, str]:
             if found is None:
@@ -284,7 +443,7 @@ class Gate:
             wrong = f"{100 * accept.error:.2f} %" if accept.coverage else "-"
             rows.append((band.name(), f"{accept.n:,}", *limit(accept), wrong, *limit(band.verify)))
         headings = ("kind", "graded", "accept from", "accepted", "wrong", "verify from")
-        return [(*headings, "to verify"), *rows]
+        return Table((*headings, "to verify"), rows)
 
     def describe(self) -> str:
         """Describe the gate in a line."""
@@ -296,9 +455,8 @@ class Gate:
         return one_line(self, said, *(threshold_text(b.accept.threshold) for b in self.bands))
 
     def _repr_html_(self) -> str:
-        headings, *rows = self.table()
-        promises = [Promise(self.promise(decision)) for decision in ("accept", "verify")]
-        return Box("Gate", [self.describe()], promises, [Table(headings, rows)]).notebook()
+        promises = [Callout(self.promise(decision)) for decision in ("accept", "verify")]
+        return Box("Gate", [self.describe()], promises, [self.table()]).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with the thresholds for each set of kinds. Needs pandas."""

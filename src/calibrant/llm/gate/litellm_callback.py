@@ -17,7 +17,6 @@ from litellm.integrations.custom_logger import CustomLogger
 from calibrant.artifacts import load
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
-    KIND_HEADER,
     Call,
     Form,
     Judge,
@@ -73,8 +72,7 @@ class GateCallback(CustomLogger):
         if form is None:
             return data
         headers = (data.get("proxy_server_request") or {}).get("headers") or {}
-        kinds = [value for name, value in headers.items() if name.lower() == KIND_HEADER]
-        call = self.judge.call(data, form, kinds[0] if kinds else "")
+        call = Call(self.judge, data, form, headers)
         data.update(call.sent)
         self._calls[str(data.get("litellm_call_id"))] = call
         while len(self._calls) > _MOST:  # of requests that failed or whose clients have gone

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
     KIND_HEADER,
+    Call,
     Form,
     Judge,
     async_chunks_with_verdict,
@@ -67,17 +68,17 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
     @wraps(create)
     def judged(**request: Any) -> Any:
         headers = dict(request.get("extra_headers") or {})
-        kinds = [headers.pop(name) for name in [*headers] if name.lower() == KIND_HEADER]
-        if kinds:
-            request["extra_headers"] = headers
-        call = judge.call(request, form, kinds[0] if kinds else "")
+        own = {name: value for name, value in headers.items() if name.lower() != KIND_HEADER}
+        if own != headers:
+            request["extra_headers"] = own
+        call = Call(judge, request, form, headers)
 
         def returned(result: Any) -> Any:
             if not request.get("stream"):
                 return call.finish(result)
-            if hasattr(result, "__aiter__"):
-                return AsyncJudgedStream(result, async_chunks_with_verdict(result, call))
-            return JudgedStream(result, chunks_with_verdict(result, call))
+            is_async = hasattr(result, "__aiter__")
+            chunks = async_chunks_with_verdict if is_async else chunks_with_verdict
+            return JudgedStream(result, chunks(result, call))
 
         async def awaited(result: Any) -> Any:
             return returned(await result)
@@ -89,16 +90,22 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
 
 
 class JudgedStream:
-    """A stream of the client, with the verdict; all else is that of the stream itself."""
+    """A stream of the client, or an asynchronous one, with the verdict; all else is its own."""
 
-    def __init__(self, stream: Any, chunks: Iterator[Any]) -> None:
+    def __init__(self, stream: Any, chunks: Any) -> None:
         self._stream, self._chunks = stream, chunks
 
     def __iter__(self) -> Iterator[Any]:
-        return self._chunks
+        return iter(self._chunks)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return aiter(self._chunks)
 
     def __next__(self) -> Any:
         return next(self._chunks)
+
+    async def __anext__(self) -> Any:
+        return await anext(self._chunks)
 
     def __enter__(self) -> JudgedStream:
         return self
@@ -106,23 +113,7 @@ class JudgedStream:
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class AsyncJudgedStream:
-    """An asynchronous stream of the client, with the verdict."""
-
-    def __init__(self, stream: Any, chunks: AsyncIterator[Any]) -> None:
-        self._stream, self._chunks = stream, chunks
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._chunks
-
-    async def __anext__(self) -> Any:
-        return await anext(self._chunks)
-
-    async def __aenter__(self) -> AsyncJudgedStream:
+    async def __aenter__(self) -> JudgedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,8 +23,7 @@ from calibrant.llm.answers.logs.completions import (
 )
 from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.gate.gate import Gate
-from calibrant.llm.gate.verdicts import Verdict, most_careful
+from calibrant.llm.gate.gate import CAREFUL, Gate, Verdict
 from calibrant.llm.gate.watch import GateWatch, WatchFile
 from calibrant.llm.heads.documents import BadDocument
 
@@ -70,13 +69,14 @@ class Judge:
         self.withdrawn = "" if self.file is None else self.file.withdrawn()
         self._notes: list[tuple[str, float]] = []
         self._lock, self._closed = threading.Lock(), threading.Event()
-        if self.file is not None:
-            threading.Thread(target=self._keep_state, daemon=True).start()
-            atexit.register(self.close)
 
-    def call(self, request: Mapping[str, Any], form: Form, kind: str = "") -> Call:
-        """Begin a call; ``kind`` is that of the question, if the gate has kinds."""
-        return Call(self, request, form, kind)
+        def keep_state() -> None:
+            while not self._closed.wait(PERIOD):
+                self.flush()
+
+        if self.file is not None:
+            threading.Thread(target=keep_state, daemon=True).start()
+            atexit.register(self.close)
 
     def note(self, key: str, confidence: float) -> None:
         """Remember a judged answer for the drift watch."""
@@ -109,10 +109,6 @@ class Judge:
             self._closed.set()
             self.flush()
 
-    def _keep_state(self) -> None:
-        while not self._closed.wait(PERIOD):
-            self.flush()
-
 
 class Call:
     """A request, and the verdict on its response.
@@ -125,7 +121,10 @@ class Call:
         Of the whole response, for JSON; with several choices also that on each.
     """
 
-    def __init__(self, judge: Judge, request: Mapping[str, Any], form: Form, kind: str) -> None:
+    def __init__(
+        self, judge: Judge, request: Mapping[str, Any], form: Form, headers: Mapping[str, str]
+    ) -> None:
+        kind = next((v for name, v in headers.items() if name.lower() == KIND_HEADER), "")
         self.judge, self.request, self.form, self.kind = judge, dict(request), form, kind
         self.sent, self.shows = _with_logprobs(self.request, form)
         self.verdict: dict[str, Any] | None = None
@@ -207,7 +206,7 @@ class Call:
         if not verdicts:
             self.verdict = Verdict.unknown(problem or _NONE).to_dict()
             return
-        self.verdict = most_careful(verdicts).to_dict()
+        self.verdict = max(verdicts, key=lambda one: CAREFUL.index(one.verdict)).to_dict()
         if len(verdicts) > 1:
             each = [{"index": i, **one.to_dict()} for i, one in enumerate(verdicts)]
             self.verdict["choices"] = each
@@ -223,7 +222,10 @@ class Call:
         if problem:
             return Verdict.unknown(problem)
         try:
-            row = self._row(completion(body, "it", number))
+            answer = completion(body, "it", number)
+            question = question_of(asked_in(self.request))
+            row: Row = {"question": question, "kind": self.kind, "turn": self._turn()}
+            row |= {**request_source(self.request), **answer}
         except BadDocument as error:
             return Verdict.unknown(str(error))
         except WRONG_FORM as error:
@@ -231,11 +233,6 @@ class Call:
         if row["answer"].strip() and "token_probs" not in row:
             return Verdict.unknown("the service returned no log-probabilities")
         return self.judge.gate.check_one(row, self.judge.withdrawn)
-
-    def _row(self, answer: Row) -> Row:
-        question = question_of(asked_in(self.request))
-        about = {"question": question, "kind": self.kind, "turn": self._turn()}
-        return {**about, **request_source(self.request), **answer}
 
     def _turn(self) -> int:
         """Return the number of the answer in its conversation, from 1."""

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -231,24 +231,18 @@ def _independent(gate: Gate, answers: AnswerRows) -> BoolArray:
     """Return True for answers of which no two depend on each other: the first of a conversation."""
     if gate.terms.unit == "answer":
         return np.ones(len(answers.rows), dtype=bool)
-    named = [row.get("conversation") for row in answers.rows]
-    seen: set[str] = set()
-    first = []
-    for name in named:
-        first.append(name in (None, "") or str(name) not in seen)
-        seen.add(str(name))
-    return np.array(first, dtype=bool)
+    first: dict[str | int, int] = {}
+    for number, row in enumerate(answers.rows):
+        name = row.get("conversation")
+        first.setdefault(number if name in (None, "") else str(name), number)
+    return np.isin(np.arange(len(answers.rows)), [*first.values()])
 
 
-class Added(NamedTuple):
-    """Numbers of grades that were added to a watch, and of those whose answer is unknown."""
+def add_grades(file: WatchFile, answers: AnswerRows) -> tuple[int, int]:
+    """Add grades to the file of a watch: of answers with an ``id``, or with their confidence.
 
-    used: int
-    unknown: int
-
-
-def add_grades(file: WatchFile, answers: AnswerRows) -> Added:
-    """Add grades to the file of a watch: of answers with an ``id``, or with their confidence."""
+    Returns how many were added, and how many are of unknown answers.
+    """
     correct = answers.grades()
     by_id = np.array(
         [bool(_id(row)) and not {"confidence", "token_probs"} & {*row} for row in answers.rows]
@@ -266,7 +260,7 @@ def add_grades(file: WatchFile, answers: AnswerRows) -> Added:
         return watch.label(ids, correct[by_id].tolist())
 
     matched = file.update(add)
-    return Added(matched + int(scored.sum()), len(ids) - matched + int((~scored).sum()))
+    return matched + int(scored.sum()), len(ids) - matched + int((~scored).sum())
 
 
 def _id(row: Row) -> str:

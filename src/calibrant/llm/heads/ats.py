@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.checks import IntArray, check_choice
-from calibrant._core.logpartition import TOP, Records
 from calibrant._core.options import Count, Positive
+from calibrant.calibrators.logpartition import TOP, Records
 from calibrant.calibrators.objectives import LogSharpness, Measured
 from calibrant.llm.heads.modules import SHARPEST, Head, last_layer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from calibrant.llm.heads.tables import TokenTable
 
 EPS, THETA = 1e-6, 10000.0
-"""Of the RMS norms and of the rotary positions, as in Llama 2."""
+"""Epsilon of the RMS norms, and base of the rotary positions, as in Llama 2."""
 Weighting = Literal["paper", "official"]
 
 

@@ -1,4 +1,4 @@
-"""Run a frozen language model over documents once, into a token table."""
+"""Run a frozen language model over documents once, and store a token table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
 from calibrant._core.engines import current_work
-from calibrant._core.logpartition import COLUMNS, tabulate
 from calibrant._core.torch_models import (
     device_and_dtype,
     digest,
@@ -30,6 +29,7 @@ from calibrant._core.torch_models import (
     own_device,
     own_rank,
 )
+from calibrant.calibrators.logpartition import COLUMNS, tabulate
 from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (
     Document,
@@ -183,12 +183,12 @@ def collect_file(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> tuple[tables.TokenTable, int]:
-    """Load a model and run it over a file of documents, of which no texts are kept in memory.
+    """Load a model and run it over a file of documents, whose texts are not kept in memory.
 
     ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
     of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
     """
-    # mistakes in these show before the slow load of the model
+    # find mistakes in these before the slow loading of the model
     device_and_dtype(device=device, dtype=dtype)
     check_document_file(documents)
     tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
@@ -225,7 +225,7 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
 
 
 def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
-    """Consecutive documents of one process, so that the tables join to that of one alone."""
+    """Return the documents of one process; the tables of all join to that of a single one."""
     counting = [number for number, text in enumerate(texts) if len(text.targets)]
     if ranks > len(counting):
         raise ValueError(
@@ -238,7 +238,7 @@ def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
 
 
 def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]:
-    """Numbers of the documents of each shard."""
+    """Return the numbers of the documents of each shard."""
     plan: list[list[int]] = [[]]
     tokens = 0
     for number, text in enumerate(texts):
@@ -270,7 +270,9 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
             stack.enter_context(weights_loaded(module, "cpu"))  # a GPU may be too small for all
         total.update(digest(model).encode())
     for name, module in model.named_modules():
-        if isinstance(getattr(module, "disable_adapters", None), bool):  # whole models: a method
+        if isinstance(
+            getattr(module, "disable_adapters", None), bool
+        ):  # in whole models it is a method
             state = [getattr(module, attribute, None) for attribute in ADAPTERS]
             total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]
@@ -374,6 +376,6 @@ def _columns(
 
 
 def _rows(sizes: dict[int, int]) -> dict[int, IntArray]:
-    """Rows of each document in a shard."""
+    """Return the rows of each document in a shard."""
     ends = np.cumsum([*sizes.values()])
     return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))

@@ -1,6 +1,6 @@
 r"""A global temperature without labels, from a calibrated base model (DACA, Luo et al. 2025).
 
-Alignment makes a model over-confident, its base model mostly is not. The chat model is matched to
+Alignment makes a model over-confident; its base model mostly is not. The chat model is matched to
 the base model where both prefer the same token; elsewhere this would make it under-confident.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.chunks import as_tensor, examples
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 

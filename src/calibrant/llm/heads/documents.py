@@ -14,7 +14,7 @@ Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 """A text, a chat, a pair (prompt, answer), or token ids: see :func:`calibrant.llm.collect`."""
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 PROBE = "\ue000calibrant\ue000"
-"""Stands for a first answer, to find it in the rendered chat; private-use characters."""
+"""Placeholder for the first answer of a chat, to find it when rendered; private-use characters."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 THOUGHT = "</think>"
 """End of the thoughts before an answer."""
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 
 
 class BadDocument(ValueError):
-    """One document cannot be used, whatever the others are."""
+    """A document cannot be used; others may be."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place} {reason}")
@@ -56,7 +56,7 @@ def encode_documents(documents: Iterable[Document], tokenizer: Any, length: int)
 
 
 def encode_document(document: Any, name: str, tokenizer: Any, length: int) -> Encoded:
-    """Turn a document into ids and labels; ``name`` says in errors which it is."""
+    """Turn a document into ids and labels; errors call it ``name``."""
     if isinstance(document, Encoded):
         ids, labels = document
     elif isinstance(document, Mapping):

@@ -152,10 +152,11 @@ def evaluate_tokens(
     check_level(level)
     influence = tokens.influence()
     deviation = dict(zip(tokens.scores, np.linalg.norm(influence, axis=0), strict=False))
-    estimates = {
-        name: _student(values[name], float(deviation[name]), effective, level)
-        for name in tokens.scores.keys() - {"accuracy"}
-    }
+    reach = float(stdtrit(effective - 1, (1 + level) / 2))
+    estimates = {}
+    for name in tokens.scores.keys() - {"accuracy"}:
+        value, off = values[name], reach * float(deviation[name])
+        estimates[name] = Estimate(value, value - off, value + off)
     estimates["accuracy"] = intervals.logit_interval(
         values["accuracy"], float(deviation["accuracy"]), effective - 1, level
     )
@@ -218,7 +219,7 @@ def evaluate_table(
 def gains_over_one_temperature(
     scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
 ) -> Gains:
-    """Gains over ``global`` in each score, by the name of what was done; empty without it."""
+    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
     simple = scores.get("global")
     if simple is None:
         return {}
@@ -323,11 +324,6 @@ def _jackknife_influence(sums: FloatArray) -> FloatArray:
     whole, documents = tokens.sum(), len(sums)
     off = (totals - tokens * totals.sum(0) / whole) / (whole - tokens)
     return np.asarray(math.sqrt((documents - 1) / documents) * off)
-
-
-def _student(value: float, deviation: float, documents: float, level: float) -> Estimate:
-    reach = float(stdtrit(documents - 1, (1 + level) / 2)) * deviation
-    return Estimate(value, value - reach, value + reach)
 
 
 def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:

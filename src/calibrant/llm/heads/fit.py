@@ -53,13 +53,13 @@ PATIENCE = 4
 CHUNK = 1 << 15
 """Tokens that are read together and shuffled among each other."""
 ENOUGH = 1 << 18
-"""Tokens that determine one temperature to three digits; of more, this many are used."""
+"""Tokens that determine one temperature to three digits; no more are used."""
 FOLDS = 5
 STOP = 0.1
 """Fraction of the documents that decides when to stop."""
 MIN_DOCUMENTS = 5
 MAX_CROSS_FITTED = 1000
-"""Largest number of documents of which every fold is held out in turn."""
+"""Largest number of documents with which every fold is held out in turn."""
 RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
 LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
@@ -119,7 +119,7 @@ def fit_head(
 
     Examples
     --------
-    >>> from calibrant._core.logpartition import tabulate
+    >>> from calibrant.calibrators.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
     >>> from calibrant.llm.models.fingerprint import ModelFingerprint
     >>> rng = np.random.default_rng(0)
@@ -198,7 +198,7 @@ def options_for(head: str, objective: str | None = None) -> Options:
 
 
 def _default_objective(head: str) -> str:
-    """Return the objective of a head by default: the paper's for its own head."""
+    """Return the default objective of a head: that of the paper for the ATS head."""
     return "selective" if head == "ats" else DEFAULT_OBJECTIVE
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_choice, warn
-from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, options_of, unknown_option
 from calibrant._core.showing import columns_frame, frame, one_line
+from calibrant.calibrators.logpartition import Records
 from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.modules import (
     LIMIT,
@@ -31,7 +31,7 @@ from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
-from calibrant.show.box import Box, Verdict
+from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class FittedHead:
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
 
     def beside_one_temperature(self) -> dict[str, FittedHead | None]:
-        """Return the heads to measure it with: none, one temperature if it is known, and itself.
+        """Return the heads to measure beside it: none, one temperature if it is known, and itself.
 
         Most of what a head gains, one temperature gains too.
         """
@@ -130,15 +130,18 @@ class FittedHead:
         return one_line(self, self.describe(), nll, "" if self.kept else "requested head not kept")
 
     def _repr_html_(self) -> str:
-        shown = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
+        def shown(value: float, form: str) -> str:
+            return "-" if math.isnan(value) else f"{value:{form}}".replace("%", " %")
+
+        forms = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
         rows = [
-            (group, *(_formatted(values.get(name), form) for name, form in shown.items()))
+            (group, *(shown(values.get(name, math.nan), form) for name, form in forms.items()))
             for group, values in self.figures.items()
         ]
         headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
         used = [len(rows) - 1 if self.kept else min(1, len(rows) - 1)]
         tables = [Table(headings, rows, highlighted=used)] if rows else []
-        said = Verdict(self.reasons, "good" if self.kept else "warn")
+        said = Callout(self.reasons, "good" if self.kept else "warn")
         return Box("Temperature head", [self.describe()], [said], tables).notebook()
 
     def to_frame(self) -> pd.DataFrame:
@@ -199,10 +202,6 @@ class FittedHead:
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
         if self.head(inputs).isnan().any():
             raise ValueError("its weights make temperatures NaN")
-
-
-def _formatted(value: float | None, form: str) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:{form}}".replace("%", " %")
 
 
 class TokenPredictions(NamedTuple):

@@ -119,7 +119,11 @@ def calibrated_output(
         if mask is not None:  # of each text; the rows of one prompt are next to each other
             repeats = len(output.logits[0]) // len(mask)
             mask = mask.repeat_interleave(repeats, 0)[rows[:, 0].to(mask.device)]
-        u = _log_sharpness_of_texts(head, states, mask)
+        # without a cache each step has the states of the whole text
+        hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
+        if mask is not None:
+            mask = nn.functional.pad(mask.to(hidden.device), (0, len(states) - 1), value=1)
+        u = head(hidden, present=mask)[:, -len(states) :]
     else:
         hidden = torch.stack([state[:, -1] for state in states], 1)
         u = log_sharpness_of_tokens(head, hidden, logits)
@@ -127,12 +131,3 @@ def calibrated_output(
     log_probs = (logits.float() * sharpness[..., None]).log_softmax(-1)
     chosen = log_probs.gather(-1, tokens.to(logits.device)[..., None])[..., 0]
     return CalibratedGeneration(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
-
-
-def _log_sharpness_of_texts(head: ATSHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
-    # without a cache each step has the states of the whole text
-    hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
-    present = None
-    if mask is not None:
-        present = nn.functional.pad(mask.to(hidden.device), (0, len(states) - 1), value=1)
-    return head(hidden, present=present)[:, -len(states) :]  # type: ignore[no-any-return]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.chunks import mask_gap, with_masks
-from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
 from calibrant._core.options import Count, WithOptions
+from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
 
 LIMIT = 3.0
 """Log-sharpness is clipped to plus and minus this: temperatures from 0.05 to 20."""

@@ -16,8 +16,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core.checks import check_choice
-from calibrant._core.logpartition import Records
 from calibrant._core.options import Options, options_of
+from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
 from calibrant.llm.heads.ats import selective
 

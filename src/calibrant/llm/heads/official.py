@@ -9,7 +9,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from calibrant._core.messages import comma_separated
 from calibrant.llm.heads.ats import ATSHead
@@ -39,7 +38,18 @@ def read_official(
     that of ``config.json`` in the folder, or else of the model.
     """
     place, fingerprint = Path(folder), fingerprint_of(model)
-    state, configured = _state(place), _attention_heads(place / CONFIG, model)
+    configured = _attention_heads(place / CONFIG, model)
+    try:
+        tensors = load_file(place / WEIGHTS)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}: download it too") from None
+    except SafetensorError as error:
+        raise ValueError(f"{place / WEIGHTS} is damaged ({error}); download it again") from error
+    state = {
+        name.removeprefix("transformer.").replace("linear_head.", "last."): value
+        for name, value in tensors.items()
+        if not name.endswith(DERIVED)
+    }
     width = state["last.weight"].shape[1] if "last.weight" in state else None
     if width != fingerprint.hidden_size:
         raise ValueError(
@@ -67,23 +77,8 @@ def read_official(
     return FittedHead(head, fingerprint, "selective", reasons=f"read from {place.name}")
 
 
-def _state(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors, under the names of the ATS head."""
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}: download it too") from None
-    except SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); download it again") from error
-    return {
-        name.removeprefix("transformer.").replace("linear_head.", "last."): value
-        for name, value in tensors.items()
-        if not name.endswith(DERIVED)
-    }
-
-
 def _attention_heads(file: Path, model: Any) -> int:
-    """Read the number of attention heads from a configuration, which is checked."""
+    """Check the configuration, and return its number of attention heads."""
     try:
         config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except ValueError as error:

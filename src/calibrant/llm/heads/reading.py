@@ -133,7 +133,7 @@ def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
-    """Return the error that documents of a file, or whatever it ``counts``, cannot be used."""
+    """Return the message of an error about what cannot be used in a file."""
     remedy = "correct it" if len(bad) == 1 else "correct them"
     remedy += " or pass skip_bad" if usable else ""
     told = str(bad[0]) if len(bad) == 1 else f"cannot use {counted(bad, usable, file, counts)}"
@@ -144,7 +144,7 @@ def counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "
     """Count and list bad documents, those with the same reason together."""
     places: dict[str, list[str]] = {}
     for error in bad:
-        # a longer path, of a file in a folder, stays
+        # the path of another file in a folder stays
         where = error.place.replace(f" of {file},", ",", 1).removesuffix(f" of {file}")
         places.setdefault(error.reason, []).append(where)
     lines = [f"{_first(where, MAX_PLACES)}: {reason}" for reason, where in places.items()]

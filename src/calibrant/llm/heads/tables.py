@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrant._core.atomic_files import replacing, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray, check_whole
-from calibrant._core.logpartition import COLUMNS, Records, concatenate
+from calibrant.calibrators.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint
@@ -143,7 +143,7 @@ class TokenTable:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
     def records(self, selection: Selection = slice(None)) -> Records:
-        """Records of the tokens of a slice, a mask or an index; the vocabulary are the classes."""
+        """Records of the tokens of a slice, a mask or an index; classes are the vocabulary."""
         located, order = self._located(selection)
         parts = [shard.records.take(rows) for shard, rows in located]
         return parts[0] if len(parts) == 1 else concatenate(parts).take(order)
@@ -176,9 +176,10 @@ class TokenTable:
             yield np.concatenate(rows[run])
 
     def _located(self, selection: Selection) -> tuple[list[tuple[TableShard, IntArray]], IntArray]:
-        """Return the shards that hold the tokens, at least one, each with rows of it.
+        """Return the shards that hold the tokens, each with their rows, and their order.
 
-        With them comes the place of each token among the rows of all these shards.
+        That is the place of each token among the rows of all these shards. There is at least one
+        shard, so that a selection without tokens has shapes, too.
         """
         numbers = np.arange(len(self))[selection]
         home = np.searchsorted(self._ends, numbers, side="right")
@@ -330,7 +331,7 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableS
         (records.possible > 0).all()
         and (np.diff(documents, prepend=0, append=last) >= 0).all()
         and ((labels >= 0) & (labels < records.classes)).all()
-    ):  # no run of a model writes such rows, of zeros for instance
+    ):  # no model gives such rows, for instance zeros
         raise ValueError(
             f"{shard} has rows that were never written, or damaged ones; remove it and collect "
             "again with the same settings"

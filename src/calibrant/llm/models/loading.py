@@ -20,7 +20,7 @@ GGUF_TEXT, GGUF_ARRAY = 8, 9
 GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
 GGUF_ALIGNMENT = 32
-"""Bytes of which the place of the values of tensors in a GGUF file is a multiple."""
+"""The values of tensors in a GGUF file begin at a multiple of this many bytes."""
 
 
 def load_model(
@@ -54,12 +54,14 @@ def load_model(
 
 def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does."""
-    options = _place(path)
+    place, options = _place(path)
     from transformers import AutoTokenizer
 
     with _naming_the_model(path):
-        tokenizer = AutoTokenizer.from_pretrained(trust_remote_code=trust_remote_code, **options)
-    if "gguf_file" in options:
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, trust_remote_code=trust_remote_code, **options
+        )
+    if options:
         _add_start(tokenizer, Path(path))
     return tokenizer
 
@@ -73,12 +75,13 @@ def load_weights(
 ) -> Any:
     """Load a model without its tokenizer as :func:`load_model` does."""
     target, precision = device_and_dtype(device=device, dtype=dtype)
-    options = _place(path)
+    place, options = _place(path)
     from transformers import AutoModelForCausalLM
 
     model: Any
     with _naming_the_model(path):
         model, report = AutoModelForCausalLM.from_pretrained(
+            place,
             dtype=precision,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
@@ -86,20 +89,20 @@ def load_weights(
             **options,
         )
     check_complete(report, path, type(model).__name__)
-    if "gguf_file" in options:
+    if options:
         model.config._name_or_path = Path(path).name
     return (model if target is None else model.to(target)).eval()
 
 
-def _place(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the arguments of ``from_pretrained`` that say where a model is, which is checked."""
+def _place(path: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], dict[str, str]]:
+    """Check that there is a model; return where, and the options of a GGUF file."""
     check_transformers("language models")
     check_model(path)
     file = Path(path)
     if file.suffix == ".gguf":
         _gguf_settings(file)  # a damaged file shows before the slow load
-        return {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    return {"pretrained_model_name_or_path": path}
+        return file.parent, {"gguf_file": file.name}
+    return path, {}
 
 
 @contextmanager
@@ -144,7 +147,7 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
             return b""
 
         if stream.read(4) != b"GGUF":
-            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
+            raise ValueError(f"{file} is not a GGUF file: it does not begin with GGUF")
         settings, last = {}, -GGUF_ALIGNMENT
         try:
             number(4)  # the version

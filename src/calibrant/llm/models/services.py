@@ -18,7 +18,7 @@ KEY = "OPENAI_API_KEY"
 LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
 FINAL = (401, 403, 404)
-"""Statuses that every further request would have too."""
+"""Statuses that every further request would get, too."""
 
 Message: TypeAlias = Mapping[str, Any]
 Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[str, Any]]
@@ -26,7 +26,7 @@ Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[st
 
 
 class ServiceError(ValueError):
-    """A request failed, also after the repetitions of the client.
+    """A request failed, even when the client repeated it.
 
     Attributes
     ----------
@@ -75,23 +75,18 @@ def service_for(model: str, connection: Connection | None = None) -> Iterator[Se
     if model.startswith(LITELLM):
         yield _litellm(model.removeprefix(LITELLM), reach)
         return
-    with _client(reach) as client:
-        yield _openai(client, model, reach)
-
-
-def _client(connection: Connection) -> openai.OpenAI:
     with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai
     key = os.environ.get(KEY)
-    if not key and connection.url is None:
+    if not key and reach.url is None:
         raise ValueError(f"set the environment variable {KEY}, or pass the url of a local server")
-    return openai.OpenAI(
-        # local servers take any key, but the client wants one
-        api_key=key or "none",
-        base_url=connection.url,
-        timeout=connection.timeout,
-        max_retries=connection.max_retries,
-    )
+    with openai.OpenAI(
+        api_key=key or "none",  # local servers take any key, but the client wants one
+        base_url=reach.url,
+        timeout=reach.timeout,
+        max_retries=reach.max_retries,
+    ) as client:
+        yield _openai(client, model, reach)
 
 
 def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Service:
@@ -145,8 +140,8 @@ def _body(text: str) -> Mapping[str, Any]:
         body = None
     if not isinstance(body, Mapping):
         raise ServiceError(
-            f"the endpoint returned no JSON object but {without_key(text)!r:.60}: check the url, "
-            "which mostly ends with /v1",
+            f"the endpoint did not return a JSON object but {without_key(text)!r:.60}: check the "
+            "url, which mostly ends with /v1",
             status=200,
         )
     return body

@@ -26,7 +26,7 @@ ROW = 24
 """Height of a row."""
 
 
-class Row(NamedTuple):
+class ChartRow(NamedTuple):
     """A name with its value and interval; NaN where undefined."""
 
     name: str
@@ -113,7 +113,7 @@ def _rows(
     high: ArrayLike,
     form: Format,
     highlighted: str | None,
-) -> list[Row]:
+) -> list[ChartRow]:
     columns = (as_array(v).tolist() for v in (values, low, high))
     rows = []
     for k, (name, value, least, most) in enumerate(zip(names, *columns, strict=True)):
@@ -121,12 +121,12 @@ def _rows(
         if finite(value, least, most):
             words += f" ({form(least)} to {form(most)})"
         y, chosen = ROW * (k + 1.5), name == highlighted
-        rows.append(Row(name, value, least, most, y, chosen, words))
+        rows.append(ChartRow(name, value, least, most, y, chosen, words))
     return rows
 
 
 def _chart(
-    rows: Sequence[Row],
+    rows: Sequence[ChartRow],
     x: Scale,
     label: str,
     form: Format,

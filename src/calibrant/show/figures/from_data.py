@@ -52,26 +52,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Examples(NamedTuple):
+class DrawnExamples(NamedTuple):
     """Examples of a split as pairs, and what else figures need of them."""
 
     pairs: WeightedPairs
     margin: FloatArray
     group: Any  # (n,) of str; empty without subgroups
 
-    def of_group(self, name: str) -> Examples:
+    def of_group(self, name: str) -> DrawnExamples:
         """Return the examples of one subgroup."""
         kept = self.group == name
         weight = None if self.pairs.weight is None else self.pairs.weight[kept]
         pairs = WeightedPairs(self.pairs.confidence[kept], self.pairs.outcome[kept], weight)
-        return Examples(pairs, self.margin[kept], self.group[kept])
+        return DrawnExamples(pairs, self.margin[kept], self.group[kept])
 
     def columns(self) -> dict[str, Any]:
         """Return the pairs as metrics take them."""
         return dict(zip(("confidence", "outcome", "sample_weight"), self.pairs, strict=True))
 
 
-def collected(split: Split, calibrator: Calibrator | None, estimand: EstimandChoice) -> Examples:
+def collected(
+    split: Split, calibrator: Calibrator | None, estimand: EstimandChoice
+) -> DrawnExamples:
     """Reduce a split to pairs, in chunks; logits are never held whole."""
     parts = list(_walk(split, calibrator, partial(_reduced, estimand), estimand))
     checks.check_some(sum(len(part.margin) for part in parts))
@@ -79,10 +81,10 @@ def collected(split: Split, calibrator: Calibrator | None, estimand: EstimandCho
     joined: Any = (None if c[0] is None else np.concatenate(c) for c in columns)
     pairs = WeightedPairs(*joined)
     margin, group = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-    return Examples(pairs, margin, group)
+    return DrawnExamples(pairs, margin, group)
 
 
-def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> Examples:
+def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> DrawnExamples:
     """Reduce labelled examples to pairs, with their margins and subgroups."""
     with checks.silenced():  # of logits that look like probabilities: said once for the file
         pairs = pairs_from(**columns, estimand=estimand)
@@ -90,7 +92,7 @@ def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> E
     if estimand != "multilabel":
         stated = columns.get("logits")
         margin = margins(checks.logits_from_probs(columns["probs"]) if stated is None else stated)
-    return Examples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
+    return DrawnExamples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
 
 
 def class_sums(
@@ -189,13 +191,13 @@ class Request:
         """Return the name of the probability that is measured."""
         return event_probability(resolve_estimand(self.estimand, split.classes))
 
-    def examples(self, *, answers: bool = False) -> dict[str, Examples]:
+    def examples(self, *, answers: bool = False) -> dict[str, DrawnExamples]:
         """Return sets of examples by their titles: files, subgroups, or before and after.
 
         ``answers`` takes the confidence in the predicted class, whatever the estimand.
         """
         estimand: EstimandChoice = "top_label" if answers else self.estimand
-        found: dict[str, Examples] = {}
+        found: dict[str, DrawnExamples] = {}
         for name, split in self.splits().items():
             whole = collected(split, None, estimand)
             if self.calibrator is not None:
@@ -239,7 +241,7 @@ def figure(
         Of the kind "threshold": marks the threshold that keeps the error at this level, found on
         other examples as by :func:`calibrant.workflows.decide.decide`.
 
-    Examples
+    DrawnExamples
     --------
     >>> from calibrant.data import sample_path
     >>> drawn = figure(sample_path(), kind="smooth")
@@ -286,7 +288,7 @@ def names_of(paths: Sequence[str]) -> list[str]:
     return [f"{path} ({i})" for i, path in enumerate(paths, 1)]
 
 
-def _by_group(examples: Examples) -> dict[str, Examples]:
+def _by_group(examples: DrawnExamples) -> dict[str, DrawnExamples]:
     """Return the largest subgroups, by name."""
     names, counts = np.unique(examples.group, return_counts=True)
     largest = np.argsort(-counts, kind="stable")

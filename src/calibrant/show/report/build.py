@@ -19,6 +19,7 @@ from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
 from calibrant._core.engines import current_work, reporting, silently
+from calibrant.calibrators.auto import KeepArgmax
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
 from calibrant.data.opening import Data, as_dataset, is_data
@@ -44,7 +45,7 @@ def report(
     by: Values | str | None = None,
     sample_weight: Values | str | None = None,
     methods: str | Sequence[str] | None = None,
-    keep_argmax: bool | None = None,
+    keep_argmax: KeepArgmax = "auto",
     estimand: EstimandChoice = "auto",
     bins: int = 15,
     level: float | None = 0.9,
@@ -62,9 +63,9 @@ def report(
     labels : (...) integers
         With logits; -100 is ignored.
     split : str or sequence of str, optional
-        Split to measure: test, else the plain arrays, else val, by default. Several are compared.
+        Split to measure: test, else the unnamed split, else val, by default. Several are compared.
     fit_split : str, optional
-        Split to fit methods on: val, else the plain arrays, by default. In a single split each
+        Split to fit methods on: val, else the unnamed split, by default. In a single split each
         example is measured with fits on the others, as in :func:`calibrant.compare`.
     by, sample_weight : str or array, optional
         Subgroups to report on, and weights of the examples, as in :func:`calibrant.evaluate`.
@@ -73,9 +74,9 @@ def report(
     methods : sequence of str, optional
         Names from ``CALIBRATORS`` to try as a remedy: a few quick ones by default, none if it is
         empty.
-    keep_argmax : bool, optional
-        Advise methods that keep the predicted class, as in :func:`calibrant.compare`. False suits
-        multiple choice.
+    keep_argmax : "auto" or bool
+        Whether to advise only methods that keep the predicted class, as in
+        :func:`calibrant.compare`.
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`.
     title : str, optional
@@ -172,7 +173,7 @@ def _sets(
     for name, dataset in named.items():
         for each in wanted:
             chosen = dataset.split(each, PREFER).name
-            words = chosen or "plain arrays"
+            words = chosen or "unnamed split"
             both = f"{name}, {words}" if len(named) > 1 else words
             result[name if len(wanted) == 1 else both] = (dataset, chosen)
     return result
@@ -249,9 +250,12 @@ def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, A
 
 
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
-    """Return the command line that makes this report again; empty for arrays, which have none."""
+    """Return the command line that makes this report again; empty where there is none.
+
+    Arrays have none, and it has no option ``keep_argmax``.
+    """
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
-    if IN_MEMORY in paths:
+    if IN_MEMORY in paths or options["keep_argmax"] != "auto":
         return ""
     words = ["calibrant", "report", *paths, *next(iter(sets.values()))[0].named.words]
     for name in ("split", "fit_split", "by", "sample_weight", "methods", *DEFAULTS):
@@ -261,6 +265,5 @@ def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
             words += [f"--{name.replace('_', '-')}", text]
     flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}
     words += [flags[options["estimand"]]] if options["estimand"] in flags else []
-    words += ["--choices"] if options["keep_argmax"] is False else []
     words += ["--skip-bad"] if any(dataset.skipped for dataset, _ in sets.values()) else []
     return shlex.join(words)

@@ -381,8 +381,8 @@ def _poor_ranking(subject: Subject) -> Result | None:
     meaning="The mean probabilities of these classes differ from their frequencies. Language "
     "models prefer some option letters; classifiers trained on balanced data do not know how "
     "frequent the classes are.",
-    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that may "
-    "change predictions: calibrant fit --choices, or sms, svs.",
+    fix="Correct the class frequencies (calibrant.decide.shift_prior), or use a method that "
+    "corrects them: auto does where that raises the accuracy beyond noise, sms and svs always.",
 )
 def _class_bias(subject: Subject) -> Result | None:
     known = [each for each in subject.classes if not math.isnan(each.claimed)]

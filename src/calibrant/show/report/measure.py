@@ -16,8 +16,9 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from calibrant._core.binning import Bins, fill_at
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import Estimand, EstimandChoice
+from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
 from calibrant.decide.threshold_limits import threshold
 from calibrant.metrics.accumulator import Accumulator
@@ -27,12 +28,11 @@ from calibrant.metrics.reductions import (
     WeightedPairs,
     labelled_examples,
     margins,
-    reduce_examples,
 )
 from calibrant.show.report.model import (
     ClassFigures,
     Coverage,
-    Gain,
+    LossReduction,
     Part,
     Remedy,
     SourceFile,
@@ -46,7 +46,7 @@ from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import KeptLosses, calibrated_sums
 from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
@@ -299,7 +299,7 @@ def try_methods(
     methods: Sequence[str],
     split: str,
     fit_split: str | None,
-    keep_argmax: bool | None,
+    keep_argmax: KeepArgmax,
     estimand: EstimandChoice,
     bins: int,
     level: float | None,
@@ -329,38 +329,16 @@ def try_methods(
     return replace(remedy, doubts=[one for one in told if one.startswith(comparison.fitted_on)])
 
 
-class _Losses(Accumulator):
-    """Keeps of every example the confidence of its answer, whether that is right, and the loss."""
-
-    def __init__(self, estimand: EstimandChoice) -> None:
-        super().__init__(metrics=["nll"], level=None, estimand=estimand)
-        self.parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
-
-    def like(self) -> _Losses:
-        return _Losses(self.estimand)
-
-    def merge(self, other: Accumulator) -> Accumulator:
-        assert isinstance(other, _Losses)
-        self.parts += other.parts
-        return self
-
-    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
-        examples, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
-        reduced = reduce_examples(examples)
-        self.parts.append((reduced.top, reduced.correct, reduced.nll))
-        return self
-
-
 def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     """Return what the chosen method gains on the examples measured, and what it makes possible."""
     row = remedy.chosen
     assert row is not None
     assert row.calibrator is not None
     estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
-    losses, stated = _Losses(estimand), _Losses(estimand)
+    losses, stated = KeptLosses(estimand), KeptLosses(estimand)
     calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
-    top, correct, after = map(np.concatenate, zip(*losses.parts, strict=True))
-    before = np.concatenate([part[2] for part in stated.parts])
+    top, correct, after = losses.joined()
+    before = stated.joined()[2]
     kept, weight = measured.labels != IGNORED, None
     if measured.weights is not None:
         weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]
@@ -379,17 +357,17 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
 
 
-def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> Gain:
+def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> LossReduction:
     """Return by how much losses are lower on average, with an interval by independent units."""
     share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
     _, number = np.unique(unit, return_inverse=True)
     mean, units = float(share @ lower), int(number.max()) + 1
     by_unit = np.bincount(number, share * (lower - mean))
     if units < 2:
-        return Gain(mean, -math.inf, math.inf, None)
+        return LossReduction(mean, -math.inf, math.inf, None)
     error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
     reach = float(stdtrit(units - 1, (1 + level) / 2))
     # to be seen with a probability of 0.8, a gain must be so many of its standard errors
     ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
     needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
-    return Gain(mean, mean - reach * error, mean + reach * error, needed)
+    return LossReduction(mean, mean - reach * error, mean + reach * error, needed)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import betainc
 
 from calibrant._core.binning import Bins
-from calibrant.calibrators.auto import Auto
+from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.scaling import Identity
 from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.evaluation import Evaluation
@@ -93,7 +93,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Gain:
+class LossReduction:
     """By how much calibration lowers the log loss of an example, on average.
 
     The interval is that of the differences between pairs of losses, of the same examples.
@@ -131,8 +131,8 @@ class Remedy:
     thresholds: list[Threshold] = field(default_factory=list)
     """Guaranteed error rates after calibration; none of a single split, which was fitted too."""
     fit_split: str = ""
-    """Name of the split that methods were fitted on; empty for plain arrays."""
-    gain: Gain | None = None
+    """Name of the split that methods were fitted on; empty for the unnamed split."""
+    gain: LossReduction | None = None
     """Of the chosen method; None where it changes nothing, or could not be measured."""
     doubts: list[str] = field(default_factory=list)
     """Mistakes in the examples of the fit, where these are not the ones measured."""
@@ -184,10 +184,10 @@ class Remedy:
         return f"Accuracy {does}{change}: the predictions of {changed} change."
 
     @property
-    def may_change_predictions(self) -> bool:
-        """True if ``auto`` was chosen and told that predictions may change."""
+    def keep_argmax(self) -> KeepArgmax:
+        """The option of that name of ``auto``; its default if another method was chosen."""
         calibrator = self.chosen.calibrator if self.chosen is not None else None
-        return isinstance(calibrator, Auto) and calibrator.keep_argmax is False
+        return calibrator.keep_argmax if isinstance(calibrator, Auto) else "auto"
 
     @property
     def changes_nothing(self) -> bool:

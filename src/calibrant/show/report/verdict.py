@@ -176,8 +176,9 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     option = f", split={fitted_on!r}" if flag else ""
     if subject.word == "tag":
         flag, option = f"{flag} --multilabel", f'{option}, estimand="multilabel"'
-    elif remedy and remedy.may_change_predictions:
-        flag, option = f"{flag} --choices", f'{option}, options={{"keep_argmax": False}}'
+    elif remedy and remedy.keep_argmax != "auto":
+        flag = f"{flag} --set keep_argmax={remedy.keep_argmax}"
+        option = f'{option}, options={{"keep_argmax": {remedy.keep_argmax}}}'
     commands = (
         f"calibrant fit {file} --method {method}{flag} -o calibrator",
         f"calibrant apply calibrator {file} -o {_calibrated(subject)}",

@@ -277,7 +277,7 @@ function chosen() {
   $("method-note").textContent = `${method.summary[0].toUpperCase()}${method.summary.slice(1)}.`;
   $("keep-note").textContent = $("keep").checked
     ? "Confidence changes and accuracy stays."
-    : "Methods that change some predictions are tried, too.";
+    : "Some predictions change if that makes clearly more of them right.";
   $("keep-field").hidden = method.name !== "auto" || found.multilabel || found.classes < 3;
   const same = $("fit-split").value === $("test-split").value;
   $("split-note").textContent = same && $("fit-split").value !== "?"
@@ -295,7 +295,7 @@ function choices() {
     fit_split: several ? $("fit-split").value : null,
     test_split: several ? $("test-split").value : null,
     estimand: found.multilabel ? "multilabel" : $("estimand-field").hidden ? "auto" : estimand,
-    keep_argmax: $("keep-field").hidden ? null : $("keep").checked,
+    keep_argmax: $("keep-field").hidden || !$("keep").checked ? "auto" : true,
   };
 }
 

@@ -14,7 +14,6 @@ from calibrant.llm.answers.judges.judged import (
     apply_judge,
     cross_validated_judge,
     fit_judge,
-    judged_answers,
 )
 from calibrant.llm.answers.rows import AnswerRows
 
@@ -107,7 +106,7 @@ def test_the_map_is_the_truth_that_labels_were_drawn_from(rng, tmp_path):
     scores, labels = drawn(rng)
     labels[1500:] = np.nan
     answers = rows_of(scores.tolist(), labels)
-    judged = judged_answers(answers, (1, 5))
+    judged = read_judged(answers, scale=(1, 5))
     fitted = fit_judge(judged, stage="isotonic")
     cal.save(fitted, tmp_path / "map")
     mapped = apply_judge(cal.load(tmp_path / "map"), answers, (1, 5))

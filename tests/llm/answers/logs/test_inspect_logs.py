@@ -73,12 +73,12 @@ def test_a_damaged_archive_is_an_error(tmp_path):
     content = (FILES / "log.eval").read_bytes()
     cut = tmp_path / "cut.eval"
     cut.write_bytes(content[:9000])
-    with pytest.raises(ValueError, match="no zip archive, or it is cut off"):
+    with pytest.raises(ValueError, match="not a zip archive, or it is cut off"):
         read_log(cut)
     other = tmp_path / "other.eval"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("a.txt", "a")
-    with pytest.raises(ValueError, match="it is no log of Inspect"):
+    with pytest.raises(ValueError, match="it is not a log of Inspect"):
         read_log(other)
     pytest.importorskip("zstandard")
     at = content.index(b"samples/q0_epoch_1.json") + 500

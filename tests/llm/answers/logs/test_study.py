@@ -7,7 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
-from calibrant.llm.answers.logs.study import Options, option_logits, rescore, save_options
+from calibrant.llm.answers.logs.study import option_logits, rescore, save_options
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.workflows.evaluate import evaluate
 
@@ -144,23 +144,24 @@ def choices():
     rng = np.random.default_rng(1)
     honest = 2 * rng.normal(size=(100, 3))
     labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
-    return Options(honest + np.array([3.0, 0, 0]), labels)
+    return honest + np.array([3.0, 0, 0]), labels
 
 
 def test_options_are_calibrated_and_scored_again(choices, monkeypatch):
     # all candidates of auto, in five folds each, would take seconds
     monkeypatch.setattr("calibrant.calibrators.auto.CHANGING", ("none", "sms"))
-    result = rescore(choices)
-    plain = evaluate(choices.logits, choices.labels, estimand="top_label", level=None)
+    logits, labels = choices
+    figures, probs = rescore(logits, labels)
+    before, after = figures["before"], figures["after"]
+    plain = evaluate(logits, labels, estimand="top_label", level=None)
     for name in ("accuracy", "ece", "brier"):
-        assert result.before[name].value == pytest.approx(plain[name].value)
-    assert result.after["accuracy"].value > result.before["accuracy"].value + 0.05
-    assert result.after["brier"].value < result.before["brier"].value
-    np.testing.assert_allclose(result.probs.sum(1), 1)
-    accuracy = (result.probs.argmax(1) == choices.labels).mean()
-    assert result.after["accuracy"].value == pytest.approx(accuracy)
+        assert before[name].value == pytest.approx(plain[name].value)
+    assert after["accuracy"].value > before["accuracy"].value + 0.05
+    assert after["brier"].value < before["brier"].value
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert after["accuracy"].value == pytest.approx((probs.argmax(1) == labels).mean())
     with pytest.raises(ValueError, match="options of 99 questions are too few"):
-        rescore(Options(choices.logits[:99], choices.labels[:99]))
+        rescore(logits[:99], labels[:99])
 
 
 def test_options_of_rows_are_a_prediction_file(tmp_path, choices):

@@ -21,12 +21,6 @@ _STEEPEST = 15.0
 """Slope beyond which lengths separate the scores, so that no finite one fits best."""
 
 
-def figures_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a result as plain values, for JSON."""
-    values = record._asdict().items()
-    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
-
-
 class PositionBias(NamedTuple):
     """Effect of the order in which two answers are shown to a judge.
 
@@ -102,31 +96,13 @@ def _worth(verdict: str, pair: int) -> float:
     return value
 
 
-class LengthBias(NamedTuple):
-    """Effect of the length of an answer on its score, at the same label.
-
-    Attributes
-    ----------
-    odds_ratio : Estimate
-        Factor on the odds of a high score when an answer is twice as long; 1 without a bias. NaN if
-        the lengths are all equal, or separate the scores.
-    n : int
-        Labelled answers.
-    """
-
-    odds_ratio: Estimate
-    n: int
-
-    def __repr__(self) -> str:
-        return one_line(self, f"odds x {self.odds_ratio.value:.2f} for twice the length")
-
-
-def length_bias(judge: Values, human: Values, length: Values, *, level: float = 0.9) -> LengthBias:
+def length_bias(judge: Values, human: Values, length: Values, *, level: float = 0.9) -> Estimate:
     r"""Measure whether a judge prefers long answers that are not better.
 
     A logistic model of the scores, :math:`\sigma(a + b\,y + c \log_2 \text{length})`, separates the
-    slope c of the length from what the label y explains. Its interval is robust to the form of the
-    scores (HC3).
+    slope c of the length from what the label y explains. The result is :math:`2^c`, the factor on
+    the odds of a high score when an answer is twice as long: 1 without a bias, NaN if the lengths
+    are all equal, or separate the scores. Its interval is robust to the form of the scores (HC3).
 
     Parameters
     ----------
@@ -145,7 +121,7 @@ def length_bias(judge: Values, human: Values, length: Values, *, level: float = 
     >>> right, length = rng.random(2000) < 0.7, rng.integers(20, 400, size=2000)
     >>> odds = 2.0 * right - 1 + 0.5 * np.log2(length / 100)
     >>> vote = rng.random(2000) < 1 / (1 + np.exp(-odds))
-    >>> round(float(length_bias(vote, right, length).odds_ratio.value), 2)
+    >>> round(float(length_bias(vote, right, length).value), 2)
     1.7
     """
     check_level(level)
@@ -162,32 +138,26 @@ def length_bias(judge: Values, human: Values, length: Values, *, level: float = 
     # columns that do not vary would have no slope of their own
     columns = [x - x.mean() for x in (doublings, labels) if np.ptp(x)]
     if not np.ptp(doublings) or not np.ptp(scores) or scores.size <= len(columns) + 2:
-        return LengthBias(Estimate(math.nan), scores.size)
+        return Estimate(math.nan)
     inputs = np.column_stack([*columns, np.ones(scores.size)])
-    slope, deviation = _first_slope(inputs, scores)
-    if not deviation or abs(slope) > _STEEPEST:
-        return LengthBias(Estimate(math.nan), scores.size)
-    reach = float(stdtrit(scores.size - inputs.shape[1], (1 + level) / 2)) * deviation
-    ends = (math.exp(x) for x in (slope, slope - reach, slope + reach))
-    return LengthBias(Estimate(*ends), scores.size)
-
-
-def _first_slope(inputs: FloatArray, scores: FloatArray) -> tuple[float, float]:
-    """First coefficient of a logistic regression, and its robust standard error (HC3)."""
 
     def loss(line: FloatArray) -> tuple[float, FloatArray]:
         odds = inputs @ line
         value = float((np.logaddexp(0, odds) - scores * odds).sum())
         return value, inputs.T @ (expit(odds) - scores)
 
-    line = minimise(loss, np.zeros(inputs.shape[1])).x
+    slope, *_ = line = minimise(loss, np.zeros(inputs.shape[1])).x
     chance = expit(inputs @ line)
     weight = chance * (1 - chance)
     inverse = np.linalg.pinv(inputs.T @ (weight[:, None] * inputs))
     leverage = weight * np.einsum("ij,jk,ik->i", inputs, inverse, inputs)
     residual = (scores - chance) / np.maximum(1 - leverage, 1e-6)
-    influence = (inputs * residual[:, None]) @ inverse[0]
-    return float(line[0]), float(np.linalg.norm(influence))
+    deviation = float(np.linalg.norm((inputs * residual[:, None]) @ inverse[0]))
+    if not deviation or abs(slope) > _STEEPEST:
+        return Estimate(math.nan)
+    reach = float(stdtrit(scores.size - inputs.shape[1], (1 + level) / 2)) * deviation
+    ends = (math.exp(x) for x in (slope, slope - reach, slope + reach))
+    return Estimate(*ends)
 
 
 class JudgeAgreement(NamedTuple):

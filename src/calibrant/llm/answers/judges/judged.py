@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.showing import columns_frame, one_line
+from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrating import cross_validated
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, read_answers
 from calibrant.llm.heads.evaluate import Evaluations
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 Scale: TypeAlias = tuple[float, float]
 """Lowest and highest score."""
@@ -73,12 +69,10 @@ class JudgedAnswers(NamedTuple):
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.judge):,} answers", f"{int(self.known.sum()):,} labelled")
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame with a row for each answer. Needs pandas."""
-        return columns_frame({"judge": self.judge, "human": self.human})
 
-
-def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> JudgedAnswers:
+def read_judged(
+    file: str | os.PathLike[str] | AnswerRows, *, scale: Scale | None = None
+) -> JudgedAnswers:
     """Read judged answers from JSON lines, or from a CSV file with a line of names.
 
     Each row has ``judge``, a score or vote, and some have ``human``: true or false (1 or 0, yes or
@@ -89,117 +83,86 @@ def read_judged(file: str | os.PathLike[str], *, scale: Scale | None = None) -> 
 
     Parameters
     ----------
-    file : path
-        ``.jsonl`` or ``.csv``.
+    file : path or AnswerRows
+        ``.jsonl`` or ``.csv``, or its rows.
     scale : (float, float), optional
         Lowest and highest score. By default scores are votes, or numbers in [0, 1].
 
     Examples
     --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "judged.csv"
-    ...     _ = file.write_text("judge,human" + chr(10) + "7,yes" + chr(10) + "3,")
-    ...     judged = read_judged(file, scale=(1, 10))
+    >>> rows = AnswerRows.of([{"judge": 7, "human": "yes"}, {"judge": 3}])
+    >>> judged = read_judged(rows, scale=(1, 10))
     >>> judged.judge, judged.human
     (array([7., 3.]), array([ 1., nan]))
     """
-    return judged_answers(read_answers(file), scale)
-
-
-def judged_answers(answers: AnswerRows, scale: Scale | None = None) -> JudgedAnswers:
-    """Return the judged answers of rows; see :func:`read_judged`."""
+    answers = file if isinstance(file, AnswerRows) else read_answers(file)
     low, high = _VOTES if scale is None else (float(end) for end in scale)
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
-    origin = answers.source()
-    placed = list(zip(answers.rows, answers.places, strict=True))
     keys = {key for row in answers.rows for key in row}
     if "judge" not in keys:
         raise ValueError(
             f"{answers.places[0]} has no judge: each row needs the score or vote of the judge"
         )
-    stated, probability = scale is not None, None
+
+    def texts(key: str, instead: Sequence[str]) -> NDArray[Any] | None:
+        """Return the texts under a key, or others where a row has none; None if no row has one."""
+        pairs = zip(answers.rows, instead, strict=True)
+        return (
+            np.array([str(row.get(key) or other) for row, other in pairs]) if key in keys else None
+        )
+
+    every, nothing = np.ones(len(answers.rows), dtype=bool), [""] * len(answers.rows)
+    known = np.array([row.get("human") not in (None, "") for row in answers.rows])
+    remedy = "state another scale, as 1,10" if scale is None else "correct the scale or the score"
+    wanted = f"must be a score from {low:g} to {high:g}, got {{}}: {remedy}"
+    judge = _numbers(answers, "judge", every, wanted, lambda x: low <= x <= high, scale is None)
+    wanted = "must be true or false, or a grade from 0 to 1, got {}"
+    human = _numbers(answers, "human", known, wanted, lambda x: 0 <= x <= 1, True)
+    probability = lengths = None
     if "label_probability" in keys:
-        probability = np.array([_probability(row, place) for row, place in placed])
+        wanted = "must be above 0 and at most 1, got {}"
+        probability = _numbers(answers, "label_probability", known, wanted, lambda x: 0 < x <= 1)
+    if "length" in keys:
+        wanted = "must be a number above 0, got {}"
+        lengths = _numbers(answers, "length", every, wanted, lambda x: x > 0)
+    elif "answer" in keys:
+        lengths = np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
+    origin = answers.source()
     return JudgedAnswers(
-        np.array([_score(row, place, (low, high), stated=stated) for row, place in placed]),
-        np.array([_human(row, place) for row, place in placed]),
+        judge,
+        human,
         (low, high),
         origin._replace(confidence=f"{origin.confidence or 'judge'}, {low:g} to {high:g}"),
         probability,
-        _texts(answers, "stratum", keys),
-        _texts(answers, "question", keys, answers.places),
-        _texts(answers, "system", keys),
-        _lengths(answers, keys),
+        texts("stratum", nothing),
+        texts("question", answers.places),
+        texts("system", nothing),
+        lengths,
     )
 
 
-def _texts(
-    answers: AnswerRows, key: str, keys: set[str], instead: Iterable[str] = ()
-) -> NDArray[Any] | None:
-    """Return the texts under a key, or others where a row has none; None if no row has one."""
-    if key not in keys:
-        return None
-    pairs = zip(answers.rows, chain(instead, repeat("")), strict=False)
-    return np.array([str(row.get(key) or other) for row, other in pairs])
-
-
-def _score(row: Mapping[str, Any], place: str, scale: Scale, *, stated: bool) -> float:
-    value, (low, high) = row.get("judge"), scale
-    number = _number(value, words=not stated)
-    if not low <= number <= high:
-        remedy = "correct the scale or the score" if stated else "state another scale, as 1,10"
-        raise ValueError(
-            f"judge of {place} must be a score from {low:g} to {high:g}, got {value!r:.40}: "
-            f"{remedy}"
-        )
-    return number
-
-
-def _human(row: Mapping[str, Any], place: str) -> float:
-    value = row.get("human")
-    if value is None or value == "":
-        return float("nan")
-    number = _number(value, words=True)
-    if not 0 <= number <= 1:
-        raise ValueError(
-            f"human of {place} must be true or false, or a grade from 0 to 1, got {value!r:.40}"
-        )
-    return number
-
-
-def _probability(row: Mapping[str, Any], place: str) -> float:
-    value = row.get("label_probability")
-    number = float("nan") if value is None else _number(value, words=False)
-    if row.get("human") not in (None, "") and not 0 < number <= 1:
-        raise ValueError(
-            f"label_probability of {place} must be above 0 and at most 1, got {value!r:.40}"
-        )
-    return number
-
-
-def _number(value: Any, *, words: bool) -> float:
-    """Return a number; NaN, which no range contains, if it is none."""
-    known = GRADES.get(str(value).strip().lower()) if words else None
-    if known is not None:
-        return float(known)
-    try:
-        return float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return float("nan")
-
-
-def _lengths(answers: AnswerRows, keys: set[str]) -> FloatArray | None:
-    if "length" in keys:
-        lengths = [_number(row.get("length"), words=False) for row in answers.rows]
-        for place, length in zip(answers.places, lengths, strict=True):
-            if not length > 0:
-                raise ValueError(f"length of {place} must be a number above 0")
-        return np.array(lengths)
-    if "answer" not in keys:
-        return None
-    return np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
+def _numbers(
+    answers: AnswerRows,
+    key: str,
+    where: BoolArray,
+    wanted: str,
+    is_legal: Callable[[float], bool],
+    words: bool = False,
+) -> FloatArray:
+    """Return the numbers of some rows, and NaN elsewhere; raise if one is not legal."""
+    values = np.full(len(answers.rows), math.nan)
+    for i in np.flatnonzero(where):
+        value = answers.rows[i].get(key)
+        known = GRADES.get(str(value).strip().lower()) if words else None
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        values[i] = number if known is None else known
+        if not is_legal(values[i]):  # nor is NaN
+            raise ValueError(f"{key} of {answers.places[i]} {wanted.format(f'{value!r:.40}')}")
+    return values
 
 
 _COPIES = 10
@@ -256,7 +219,7 @@ def apply_judge(
     calibrator: AnswerCalibrator, answers: AnswerRows, scale: Scale | None = None
 ) -> list[Row]:
     """Add the chance of each answer to be right to its row, as ``calibrated``."""
-    judged = judged_answers(answers, scale)
+    judged = read_judged(answers, scale=scale)
     calibrator.source_.check(judged.source, "fit one on scores of this judge and scale")
     chances = calibrator.predict_confidences(judged.shares)
     return [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]

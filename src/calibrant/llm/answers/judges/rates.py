@@ -339,7 +339,23 @@ def _checked(
     if labels.shape != (n,):
         raise ValueError(f"human must have a value for each of {n} answers, got {labels.shape}")
     known = ~np.isnan(labels)
-    _check_labels(labels[known])
+    some = labels[known]
+    if some.size < 2:
+        raise ValueError(
+            f"two answers or more must have a human label, got {some.size}: label some of them, "
+            "drawn at random"
+        )
+    wrong = some[(some < 0) | (some > 1)]
+    if wrong.size:
+        raise ValueError(
+            f"human must be 0 or 1, or a grade in between, got {wrong[0]:g}: divide grades by the "
+            "highest one"
+        )
+    if not np.ptp(some):
+        warn(
+            f"all {some.size:,} labels are {some[0]:g}: they say nothing about the judge, "
+            "which is not used; label more answers"
+        )
     if probability is not None and strata is not None:
         raise ValueError("pass probability or strata, not both: strata imply the probabilities")
     numbers = []
@@ -351,7 +367,18 @@ def _checked(
         numbers.append(np.unique(keys, return_inverse=True)[1].astype(np.int64))
     parts, clusters = numbers
     if probability is not None:
-        weight = _inverse(as_float64(probability), known)
+        chance = as_float64(probability)
+        if chance.shape != (n,):
+            raise ValueError(
+                f"probability must have a value for each of {n} answers, got {chance.shape}"
+            )
+        if not ((chance[known] > 0) & (chance[known] <= 1)).all():
+            raise ValueError(
+                "probability must be above 0 and at most 1 for labelled answers: it is that of "
+                "being drawn for labelling"
+            )
+        weight = np.where(known, 1 / np.where(known, chance, 1.0), 0.0)
+        weight = weight / weight.sum()
     else:
         size, count = np.bincount(parts), np.bincount(parts, known)
         if count.min() < 2:
@@ -361,43 +388,6 @@ def _checked(
             )
         weight = np.where(known, size[parts] / count[parts] / n, 0.0)
     return _Labels(scores, np.where(known, labels, 0.0), known, weight, parts, clusters)
-
-
-def _check_labels(labels: FloatArray) -> None:
-    if labels.size < 2:
-        raise ValueError(
-            f"two answers or more must have a human label, got {labels.size}: label some of them, "
-            "drawn at random"
-        )
-    wrong = labels[(labels < 0) | (labels > 1)]
-    if wrong.size:
-        raise ValueError(
-            f"human must be 0 or 1, or a grade in between, got {wrong[0]:g}: divide grades by the "
-            "highest one"
-        )
-    if not np.ptp(labels):
-        warn(
-            f"all {labels.size:,} labels are {labels[0]:g}: they say nothing about the judge, "
-            "which is not used; label more answers"
-        )
-
-
-def _inverse(probability: FloatArray, known: BoolArray) -> FloatArray:
-    """Shares of labels by the inverse of the probability of being labelled."""
-    if probability.shape != known.shape:
-        raise ValueError(
-            f"probability must have a value for each of {known.size} answers, got "
-            f"{probability.shape}"
-        )
-    used = probability[known]
-    if not ((used > 0) & (used <= 1)).all():
-        raise ValueError(
-            "probability must be above 0 and at most 1 for labelled answers: it is that of being "
-            "drawn for labelling"
-        )
-    weight = np.zeros(known.size)
-    weight[known] = 1 / used
-    return np.asarray(weight / weight.sum())
 
 
 def rate_difference(

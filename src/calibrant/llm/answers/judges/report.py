@@ -12,10 +12,8 @@ from calibrant._core.messages import printable_name
 from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.judges.biases import (
     JudgeAgreement,
-    LengthBias,
     PositionBias,
     agreement,
-    figures_of,
     length_bias,
     position_bias,
 )
@@ -28,6 +26,13 @@ from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def figures_of(record: JudgeAgreement | PositionBias) -> dict[str, Any]:
+    """Return the fields of a result as plain values, for JSON."""
+    values = record._asdict().items()
+    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
+
 
 TableRow = tuple[str, str, str]
 """A name, a value and its interval, in words."""
@@ -44,8 +49,8 @@ class JudgeReport(NamedTuple):
         Rate of each further system minus that of the first, by its name; of answers to the same
         questions if these are known.
     agreement : JudgeAgreement
-    length : LengthBias or None
-        None without lengths.
+    length : Estimate or None
+        Factor on the odds of a high score for twice the length; None without lengths.
     position : PositionBias or None
         None without verdicts on swapped pairs.
     level : float
@@ -55,7 +60,7 @@ class JudgeReport(NamedTuple):
     rates: dict[str, RateEstimate]
     differences: dict[str, Estimate]
     agreement: JudgeAgreement
-    length: LengthBias | None
+    length: Estimate | None
     position: PositionBias | None
     level: float
 
@@ -78,7 +83,7 @@ class JudgeReport(NamedTuple):
         rows.append(("wrong answers judged right", _share(found.lenient), ""))
         rows.append(("right answers judged wrong", _share(found.strict), ""))
         if self.length is not None:
-            rows.append(_plain("odds, twice the length", self.length.odds_ratio))
+            rows.append(_plain("odds, twice the length", self.length))
         return rows + position_rows(self.position)
 
     def remarks(self, width: float | None = None) -> list[str]:
@@ -107,14 +112,13 @@ class JudgeReport(NamedTuple):
 
     def to_dict(self, width: float | None = None) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
-        rates = {name: _rate_dict(rate, width) for name, rate in self.rates.items()}
-        differences = {name: each._asdict() for name, each in self.differences.items()}
         return {
             "level": self.level,
-            "rates": rates,
-            "differences": differences,
+            "rates": {name: _rate_dict(rate, width) for name, rate in self.rates.items()},
+            "differences": {name: each._asdict() for name, each in self.differences.items()},
             "agreement": figures_of(self.agreement),
-            "length_bias": self.length and figures_of(self.length),
+            "length_bias": self.length
+            and {"odds_ratio": self.length._asdict(), "n": self.agreement.n},
             "position_bias": self.position and figures_of(self.position),
         }
 
@@ -167,7 +171,17 @@ def judge_report(
     if judged.systems is not None:
         names = dict.fromkeys(judged.systems.tolist())  # in the order of the file
         systems = {name: judged.part(judged.systems == name) for name in names}
-    rates = {name: _rate(part, level) for name, part in systems.items()}
+    rates = {}
+    for name, part in systems.items():
+        about: Any = {"probability": part.probability, "strata": part.strata}
+        try:
+            rates[name] = success_rate(
+                part.judge, part.human, groups=part.questions, level=level, **about
+            )
+        except ValueError as error:
+            if not name:
+                raise
+            raise ValueError(f"system {printable_name(name)}: {error}") from error
     first, *others = systems
     base, differences = systems[first].questions, {}
     for name in others:
@@ -187,23 +201,6 @@ def judge_report(
             judged.shares[known], judged.human[known], judged.lengths[known], level=level
         )
     return JudgeReport(rates, differences, found, length, position, level)
-
-
-def _rate(judged: JudgedAnswers, level: float) -> RateEstimate:
-    try:
-        return success_rate(
-            judged.judge,
-            judged.human,
-            probability=judged.probability,
-            strata=judged.strata,
-            groups=judged.questions,
-            level=level,
-        )
-    except ValueError as error:
-        if judged.systems is None:
-            raise
-        name = printable_name(str(judged.systems[0]))
-        raise ValueError(f"system {name}: {error}") from error
 
 
 def _weights(judged: JudgedAnswers) -> FloatArray | None:

@@ -149,7 +149,8 @@ def _probability(logprob: Any, what: str, place: str) -> float:
         value = math.nan
     if not value <= 1e-6:  # NaN too
         raise BadDocument(
-            place, f"has a log-probability of {what} that is no number up to 0, got {logprob!r:.30}"
+            place,
+            f"has a log-probability of {what} that is not a number up to 0, got {logprob!r:.30}",
         )
     return math.exp(min(value, 0.0))
 

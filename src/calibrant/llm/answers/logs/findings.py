@@ -227,7 +227,7 @@ def _signals(study: AnswerStudy) -> Note | None:
 def _options(study: AnswerStudy) -> Note | None:
     if study.options is None:
         return None
-    before, after = study.options.before, study.options.after
+    before, after = study.options["before"], study.options["after"]
     gain = after["accuracy"].value - before["accuracy"].value
     evidence = (
         f"accuracy {percent(before['accuracy'].value)} before and "
@@ -236,7 +236,7 @@ def _options(study: AnswerStudy) -> Note | None:
         f"{before['brier'].value:.3f} and {after['brier'].value:.3f}."
     )
     severity: Severity = "good" if after["nll"].value < before["nll"].value else "info"
-    advice = "calibrant fit options.npz --choices fits the calibrator of the options."
+    advice = "calibrant fit options.npz fits the calibrator of the options."
     return Note(severity, "Options, calibrated and scored again", evidence, advice)
 
 

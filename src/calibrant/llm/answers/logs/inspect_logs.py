@@ -181,14 +181,14 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
             # the last of each name
             members = {info.filename: info for info in archive.infolist()}
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        problem = f"{file} is no zip archive, or it is cut off ({error}): copy or run it again"
+        problem = f"{file} is not a zip archive, or it is cut off ({error}): copy or run it again"
         raise ValueError(problem) from error
     # a run that was killed has no header yet
     header = next(
         (members[n] for n in ("header.json", "_journal/start.json") if n in members), None
     )
     if header is None:
-        raise ValueError(f"{file} is a zip archive without header.json: it is no log of Inspect")
+        raise ValueError(f"{file} is a zip archive without header.json: it is not a log of Inspect")
     size = sum(member.file_size for member in members.values())
     if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
         raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {_AS_JSON}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -127,27 +127,26 @@ def read_log(
     file = Path(path)
     name = _format_of(file) if format is None else format
     check_choice("format", name, get_args(Format))
-    joined = _joined(READERS[name](file, outcome), outcomes, outcome)
-    answers, bad = _divided(joined, name, graded)
+    answers, bad = AnswerRows([], []), list[BadDocument]()
+    for place, row in _joined(READERS[name](file, outcome), outcomes, outcome):
+        problem = row if isinstance(row, BadDocument) else _problem(row, place, name, graded)
+        if problem is not None:
+            bad.append(problem)
+        else:
+            answers.places.append(place)
+            answers.rows.append(row)
     if bad and not (skip_bad and answers.rows):
         raise ValueError(refusal(bad, len(answers.rows), file, "answers"))
     if bad:
         warn(f"left out {counted(bad, len(answers.rows), file, 'answers')}")
     if not answers.rows:
         raise ValueError(f"{file} has no answers")
-    _agree_on_prompts(answers.rows)
-    return Log(str(file), name, answers, len(bad))
-
-
-def _agree_on_prompts(rows: Sequence[Row]) -> None:
-    """Give answers to several tasks, with a form of prompt each, all of these forms together.
-
-    A map of them is one for their mixture; ``kind`` tells them apart.
-    """
-    forms = sorted({str(row.get("prompt", "")) for row in rows})
-    if len(forms) > 1 and len({row.get("kind") for row in rows}) > 1:
-        for row in rows:
+    # of several tasks, with a form of prompt each, a map is one for their mixture
+    forms = sorted({str(row.get("prompt", "")) for row in answers.rows})
+    if len(forms) > 1 and len({row.get("kind") for row in answers.rows}) > 1:
+        for row in answers.rows:
             row["prompt"] = "; ".join(filter(None, forms))
+    return Log(str(file), name, answers, len(bad))
 
 
 def _with_outcome(row: Row, outcome: str | None) -> Row:
@@ -208,7 +207,14 @@ def _joined(
     """Add what a file of outcomes says to the answers of the same id."""
     if outcomes is None:
         return items
-    known = _by_id(Path(outcomes), outcome)
+    known: dict[str, Row] = {}
+    for place, row in zip(*read_answers(outcomes), strict=True):
+        named = next((str(row[name]) for name in _IDS if name in row), None)
+        if named is None or named in known:
+            problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
+            raise ValueError(f"{place} {problem}: every answer needs one line")
+        row = _with_outcome(row, outcome)
+        known[named] = {name: row[name] for name in _JOINED if name in row}
 
     def add(row: Row, place: str) -> Row:
         if row.get("id") not in known:
@@ -216,34 +222,6 @@ def _joined(
         return {**row, **known[row["id"]]}
 
     return converted(items, add)
-
-
-def _by_id(file: Path, outcome: str | None) -> dict[str, Row]:
-    known: dict[str, Row] = {}
-    rows = read_answers(file)
-    for place, row in zip(rows.places, rows.rows, strict=True):
-        named = next((str(row[name]) for name in _IDS if name in row), None)
-        if named is None or named in known:
-            problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
-            raise ValueError(f"{place} {problem}: every answer needs one line")
-        row = _with_outcome(row, outcome)
-        known[named] = {name: row[name] for name in _JOINED if name in row}
-    return known
-
-
-def _divided(
-    items: Iterator[Item], name: Format, graded: bool
-) -> tuple[AnswerRows, list[BadDocument]]:
-    """Return the answers that can be used, and why the others cannot."""
-    answers, bad = AnswerRows([], []), list[BadDocument]()
-    for place, row in items:
-        problem = row if isinstance(row, BadDocument) else _problem(row, place, name, graded)
-        if problem is not None:
-            bad.append(problem)
-            continue
-        answers.places.append(place)
-        answers.rows.append(row)
-    return answers, bad
 
 
 def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | None:

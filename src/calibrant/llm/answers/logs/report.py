@@ -33,7 +33,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     ``report.html`` is the page; ``map`` the answer calibrator with its threshold, for ``llm answers
     apply``; ``calibrated.jsonl`` the answers; ``reliability.png``, with matplotlib, the confidences
     before and after; and ``options.npz`` the log-probabilities of multiple choice, for ``calibrant
-    fit --choices``.
+    fit``.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def answer_page(study: AnswerStudy) -> str:
         risk=None if curve is None else risk_chart(curve),
         signals=None if study.signals is None else _signals(study.signals),
         kinds=parts_table(parts, "kind", 0.9) if parts else None,
-        options=options and _side_by_side(options.before, options.after, "calibrated"),
+        options=options and _side_by_side(options["before"], options["after"], "calibrated"),
         snippets=_SNIPPETS,
         data=data,
     )

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,42 +35,12 @@ from calibrant.workflows.evaluate import evaluate
 _METRICS = ("accuracy", "ece", "nll", "brier")
 
 
-class Options(NamedTuple):
-    """Options of questions.
+def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
+    """Return logits ``(questions, options)`` and labels; None unless all answers have both.
 
-    Attributes
-    ----------
-    logits : (questions, options)
-        Log-probabilities; -inf where a question has fewer options than others.
-    labels : (questions,)
-        Numbers of the right options.
-    """
+    Options that a question has fewer of than others have -inf.
 
-    logits: FloatArray
-    labels: IntArray
-
-
-class Rescored(NamedTuple):
-    """Options of a log before calibration, and after it.
-
-    Attributes
-    ----------
-    before, after : Evaluation
-        Of the probabilities of the options; accuracy is that of the likeliest one.
-    probs : (questions, options)
-        Calibrated probabilities.
-    """
-
-    before: Evaluation
-    after: Evaluation
-    probs: FloatArray
-
-
-def option_logits(rows: Sequence[Row]) -> Options | None:
-    """Return the options of answers; None unless all have log-probabilities and a right option.
-
-    >>> options = option_logits([{"option_logits": [-0.1, -2.4], "label": 0}])
-    >>> options.logits, options.labels
+    >>> option_logits([{"option_logits": [-0.1, -2.4], "label": 0}])
     (array([[-0.1, -2.4]]), array([0]))
     """
     if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
@@ -80,7 +49,7 @@ def option_logits(rows: Sequence[Row]) -> Options | None:
     logits = np.full((len(rows), width), -np.inf)
     for i, row in enumerate(rows):
         logits[i, : len(row["option_logits"])] = row["option_logits"]
-    return Options(logits, np.array([row["label"] for row in rows], dtype=np.int64))
+    return logits, np.array([row["label"] for row in rows], dtype=np.int64)
 
 
 def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
@@ -92,33 +61,38 @@ def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
             "of options or no right one: write .jsonl or .csv"
         )
     with replacing(Path(file)) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, logits=options.logits, labels=options.labels)
+        np.savez(stream, logits=options[0], labels=options[1])
 
 
-def rescore(options: Options, *, level: float | None = 0.9) -> Rescored:
+def rescore(
+    logits: FloatArray, labels: IntArray, *, level: float | None = 0.9
+) -> tuple[dict[str, Evaluation], FloatArray]:
     """Calibrate options and measure them again, each question by a fit on other folds.
 
     A preference of the model for some options is corrected, so that answers may change
     (:class:`calibrant.Auto` with ``keep_argmax=False``). This takes 100 questions or more.
+
+    Returns the evaluations ``before`` and ``after``, in which accuracy is that of the likeliest
+    option, and the calibrated probabilities.
 
     Examples
     --------
     ::
 
         options = option_logits(read_log("samples_arc_easy_2026-01-01T00-00-00.jsonl").answers.rows)
-        rescore(options).after["accuracy"]
+        figures, probs = rescore(*options)
     """
-    if len(options.labels) < MIN_QUESTIONS:
+    if len(labels) < MIN_QUESTIONS:
         raise ValueError(
-            f"options of {len(options.labels)} questions are too few to calibrate them: "
-            f"{MIN_QUESTIONS} are needed"
+            f"options of {len(labels)} questions are too few to calibrate them: {MIN_QUESTIONS} "
+            "are needed"
         )
-    calibrated = calibrated_choices(*options)
-    before, after = (
-        evaluate(logits, options.labels, estimand="top_label", metrics=_METRICS, level=level)
-        for logits in (options.logits, calibrated)
-    )
-    return Rescored(before, after, np.exp(calibrated))
+    calibrated = calibrated_choices(logits, labels)
+    figures = {
+        name: evaluate(scores, labels, estimand="top_label", metrics=_METRICS, level=level)
+        for name, scores in (("before", logits), ("after", calibrated))
+    }
+    return figures, np.exp(calibrated)
 
 
 _MIN_ANSWERS = 20
@@ -149,8 +123,8 @@ class AnswerStudy:
         ``option_probs`` of calibrated multiple choice.
     signals : SignalFit or None
         Figures of every signal, if there are others besides the confidence.
-    options : Rescored or None
-        Of multiple choice.
+    options : dict of Evaluation or None
+        Of the options of multiple choice, ``before`` and ``after`` their calibration.
     """
 
     log: Log
@@ -163,7 +137,7 @@ class AnswerStudy:
     held_out: BoolArray
     rows: list[Row]
     signals: SignalFit | None = None
-    options: Rescored | None = None
+    options: dict[str, Evaluation] | None = None
 
     @property
     def threshold(self) -> Threshold:
@@ -240,16 +214,16 @@ def study_answers(
             confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
     options = option_logits(answers.rows)
-    rescored = rescore(options) if options and len(options.labels) >= MIN_QUESTIONS else None
+    rescored = rescore(*options) if options and len(options[1]) >= MIN_QUESTIONS else None
     rows = calibrator.apply(answers)
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
         row["part"] = "threshold" if rest else "fit"
         if rescored is not None:
-            row["option_probs"] = rescored.probs[i, : len(row["option_logits"])].tolist()
+            row["option_probs"] = rescored[1][i, : len(row["option_logits"])].tolist()
     return AnswerStudy(
         *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
         signals,
-        rescored,
+        rescored and rescored[0],
     )
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core import checks, logpartition
+from calibrant._core import checks
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.rows import Sample
+from calibrant.calibrators import logpartition
+from calibrant.calibrators.logpartition import Records, concatenate, tabulate
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk, Shard

@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from calibrant.decide import threshold
 from calibrant.decide.threshold_search import hoeffding_bentkus, threshold_grid
-from calibrant.llm.gate.verdicts import Scored, find_threshold
+from calibrant.llm.gate.fitting import Scored, find_threshold
 
 MAX_ERROR, CERTAINTY, RUNS = 0.1, 0.9, 200
 MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))

@@ -12,9 +12,10 @@ import pytest
 import torch
 from scipy.special import entr, expit, logsumexp, softmax
 
-from calibrant._core import chunks as _walk, logpartition as _partition
+from calibrant._core import chunks as _walk
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import (
+from calibrant.calibrators import logpartition as _partition
+from calibrant.calibrators.logpartition import (
     LOWEST,
     OCTAVES,
     TOP,
@@ -730,7 +731,7 @@ PEAK = """
 import re
 import numpy as np
 from calibrant._core import chunks as _walk
-from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.logpartition import tabulate
 
 def peak():
     with open("/proc/self/status") as status:

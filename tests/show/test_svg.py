@@ -106,6 +106,15 @@ def test_bins_are_drawn_where_their_numbers_are():
         assert float(dot["cy"]) == pytest.approx(bottom - y * (bottom - top), abs=0.06)
 
 
+def test_bars_of_joined_bins_stand_at_their_mean_confidence():
+    edges, means = [0, 0.1, 0.55, 1], [0.05, 0.3, 0.98]
+    (chart,) = charts(reliability_chart(edges, means, means, means, means, [0.2, 0.4, 0.4]))
+    bars = [e.attrib for e in chart.iter(f"{SVG}rect") if e.attrib.get("fill-opacity") == "0.6"]
+    spans = [(float(b["x"]) - 46.5, float(b["width"]) + 1) for b in bars[:3]]
+    expected = [(0, 33), (66, 66), (264, 66)]  # all over a narrow bin, and inside a wide one
+    assert spans == [pytest.approx(span, abs=0.2) for span in expected]
+
+
 def test_a_gap_reaches_from_the_accuracy_to_the_confidence():
     (chart,) = charts(reliability_chart(**RELIABILITY))
     gaps = [

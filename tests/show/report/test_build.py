@@ -142,6 +142,12 @@ def test_there_is_no_command_for_arrays(files):
     assert "calibrant report" not in result.to_html() + result.to_markdown()
 
 
+def advised(result, language):
+    """The commands, or lines of Python, that a report says to copy."""
+    copied = [each for each in snippets(result.subjects[0]) if each.language == language]
+    return [line for snippet in copied for line in snippet.code.splitlines()]
+
+
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, factor):
     parts = {name: drawn(400, factor=factor, seed=k) for k, name in enumerate(("fit", "my day"))}
@@ -149,18 +155,32 @@ def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, fa
         "p.npz", {f"{name}_{key}": v for name, part in parts.items() for key, v in part.items()}
     )
     result = cal.report("p.npz", split="my day", fit_split="fit", methods=["none", "ts"])
-    lines = [
-        line
-        for snippet in snippets(result.subjects[0])
-        if snippet.language == "bash"
-        for line in snippet.code.splitlines()
-    ]
     verbs = ["fit", "apply", "evaluate"]
-    commands = [shlex.split(line)[1:] for line in lines]
+    commands = [shlex.split(line)[1:] for line in advised(result, "bash")]
     commands = [words for words in commands if words[0] in verbs]
     assert [words[0] for words in commands] == (verbs if factor > 1 else verbs[-1:])
     # among them the limit, which the calibrated predictions keep and the others do not
     assert [run(*words)[0] for words in commands] == [0] * len(commands)
+
+
+def test_what_to_copy_names_columns_as_the_report_was_told(files, run):
+    rng = np.random.default_rng(0)
+    honest = 2 * rng.normal(size=400)
+    right = (rng.uniform(size=400) < 1 / (1 + np.exp(-honest))).astype(int)
+    rows = [f"{1 / (1 + np.exp(-3 * z)):.12f},{y}" for z, y in zip(honest, right, strict=True)]
+    Path("scores.csv").write_text("\n".join(["my score,truth", *rows]))
+    Path("today.csv").write_text("\n".join(["my score,truth", *rows]))
+    data = cal.open_dataset("scores.csv", labels="truth", probs="my score")
+    result = cal.report(data, methods=["none", "ts"])
+    commands = [shlex.split(line)[1:] for line in advised(result, "bash")]
+    assert [words[0] for words in commands] == ["fit", "apply", "export", "monitor", "evaluate"]
+    for words in commands:
+        if words[0] != "export":  # which needs onnx
+            assert run(*words)[0] == 0, words
+    written = Path("calibrated.csv").read_bytes()
+    Path("calibrated.csv").unlink()
+    exec("\n".join(advised(result, "python")), {})
+    assert Path("calibrated.csv").read_bytes() == written
 
 
 def test_progress_ends_at_its_total():

@@ -33,6 +33,12 @@ def test_over_confidence_is_found_where_it_is(over_confident):
     assert over_confident.findings[0].severity == "bad"
 
 
+def test_a_single_range_is_not_found_beside_the_average_over_all():
+    found = codes({"logits": drawn(40)["logits"] + [9, 0, 0, 0, 0], "labels": drawn(40)["labels"]})
+    assert "CAL001" in found
+    assert "CAL004" not in found
+
+
 def test_under_confidence_is_found():
     found = codes(drawn(factor=0.4))
     assert "CAL002" in found

@@ -26,6 +26,9 @@ from calibrant.show.style import Format, short_percent
 
 PALE = 0.5
 """Width of an interval above which a bin is pale."""
+WIDEST = 0.2
+"""Width of the bar of a bin that is wider, at its mean confidence: bins are joined where examples
+are few, and a bar over half of the axis would speak for confidences that no example has."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ class Bin:
             f"{short_percent(self.confidence)}, {event} {short_percent(self.accuracy)}{ends}; "
             f"{short_percent(self.share)} of the examples"
         )
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        """Where the bar begins and ends: all over the bin, or around the mean of a wide one."""
+        if self.right - self.left <= WIDEST + 1e-9:
+            return self.left, self.right
+        start = min(max(self.confidence - WIDEST / 2, self.left), self.right - WIDEST)
+        return start, start + WIDEST
 
     @property
     def whiskers(self) -> bool:

@@ -206,7 +206,7 @@ def _over_confident_when_sure(subject: Subject) -> Result | None:
 )
 def _off_in_ranges(subject: Subject) -> Result | None:
     off = _beyond_noise(subject.ranges)
-    if not off:
+    if not off or len(subject.ranges) == 1:  # a single range is the average over all
         return None
     off.sort(key=lambda part: -part.share * abs(part.gap))
     named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in off)

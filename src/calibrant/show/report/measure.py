@@ -122,6 +122,8 @@ def measure(
         path=split.path,
         split=split.name,
         files=_files(split),
+        columns=split.dataset.named,
+        probs_stored=split.domain == "probs",
         class_names=split.dataset.class_names,
         evaluation=evaluation,
         answers=everything,

@@ -13,6 +13,7 @@ from scipy.special import betainc
 from calibrant._core.binning import Bins
 from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.scaling import Identity
+from calibrant.data.tables import ColumnNames
 from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
@@ -205,6 +206,10 @@ class Subject:
     path: str
     split: str
     files: list[SourceFile]
+    columns: ColumnNames
+    """Columns that the user has named, as the advised commands do."""
+    probs_stored: bool
+    """Whether the predictions are probabilities instead of logits."""
     class_names: list[str] | None
     evaluation: Evaluation
     answers: Part

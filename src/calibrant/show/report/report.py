@@ -127,6 +127,7 @@ class Report:
     def _subject_dict(self, subject: Subject) -> dict[str, Any]:
         content: dict[str, Any] = {f.name: getattr(subject, f.name) for f in fields(subject)}
         content |= {
+            "columns": subject.columns._asdict(),
             "verdict": vars(self.verdicts[subject.name]),
             "findings": self.findings_by_subject[subject.name],
             "unchecked": [item._asdict() for item in self.unchecked(subject)],

@@ -161,14 +161,31 @@ def _path(subject: Subject) -> str:
     return "predictions.npz" if subject.path == IN_MEMORY else subject.path
 
 
-def _calibrated(subject: Subject) -> str:
-    """Return the file that the advised commands write: a table if predictions are one."""
+def _suffix(subject: Subject) -> str:
+    """Return the suffix of the files in the advised commands: of a table if predictions are one."""
     suffix = PurePath(_path(subject)).suffix
-    return f"calibrated{suffix if suffix in ('.csv', '.parquet') else '.npz'}"
+    return suffix if suffix in (".csv", ".parquet") else ".npz"
+
+
+def _calibrated(subject: Subject) -> str:
+    return f"calibrated{_suffix(subject)}"
+
+
+def _named(subject: Subject) -> str:
+    """Return the options that name the columns, as they were given for this report."""
+    return "".join(f" {shlex.quote(word)}" for word in subject.columns.words)
+
+
+def _opened(subject: Subject) -> str:
+    """Return the arguments that open the predictions in Python."""
+    labels, scores = subject.columns.labels, subject.columns.scores
+    words = {} if labels is None else {"labels": labels}
+    words |= {domain: names[0] if len(names) == 1 else [*names] for domain, names in scores.items()}
+    return ", ".join([repr(_path(subject)), *(f"{k}={v!r}" for k, v in words.items())])
 
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:
-    path, file = _path(subject), shlex.quote(_path(subject))
+    file, named = shlex.quote(_path(subject)), _named(subject)
     remedy = subject.remedy
     method = remedy.chosen.method if remedy and remedy.chosen else "auto"
     fitted_on = remedy.fit_split if remedy else ""
@@ -180,15 +197,19 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
         flag = f"{flag} --set keep_argmax={remedy.keep_argmax}"
         option = f'{option}, options={{"keep_argmax": {remedy.keep_argmax}}}'
     commands = (
-        f"calibrant fit {file} --method {method}{flag} -o calibrator",
-        f"calibrant apply calibrator {file} -o {_calibrated(subject)}",
+        f"calibrant fit {file}{named} --method {method}{flag} -o calibrator",
+        f"calibrant apply calibrator {file}{named} -o {_calibrated(subject)}",
         "calibrant export calibrator -o calibrator.onnx",
     )
+    use = "probs = calibrator.predict_proba(logits)"
+    if subject.probs_stored:
+        use = f'cal.apply(calibrator, data, "{_calibrated(subject)}")'
     code = (
         "import calibrant as cal\n",
-        f'calibrator = cal.fit({path!r}, method="{method}"{option})',
+        f"data = cal.open_dataset({_opened(subject)})",
+        f'calibrator = cal.fit(data, method="{method}"{option})',
         'cal.save(calibrator, "calibrator")',
-        "probs = calibrator.predict_proba(logits)",
+        use,
     )
     return [
         Snippet("Fit a calibrator, and apply it", "bash", "\n".join(commands)),
@@ -197,17 +218,22 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
 
 
 def _to_keep(subject: Subject) -> list[Snippet]:
+    named = _named(subject)
     flag = _split_flag(subject.split, "test")
     flag += " --multilabel" if subject.word == "tag" else ""
     remedy = subject.remedy
-    file, evaluation = shlex.quote(_path(subject)), subject.evaluation
+    file, evaluation = f"{shlex.quote(_path(subject))}{named}", subject.evaluation
     if remedy is not None and remedy.after is not None and remedy.helps:
         file, evaluation = _calibrated(subject), remedy.after
+        file += named if _suffix(subject) != ".npz" else ""  # arrays get their usual names
     gate = f"calibrant evaluate {file}{flag} --max ece={_limit(evaluation['ece']):g}"
     stop = Snippet("Stop a release that is worse", "bash", gate)
     if subject.word == "tag":  # a monitor takes exclusive classes only
         return [stop]
-    watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
+    watch = (
+        f"calibrant monitor today{_suffix(subject)}{named} --calibrator calibrator "
+        "--state watch.json --fail"
+    )
     return [
         Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
         stop,

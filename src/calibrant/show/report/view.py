@@ -170,7 +170,7 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
         before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
         reasons = [
             f"On examples that it was not fitted on, a stated {subject.probability} is off by "
-            f"{after} on average, in place of {before}.",
+            f"{after} on average, instead of {before}.",
             f"{remedy.price(subject.counted)} The fit takes {remedy.chosen.fit_seconds:.1f} s.",
         ]
     elif against:

@@ -202,7 +202,7 @@ def mce(
 def over_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
-    r"""Over-confident part of ECE: bins of too much confidence.
+    r"""Part of ECE from bins with too much confidence.
 
     .. math:: \sum_b \frac{n_b}{n} \max(\bar{p_b} - \bar{y_b}, 0)
 
@@ -218,7 +218,7 @@ def over_ece(
 def under_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
-    r"""Under-confident part of ECE: bins of too little confidence.
+    r"""Part of ECE from bins with too little confidence.
 
     .. math:: \sum_b \frac{n_b}{n} \max(\bar{y_b} - \bar{p_b}, 0)
 

@@ -82,7 +82,7 @@ def citl(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 
 @keywords(Data)
 def spiegelhalter_z(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
-    r"""Spiegelhalter's z, of whether the Brier score is as claimed.
+    r"""Spiegelhalter's z, a test of the Brier score.
 
     .. math:: \frac{\sum_i (y_i - p_i)(1 - 2 p_i)}{\sqrt{\sum_i (1 - 2 p_i)^2 p_i (1 - p_i)}}
 

@@ -33,7 +33,7 @@ MOST_SINGLE = 1 << 18
 
 @keywords(EventData)
 def ks(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
-    r"""Kolmogorov-Smirnov error: the largest running sum of residuals.
+    r"""Kolmogorov-Smirnov: the largest running sum of residuals.
 
     .. math:: \max_t \; \frac{1}{n} | \sum_{i:\, p_i \le t} (p_i - y_i) |
 

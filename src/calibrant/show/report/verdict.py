@@ -178,10 +178,12 @@ def _named(subject: Subject) -> str:
 
 def _opened(subject: Subject) -> str:
     """Return the arguments that open the predictions in Python."""
-    labels, scores = subject.columns.labels, subject.columns.scores
-    words = {} if labels is None else {"labels": labels}
-    words |= {domain: names[0] if len(names) == 1 else [*names] for domain, names in scores.items()}
-    return ", ".join([repr(_path(subject)), *(f"{k}={v!r}" for k, v in words.items())])
+    words: list[tuple[str, str | list[str]]] = []
+    if subject.columns.labels is not None:
+        words.append(("labels", subject.columns.labels))
+    for domain, names in subject.columns.scores.items():
+        words.append((domain, names[0] if len(names) == 1 else [*names]))
+    return ", ".join([repr(_path(subject)), *(f"{k}={v!r}" for k, v in words)])
 
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:

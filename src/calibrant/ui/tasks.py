@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.engines import reporting
+from calibrant._core.engines import use
 from calibrant._core.messages import printable
 from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
@@ -141,7 +141,7 @@ def run(
         warnings.simplefilter("always")
         send("step", 0)
         is_auto = choices.method == "auto" and choices.estimand != "multilabel"
-        with reporting(progress):
+        with use(progress=progress):
             fitted = fit_and_measure(
                 dataset,
                 method=choices.method,
@@ -152,7 +152,7 @@ def run(
             )
         save(fitted.calibrator, out / "calibrator.safetensors")
         send("step", 1)
-        with reporting(progress):
+        with use(progress=progress):
             _report(dataset, out, choices)
         send("step", 2)
         problem = _export(fitted, dataset, out / "calibrator.onnx")

@@ -31,7 +31,7 @@ from calibrant.metrics.curves import (
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.show.tables import Table
-from calibrant.workflows.choice import Choice
+from calibrant.workflows.choice import MethodChoice
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.decide import decide
 from tests.support.markup import charts, check_inert, titles
@@ -57,7 +57,7 @@ def results(data):
     evaluation = cal.evaluate(logits, labels, by=data.groups, level=None)
     row = Row(HOSTILE, evaluation, 0.1, 0, None, [HOSTILE], ts)
     failed = Row("failed", None, 0.1, None, HOSTILE)
-    chosen = Choice(HOSTILE, f"Use {HOSTILE}", [HOSTILE])
+    chosen = MethodChoice(HOSTILE, f"Use {HOSTILE}", [HOSTILE])
     about: Any = (400, 400, 4, HOSTILE, "test", None, "top_label", chosen)
     monitor = cal.Monitor(ts, window=100)
     monitor.update(3 * logits, labels)

@@ -20,7 +20,7 @@ from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.workflows import methods_table
-from calibrant.workflows.choice import Choice
+from calibrant.workflows.choice import MethodChoice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.fit import cross_fit
@@ -491,7 +491,7 @@ def comparison(**rows):
 
 def as_comparison(rows, level):
     """A comparison of these rows, in which nothing was chosen."""
-    return Comparison(rows, 1, 1, 3, "", "", level, "top_label", Choice(None, "None."))
+    return Comparison(rows, 1, 1, 3, "", "", level, "top_label", MethodChoice(None, "None."))
 
 
 def test_best_are_those_within_the_interval_of_the_best():

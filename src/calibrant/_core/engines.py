@@ -131,28 +131,20 @@ def silently() -> AbstractContextManager[None]:
     return _set(current_work()._replace(progress=None))
 
 
-def reporting(report: Callable[[int, int], object]) -> AbstractContextManager[None]:
-    """Report the progress of passes inside a ``with`` block by another callback."""
-    return _set(current_work()._replace(progress=report))
-
-
 @contextmanager
 def steps(total: int) -> Iterator[Callable[[], None]]:
     """Yield what reports that one more of some steps is done; passes within a step are silent."""
-    progress, done = current_work().progress or _unheard, 0
+    progress, done = current_work().progress, -1
 
     def step() -> None:
         nonlocal done
         done += 1
-        progress(done, total)
+        if progress is not None:
+            progress(done, total)
 
-    progress(0, total)
+    step()
     with silently():
         yield step
-
-
-def _unheard(done: int, total: int) -> None:
-    """Report to nobody."""
 
 
 def _available_cores() -> int:

@@ -32,17 +32,13 @@ def failure_text(problem: BaseException) -> str | None:
         return str(problem) or type(problem).__name__
     if _NO_MEMORY in str(problem):
         return "not enough memory: use fewer classes or examples, or a larger machine"
-    return _full_disk(problem)
-
-
-def _full_disk(problem: BaseException | None) -> str | None:
-    """Return what the system said about a full disk, for which libraries raise errors of theirs."""
-    while problem is not None:
-        from_rust = re.search(r"\(os error (\d+)\)", str(problem))
-        number = int(from_rust[1]) if from_rust else getattr(problem, "errno", None)
+    cause: BaseException | None = problem
+    while cause is not None:  # libraries raise errors of theirs for a full disk
+        from_rust = re.search(r"\(os error (\d+)\)", str(cause))
+        number = int(from_rust[1]) if from_rust else getattr(cause, "errno", None)
         if number in _NO_ROOM:
             return f"{os.strerror(number)}: make room on the disk, and run the same again"
-        problem = problem.__cause__ or problem.__context__
+        cause = cause.__cause__ or cause.__context__
     return None
 
 

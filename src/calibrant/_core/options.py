@@ -152,11 +152,6 @@ def unknown_option(owner: str, typed: str, options: Options) -> ValueError:
     return ValueError(f"{owner} has no option {typed!r}: {did_you_mean(typed, options)}{has}")
 
 
-def accepted_words(option: inspect.Parameter) -> str:
-    """Return what an option accepts, in words."""
-    return _words(option.annotation)
-
-
 def parsed_text(text: str) -> Any:
     """Return the value of a text without an annotation: JSON, or else the text itself.
 
@@ -186,14 +181,14 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
             got += ", which has more than 64 bits"
         elif _fits(hint, [value]):
             got += f": pass [{value!r}]"
-        raise type(error)(f"{name} must be {_words(hint)}, got {got}") from None
+        raise type(error)(f"{name} must be {in_words(hint)}, got {got}") from None
 
 
 def _parsed(name: str, hint: Any, text: str) -> Any:
     try:
         return _convert(hint, _parse(hint, text))
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be {_words(hint)}, got {text!r:.80}") from None
+        raise ValueError(f"{name} must be {in_words(hint)}, got {text!r:.80}") from None
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -205,7 +200,15 @@ def _convert(hint: Any, value: Any) -> Any:
             raise ValueError
         return number
     if kind in (Union, UnionType):
-        return _convert_any(parts, value)
+        problem: type[Exception] = TypeError
+        for part in parts:
+            try:
+                return _convert(part, value)
+            except TypeError:
+                continue
+            except ValueError:
+                problem = ValueError  # the type fits
+        raise problem
     if kind is Literal:
         if not isinstance(value, str):
             raise TypeError
@@ -222,18 +225,6 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, wanted):
             raise TypeError
     return value
-
-
-def _convert_any(hints: Sequence[Any], value: Any) -> Any:
-    problem: type[Exception] = TypeError
-    for hint in hints:
-        try:
-            return _convert(hint, value)
-        except TypeError:
-            continue
-        except ValueError:
-            problem = ValueError  # the type fits
-    raise problem
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -277,7 +268,11 @@ def _parse(hint: Any, text: str) -> Any:
     if kind is Annotated:
         return _parse(parts[0], text)
     if kind in (Union, UnionType):
-        return _parse_any(parts, text)
+        # the first annotation that fits, and str last, which every text fits
+        for part in sorted(parts, key=lambda part: (part is str, part is not NoneType)):
+            with suppress(TypeError, ValueError):
+                return _convert(part, _parse(part, text))
+        raise ValueError
     if kind is Sequence:
         items = text.strip().strip("[]()").split(",")
         plain = [item.strip().strip("'\"") for item in items]
@@ -291,25 +286,17 @@ def _parse(hint: Any, text: str) -> Any:
     return text if kind in (str, Literal) else parsed_text(text)
 
 
-def _parse_any(hints: Sequence[Any], text: str) -> Any:
-    """Return the value by the first annotation that it fits; every text is a ``str``."""
-    for hint in sorted(hints, key=lambda hint: (hint is str, hint is not NoneType)):
-        with suppress(TypeError, ValueError):
-            return _convert(hint, _parse(hint, text))
-    raise ValueError
-
-
-def _words(hint: Any, *, several: bool = False) -> str:
+def in_words(hint: Any, *, several: bool = False) -> str:
     """Return an annotation in words, for messages."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Annotated:
-        return f"{_words(parts[0], several=several)}, {' and '.join(map(str, parts[1:]))}"
+        return f"{in_words(parts[0], several=several)}, {' and '.join(map(str, parts[1:]))}"
     if kind in (Union, UnionType):
-        return (" or " if several else ", or ").join(_words(p, several=several) for p in parts)
+        return (" or " if several else ", or ").join(in_words(p, several=several) for p in parts)
     if kind is Literal:
         return f"one of {comma_separated(parts)}"
     if kind is Sequence:
-        return f"a list of {_words(parts[0], several=True)}"
+        return f"a list of {in_words(parts[0], several=True)}"
     if kind in _WORDS:
         return _WORDS[kind][several]
     return f"a {kind.__name__}"

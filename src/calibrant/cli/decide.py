@@ -10,7 +10,6 @@ from calibrant.cli import engine, shared
 from calibrant.cli.shared import FILE, option, verb
 
 if TYPE_CHECKING:
-    from calibrant.data.dataset import Dataset
     from calibrant.workflows.decide import AppliedRule, FittedRule
 
 CONDITION = (
@@ -100,6 +99,10 @@ def decide(
     no answer is accepted, or every set holds all classes. Nothing is written
     then.
     """  # noqa: D301
+    from calibrant.artifacts import load, save
+    from calibrant.decide import DecisionRule
+    from calibrant.workflows.decide import apply_rule, decide as workflow
+
     limits = ("max_error", "precision", "recall", "max_fpr", "max_cost", "cost")
     limited = any(options[name] is not None for name in limits)
     if [limited, coverage is not None, saved is not None].count(True) != 1:
@@ -118,14 +121,21 @@ def decide(
     written = [shared.how_written(name) for name in (target, out) if name]
     with source.working():
         data = source.open(pred)
-        result = _applied(data, saved, out) if saved else _fitted(data, folder, out, options)
+        result: AppliedRule | FittedRule
+        if saved:
+            rule = load(saved, DecisionRule)
+            if rule.decides_nothing:
+                raise ValueError(f"{saved}: {rule.instruction()} Fit a rule on more examples")
+            result = apply_rule(rule, data, out)
+        else:
+            result = workflow(data, calibrator=load(folder) if folder else None, **options)
+            if out and not result.rule.decides_nothing:
+                apply_rule(result.rule, data, out)
     decides_nothing = result.rule.decides_nothing
     if decides_nothing:
         written = ["nothing is written"] if written else []
         target = out = None
     if target:
-        from calibrant.artifacts import save
-
         save(result.rule, target)
     about: dict[str, Any] = {"saved": target or saved, "decisions": out}
     shared.show_result(form, result, show=lambda: _print_result(result, pred), **about)
@@ -143,31 +153,6 @@ def _costs(text: str | None) -> list[list[float]] | None:
     except ValueError:
         raise click.BadParameter(f"want four numbers with commas, got {text!r}") from None
     return [[a, b], [c, d]]
-
-
-def _applied(data: Dataset, saved: str, out: str | None) -> AppliedRule:
-    """Apply a saved rule, and write the decisions."""
-    from calibrant.artifacts import load
-    from calibrant.decide import DecisionRule
-    from calibrant.workflows.decide import apply_rule
-
-    rule = load(saved, DecisionRule)
-    if rule.decides_nothing:
-        raise ValueError(f"{saved}: {rule.instruction()} Fit a rule on more examples")
-    return apply_rule(rule, data, out)
-
-
-def _fitted(
-    data: Dataset, folder: str | None, out: str | None, options: dict[str, Any]
-) -> FittedRule:
-    """Fit a rule, and write the decisions of one that decides anything."""
-    from calibrant.artifacts import load
-    from calibrant.workflows.decide import apply_rule, decide as workflow
-
-    result = workflow(data, calibrator=load(folder) if folder else None, **options)
-    if out and not result.rule.decides_nothing:
-        apply_rule(result.rule, data, out)
-    return result
 
 
 def _print_result(result: FittedRule | AppliedRule, title: str) -> None:

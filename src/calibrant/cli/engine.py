@@ -123,7 +123,7 @@ class InputFiles:
     @contextmanager
     def working(self, unit: str = "examples") -> Iterator[None]:
         """Show progress, and use the engine, which is summed up on stderr at the end."""
-        from calibrant._core.engines import reporting, use
+        from calibrant._core.engines import use
 
         start, longest = time.perf_counter(), 0  # examples of the longest pass
 
@@ -135,7 +135,7 @@ class InputFiles:
         with use(workers=self.workers) as work:
             if work.dashboard:
                 shared.say(f"dashboard: {work.dashboard}")
-            with shared.progress_bar(unit) as show, reporting(count):
+            with shared.progress_bar(unit) as show, use(progress=count):
                 self.show = show
                 yield
         if work.executor is not None:
@@ -145,7 +145,7 @@ class InputFiles:
 
     def open(self, path: str, estimand: str | None = None) -> Dataset:
         """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
-        from calibrant._core.engines import reporting
+        from calibrant._core.engines import use
         from calibrant.data.opening import open_dataset
         from calibrant.workflows.good_shards import describe_skipped, open_good_shards
 
@@ -153,7 +153,7 @@ class InputFiles:
             return open_dataset(path, cache=self.cache, **self.columns)
         chosen: Any = estimand or "auto"  # click's flag values
         assert self.show is not None
-        with reporting(self.show):  # the pass that finds bad shards is shown, but not counted
+        with use(progress=self.show):  # the pass that finds bad shards is shown, but not counted
             data = open_good_shards(path, cache=self.cache, estimand=chosen, **self.columns)
         for line in describe_skipped(data.skipped, len(data.files)):
             shared.say(line)

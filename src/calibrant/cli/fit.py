@@ -60,7 +60,7 @@ def fit(
     estimand: str | None,
     form: str | None,
     source: engine.InputFiles,
-    **selection: str | None,
+    **selection: Any,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
@@ -81,19 +81,25 @@ def fit(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import find_calibrator
+    from calibrant.workflows.fit import cross_fit, fit_and_measure
+    from calibrant.workflows.retrain import retrain_and_measure
 
     name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
     chosen: dict[str, Any] = shared.method_options(name, kind, options)
     if columns:
         chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
-    skipped: dict[str, str] = {}
+    common["metrics"] = METRICS
     if train:
         _check_train(name, folds, selection, source)
-        fitted = _retrained(pred, train, source, common)
-    else:
-        selected = {**selection, **({"folds": folds} if folds else {})}
-        fitted, skipped = _fitted(pred, source, {**common, **selected, "method": name})
+    with source.working("epochs" if train else "examples"):
+        data = source.open(pred, estimand)
+        if train:
+            fitted = retrain_and_measure(data, train=source.open(train), **common)
+        elif folds:
+            fitted = cross_fit(data, method=name, folds=folds, **common, **selection)
+        else:
+            fitted = fit_and_measure(data, method=name, **common, **selection)
     written = shared.how_written(out, "saved in")
     save(fitted.calibrator, out)
     title = f"{name} on {pred}"
@@ -102,7 +108,7 @@ def fit(
         "options": chosen,
         "folds": folds,
         "saved": out,
-        "skipped": skipped,
+        "skipped": dict(data.skipped),
     }
     shared.show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
     shared.say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
@@ -119,26 +125,6 @@ def _check_train(
             "with --train, maccal learns from the train split and is measured on val: leave "
             "out --cross-fit, --split, --sample-weight and --groups, and options for shards"
         )
-
-
-def _retrained(pred: str, train: str, source: engine.InputFiles, options: dict[str, Any]) -> Fit:
-    from calibrant.workflows.retrain import retrain_and_measure
-
-    with source.working("epochs"):
-        data, training = source.open(pred), source.open(train)
-        return retrain_and_measure(data, train=training, metrics=METRICS, **options)
-
-
-def _fitted(
-    pred: str, source: engine.InputFiles, options: dict[str, Any]
-) -> tuple[Fit, dict[str, str]]:
-    """Fit a calibrator, and return the shards that were skipped as well."""
-    from calibrant.workflows.fit import cross_fit, fit_and_measure
-
-    workflow = cross_fit if "folds" in options else fit_and_measure
-    with source.working():
-        data = source.open(pred, options["estimand"])
-        return workflow(data, metrics=METRICS, **options), dict(data.skipped)
 
 
 @verb()
@@ -208,9 +194,7 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
 @option(
     "--opset", type=int, metavar="VERSION", help="Version of the ONNX operators.  [default: 20]"
 )
-def export(
-    folder: str, out: str | None, tokens: bool, probabilities: bool, opset: int | None
-) -> None:
+def export(folder: str, out: str | None, **options: Any) -> None:
     """Write a saved calibrator as a file that runs without calibrant.
 
     DIR is a folder that "calibrant fit" wrote. The input of the file is "logits" and its output
@@ -223,18 +207,11 @@ def export(
       calibrant export calibrator -o calibrator.pt2 --tokens
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.deploy import EXPORTS
+    from calibrant.deploy.exports import export
 
     out = out or f"{Path(folder)}.onnx"
-    suffix = Path(out).suffix
-    if suffix not in EXPORTS:
-        raise ValueError(f"cannot write {out}: the suffix must be one of {', '.join(EXPORTS)}")
-    if opset is not None and suffix != ".onnx":
-        raise click.UsageError(f"--opset is for .onnx files, got {out}")
-    options: dict[str, Any] = {"tokens": tokens, "probabilities": probabilities}
-    options |= {} if opset is None else {"opset": opset}
     written = shared.how_written(out)
-    difference = EXPORTS[suffix](load(folder), out, **options)
+    difference = export(load(folder), out, **options)
     remark = (
         f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
     )

@@ -56,7 +56,7 @@ def metrics() -> None:
 
 def _print_method(name: str, kind: type[Calibrator]) -> None:
     """Print what a method is, and its options with their defaults."""
-    from calibrant._core.options import accepted_words, options_of
+    from calibrant._core.options import in_words, options_of
 
     console = shared.new_console()
     shared.write(console, name, "bold")
@@ -67,7 +67,7 @@ def _print_method(name: str, kind: type[Calibrator]) -> None:
         return
     empty = inspect.Parameter.empty
     rows = [
-        (key, "needed" if each.default is empty else str(each.default), accepted_words(each))
+        (key, "needed" if each.default is empty else str(each.default), in_words(each.annotation))
         for key, each in options.items()
     ]
     console.print(shared.text_table(("--set", "default", "values"), rows, names=3))

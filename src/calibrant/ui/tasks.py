@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.engines import reporting
+from calibrant._core.engines import use
 from calibrant._core.messages import printable
 from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
@@ -21,7 +21,7 @@ from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import open_dataset
-from calibrant.deploy.export import export_onnx
+from calibrant.deploy.exports import export
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods
 from calibrant.ui.choices import Choices
@@ -141,7 +141,7 @@ def run(
         warnings.simplefilter("always")
         send("step", 0)
         is_auto = choices.method == "auto" and choices.estimand != "multilabel"
-        with reporting(progress):
+        with use(progress=progress):
             fitted = fit_and_measure(
                 dataset,
                 method=choices.method,
@@ -152,7 +152,7 @@ def run(
             )
         save(fitted.calibrator, out / "calibrator.safetensors")
         send("step", 1)
-        with reporting(progress):
+        with use(progress=progress):
             _report(dataset, out, choices)
         send("step", 2)
         problem = _export(fitted, dataset, out / "calibrator.onnx")
@@ -191,7 +191,7 @@ def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
     """Write an ONNX file, or return the reason why there is none."""
     tokens = len(dataset.split(fitted.split).shape) == 2
     try:
-        export_onnx(fitted.calibrator, target, tokens=tokens)
+        export(fitted.calibrator, target, tokens=tokens)
     except Exception as problem:  # of many kinds; the report matters more
         return printable(str(problem))
     return None

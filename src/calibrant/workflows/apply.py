@@ -19,7 +19,7 @@ import torch
 from calibrant._core.atomic_files import temporary_folder
 from calibrant._core.checks import IntArray
 from calibrant._core.class_names import class_order
-from calibrant._core.engines import current_work, reporting
+from calibrant._core.engines import current_work, use
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
@@ -252,7 +252,7 @@ def part_of(splits: Sequence[Split], split: Split) -> Iterator[None]:
     if progress is None:
         yield
         return
-    with reporting(lambda done, _: progress(before + done, total)):
+    with use(progress=lambda done, _: progress(before + done, total)):
         yield
 
 

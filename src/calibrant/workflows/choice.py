@@ -32,7 +32,7 @@ FOLDS = 5
 HOW = "cross-validated on the examples of the fit"
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """A method that was chosen, None if there was none, and the sentences that say why."""
 
     method: str | None
@@ -48,7 +48,7 @@ def choose(
     keep_argmax: KeepArgmax = "auto",
     time_limit: float | None = None,
     seed: int = 0,
-) -> Choice:
+) -> MethodChoice:
     """Choose one of several methods by their held-out likelihood on the examples of a fit.
 
     ``auto`` has weighed methods there already, and is chosen if it is among them. Otherwise the
@@ -70,22 +70,30 @@ def choose(
     """
     for name, calibrator in fitted.items():
         if isinstance(calibrator, Auto):
-            return _as_auto(name, calibrator)
-    if len(fitted) < 2:
-        return _without_rivals(list(fitted))
+            reason, *remarks = calibrator.findings
+            nothing = isinstance(calibrator.chosen_, Identity)
+            what = f"Leave the logits as they are, as {name} does" if nothing else f"Use {name}"
+            return MethodChoice(name, f"{what} ({HOW}: {reason}).", remarks)
+    if not fitted:
+        return MethodChoice(None, "No method could be fitted and measured.")
+    if len(fitted) == 1:
+        (name,) = fitted
+        return MethodChoice(name, f"No other method was measured beside {name}.")
     try:
         trial = _CrossValidation(split, records, time_limit, seed)
     except ValueError as problem:  # fewer examples or groups than folds
-        return Choice(None, f"Too little data to choose a method: {problem}.")
+        return MethodChoice(None, f"Too little data to choose a method: {problem}.")
     tried = {name: trial.held_out(calibrator) for name, calibrator in fitted.items()}
     known = {name: found for name, found in tried.items() if found is not None}
     if not known:
-        return Choice(None, "No method could be cross-validated on the examples of the fit.")
+        return MethodChoice(None, "No method could be cross-validated on the examples of the fit.")
     keep = split.classes > 2 if keep_argmax == "auto" else keep_argmax  # no method of tags does
     safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
     if safe and keep_argmax == "auto":
-        right = known[safe[0]].correct
-        safe += [name for name in known if trial.clearly_more_accurate(known[name].correct, right)]
+        before = known[safe[0]].correct
+        for name, found in known.items():
+            more, error = trial.mean_and_error(found.correct.astype(float) - before)
+            safe += [name] if more > CLEAR_GAIN_IN_ERRORS * error else []
     lowest, chosen = trial.simplest({name: known[name] for name in safe or known})
     if fitted[chosen].name == Identity.name:
         advice = f"Leave the logits as they are ({HOW}: no gain beyond noise)."
@@ -94,20 +102,7 @@ def choose(
     else:
         close = f"the simplest that is not significantly worse than the best, {lowest}"
         advice = f"Use {chosen} ({HOW}: {close})."
-    return Choice(chosen, advice, trial.other_predictions(known, chosen) if safe else ())
-
-
-def _as_auto(name: str, auto: Auto) -> Choice:
-    reason, *remarks = auto.findings
-    nothing = isinstance(auto.chosen_, Identity)
-    what = f"Leave the logits as they are, as {name} does" if nothing else f"Use {name}"
-    return Choice(name, f"{what} ({HOW}: {reason}).", remarks)
-
-
-def _without_rivals(names: Sequence[str]) -> Choice:
-    if names:
-        return Choice(names[0], f"No other method was measured beside {names[0]}.")
-    return Choice(None, "No method could be fitted and measured.")
+    return MethodChoice(chosen, advice, trial.other_predictions(known, chosen) if safe else ())
 
 
 class _HeldOut(NamedTuple):
@@ -169,11 +164,6 @@ class _CrossValidation:
             if worse <= error:
                 return lowest, name
         return lowest, lowest
-
-    def clearly_more_accurate(self, correct: BoolArray, before: BoolArray) -> bool:
-        """Whether answers are right more often than before, beyond noise."""
-        more, error = self.mean_and_error(correct.astype(float) - before)
-        return more > CLEAR_GAIN_IN_ERRORS * error
 
     def other_predictions(self, known: Mapping[str, _HeldOut], chosen: str) -> list[str]:
         """Say what another method, which may change predictions, would clearly gain."""

@@ -339,7 +339,13 @@ class _Bench:
                             fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                self._fit_folds(by_fold)
+                with warnings.catch_warnings(), watching.told():
+                    warnings.simplefilter("ignore")  # the fit on everything has warned
+                    for i, one in enumerate(by_fold):
+                        assert self.fold is not None
+                        records = self.records if from_table else None
+                        with limited(self.time_limit):
+                            fit_without(one, self.fit_on, self.fold, i, records)
                 calibrators = by_fold or [calibrator]
                 sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
                 evaluation, changed = sums.after.compute(), sums.changed
@@ -353,16 +359,6 @@ class _Bench:
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
         return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
-
-    def _fit_folds(self, calibrators: Sequence[Calibrator]) -> None:
-        """Fit one calibrator for each fold, on the others; the fit on everything has warned."""
-        with warnings.catch_warnings(), watching.told():
-            warnings.simplefilter("ignore")
-            for i, calibrator in enumerate(calibrators):
-                assert self.fold is not None
-                records = self.records if fits_from_table(calibrator, self.fit_on) else None
-                with limited(self.time_limit):
-                    fit_without(calibrator, self.fit_on, self.fold, i, records)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:

@@ -13,7 +13,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
-from calibrant.workflows.choice import Choice
+from calibrant.workflows.choice import MethodChoice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ class Comparison:
         Coverage of the intervals.
     estimand : str
         Which probability the calibration errors are about.
-    chosen : Choice
+    chosen : MethodChoice
         The method that is advised, and the reasons.
     folds : int
         Folds in which a single split was fitted and measured; 0 where these are two splits.
@@ -102,7 +102,7 @@ class Comparison:
     measured_on: str
     level: float | None
     estimand: Estimand
-    chosen: Choice
+    chosen: MethodChoice
     folds: int = 0
 
     def __getitem__(self, method: str) -> Row:

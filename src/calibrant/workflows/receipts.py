@@ -19,7 +19,7 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Dataset
 from calibrant.data.files import WRITERS
 from calibrant.data.shards import BadShard, Report, run_all
-from calibrant.data.storage import Fingerprint, OutputFolder, is_remote, storage_of
+from calibrant.data.storage import OutputFolder, is_remote, storage_of
 
 RECEIPTS = ".calibrant"
 """Folder inside the output with a file for each finished shard: what it was made from."""
@@ -110,9 +110,11 @@ def shard_jobs(
     home = os.path.commonpath(map(os.path.dirname, places))
     jobs = []
     for shard, place in zip(shards, places, strict=True):
+        files = {_place(c.path): c.fingerprint for c in shard.files[0].values()}
+        made_from = hashlib.sha256(json.dumps([maker, sorted(files.items())]).encode()).hexdigest()
         stem, suffix = os.path.splitext(os.path.relpath(place, home))
         name = Path(stem + (suffix if suffix in formats else ".npz")).as_posix()
-        jobs.append(ShardJob(shard, out, name, _made_from(shard, maker), rows(shard)))
+        jobs.append(ShardJob(shard, out, name, made_from, rows(shard)))
     for job in jobs:
         check_outside(dataset, job.target)
     out.create()
@@ -230,11 +232,3 @@ def check_outside(dataset: Dataset, target: str) -> None:
         inside |= place in map(os.path.realpath, inputs)
     if inside:
         raise ValueError(f"{target} is part of the input {dataset.path}: write to another place")
-
-
-def _made_from(shard: Dataset, maker: str) -> str:
-    """Return a digest of a shard's fingerprints and of what is made from them."""
-    files: dict[str, Fingerprint | None] = {
-        _place(c.path): c.fingerprint for c in shard.files[0].values()
-    }
-    return hashlib.sha256(json.dumps([maker, sorted(files.items())]).encode()).hexdigest()

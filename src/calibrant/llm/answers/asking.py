@@ -260,12 +260,13 @@ def calibrated_generations(
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
         matching_model(inner, fitted)
+    if huggingface.has_head(inner):
+        raise ValueError("this model has a head attached already: ask outside of attached")
     done, ends = 0, sorted(limit.ends)
     for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
-        generations.check_plain_output(inner, output)
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, generations.calibrated_output(fitted.head, output, mask, ends), first
+            yield name, generations.calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))

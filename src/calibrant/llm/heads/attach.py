@@ -95,8 +95,6 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
             )
         output.logits = logits.float() * u.exp()[..., None].to(logits.device)
         call.scaled = weakref.ref(output)
-        for state in (getattr(output, "hidden_states", None) or ())[-1:]:
-            setattr(state, SCALES, True)  # generate returns these very states
         return output
 
     with ExitStack() as stack:

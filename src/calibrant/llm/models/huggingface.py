@@ -14,7 +14,7 @@ from calibrant._core.chunks import as_tensor
 from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
-"""Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
+"""Attribute of the hooks that scale logits."""
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
 PROBE_TOKENS = 8

@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame
-from calibrant._core.engines import current_work, reporting, silently
+from calibrant._core.engines import current_work, silently, use
 from calibrant.calibrators.auto import KeepArgmax
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
@@ -196,10 +195,6 @@ class _Steps:
         if self.progress is not None:
             self.progress(min(self.done, self.total), self.total)
 
-    def of_methods(self) -> AbstractContextManager[None]:
-        """Take the methods of a comparison for steps."""
-        return reporting(lambda done, total: self.step(int(done > 0)))
-
 
 def _subject(
     name: str,
@@ -226,7 +221,7 @@ def _subject(
         return replace(subject, remedy_error="none were named")
     named = {key: options[key] for key in ("fit_split", "keep_argmax")}
     try:
-        with steps.of_methods():
+        with use(progress=lambda done, _: steps.step(int(done > 0))):  # a step for each method
             remedy = try_methods(dataset, methods=methods, split=split, **named, **figures)
     except ValueError as problem:  # a split that is too small to be cut, for instance
         return replace(subject, remedy_error=str(problem))

@@ -6,10 +6,12 @@ import tracemalloc
 import zipfile
 import zlib
 
+import numpy as np
 import pytest
 
-from calibrant.llm import read_log
+from calibrant.llm import read_log, study_answers
 from calibrant.llm.answers.logs import inspect_logs
+from calibrant.llm.answers.logs.findings import kinds as parts_of
 from tests.support.recorded_logs import FILES
 
 WHOLE = json.loads((FILES / "log.json").read_text())
@@ -211,6 +213,27 @@ def many(count=24):
     return {**WHOLE, "samples": samples}
 
 
+def graded(task, count=60):
+    """A log of a task in the form of Inspect's, with questions of different difficulty."""
+    samples = []
+    for i in range(count):
+        one = {**WHOLE["samples"][i % 6], "id": f"{task}{i}", "epoch": 1, "input": f"{task} {i}?"}
+        output = json.loads(json.dumps(one["output"]))
+        chance = 0.3 + 0.6 * (i * 7 % count) / count
+        output["choices"][0]["logprobs"]["content"] = [{"token": "x", "logprob": math.log(chance)}]
+        right = {"match": {"value": "C" if i * 11 % count < chance * count else "I"}}
+        samples.append({**one, "output": output, "scores": right})
+    return {**WHOLE, "eval": {**WHOLE["eval"], "task": task}, "samples": samples}
+
+
+def figures(log):
+    """What the map and the report say of a log."""
+    study = study_answers(log, max_error=0.4)
+    metrics = {"before": study.before.metrics, "after": study.after.metrics}
+    kinds = [(part.name, part.n, part.confidence) for part in parts_of(study)]
+    return metrics, study.threshold, kinds, [row["calibrated"] for row in study.rows]
+
+
 def test_both_formats_give_the_same_figures(tmp_path):
     """Archives are read by the names of their members, where q10 comes before q2."""
     (tmp_path / "log.json").write_text(json.dumps(many()))
@@ -219,6 +242,23 @@ def test_both_formats_give_the_same_figures(tmp_path):
     assert one.rows == other.rows
     assert [row["id"] for row in one.rows] == [f"q{i}" for i in range(24)]
     assert "epoch" not in one.rows[0]
+
+
+def test_a_folder_of_tasks_gives_the_same_figures_in_both_formats(tmp_path):
+    logs = {task: graded(task) for task in ("capitals", "rivers")}
+    for name in ("json", "eval"):
+        (tmp_path / name).mkdir()
+    for task, log in logs.items():
+        (tmp_path / "json" / f"{task}.json").write_text(json.dumps(log))
+        rewritten(tmp_path / "eval" / f"{task}.eval", log)
+    plain, archived = (read_log(tmp_path / name) for name in ("json", "eval"))
+    assert figures(plain) == figures(archived)
+    metrics, _, kinds, _ = figures(plain)
+    claimed = [0.3 + 0.6 * i / 60 for i in range(60)]
+    np.testing.assert_allclose(sorted(plain.answers.confidences()[0])[::2], claimed)
+    right = [s["scores"]["match"]["value"] == "C" for log in logs.values() for s in log["samples"]]
+    assert metrics["before"]["accuracy"].value == pytest.approx(np.mean(right))
+    assert sorted(name for name, *_ in kinds) == ["capitals", "rivers"]
 
 
 def test_folders_of_logs_are_read_whole(tmp_path):

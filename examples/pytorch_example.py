@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
-from calibrant.deploy import calibrated, collect, export_program
+from calibrant.deploy import calibrated, collect, export
 
 
 def loaders():
@@ -70,7 +70,7 @@ def main(folder):
 
     # One file that runs without calibrant: images in, probabilities out.
     program = folder / "model.pt2"
-    export_program(calibrator, program, model=network.eval(), example=images, probabilities=True)
+    export(calibrator, program, model=network.eval(), example=images, probabilities=True)
     probs = torch.export.load(program).module()(images)
     assert torch.allclose(probs, model(images).softmax(-1), atol=1e-5)
     print(f"saved in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

@@ -16,7 +16,7 @@ from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import calibrate_table
-from calibrant.deploy.export import metadata
+from calibrant.deploy.exports import metadata
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.slices import find_slices, measure_groups

@@ -360,7 +360,7 @@ a softmax inside
     cal.calibrated(returns_probs, ts).predict_proba(features)
     warns: logits look like probabilities
 a softmax in an exported model
-    cal.export_onnx(ts, "model.onnx", model=ends_with_softmax, example=torch.zeros(2, 8))
+    cal.export(ts, "model.onnx", model=ends_with_softmax, example=torch.zeros(2, 8))
     warns: the model ends with nn.Softmax, so that it returns probabilities .* leave that layer out
 a softmax of a collected model
     cal.collect(ends_with_softmax, [(torch.tensor(features).float(), torch.tensor(labels))])
@@ -372,10 +372,10 @@ features of no layer
     cal.calibrated(nn.Linear(8, 5), CALIBRATORS["gc"]())
     raises: needs features: pass last_layer=, the layer they go into
 an export without a fit
-    cal.export_onnx(cal.TemperatureScaling(), "ts.onnx")
+    cal.export(cal.TemperatureScaling(), "ts.onnx")
     raises: this TemperatureScaling is not fitted: call fit\(logits, labels\) first
 an export under another suffix
-    cal.export_onnx(ts, "ts.pt")
+    cal.export(ts, "ts.pt")
     raises: cannot write ts.pt: the suffix must be .onnx
 a batch of other size than its labels
     cal.LOSSES["ce"]()(torch.zeros(4, 5), torch.zeros(3, dtype=torch.long))

@@ -23,7 +23,7 @@ from calibrant.data import (
 )
 from calibrant.decide import conformal as conformal, threshold as threshold
 from calibrant.deploy.attach import calibrated as calibrated
-from calibrant.deploy.export import export_onnx as export_onnx
+from calibrant.deploy.exports import export as export
 from calibrant.deploy.logits import collect as collect
 from calibrant.deploy.sklearn import CalibratedClassifier as CalibratedClassifier
 from calibrant.estimate import estimate_performance as estimate_performance

@@ -17,7 +17,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS, make_calibrator
 from calibrant.calibrators.tags import _PRIOR_SPREAD, PooledTags, TagIdentity, TagScaling
 from calibrant.decide import PriorCorrection
-from calibrant.deploy import export_program, fold_into_linear
+from calibrant.deploy import export, fold_into_linear
 from calibrant.monitor import Monitor
 from tests.support.simulate import drawn_tags
 
@@ -275,7 +275,7 @@ def test_one_tag_is_a_column(rng, tmp_path, kind):
     assert not fitted.one_logit
     with pytest.raises(ValueError, match=r"fitted for 1 tags: logits must be \(..., 1\)"):
         fitted.transform(logits[:, 0])
-    export_program(fitted, tmp_path / "one.pt2", probabilities=True)
+    export(fitted, tmp_path / "one.pt2", probabilities=True)
 
 
 def test_descriptions(data):
@@ -290,7 +290,7 @@ def test_descriptions(data):
 
 def test_exported_and_folded(fitted, data, tmp_path):
     logits = torch.from_numpy(data[0][:20]).float()
-    assert export_program(fitted, tmp_path / "tags.pt2", probabilities=True) < 1e-5
+    assert export(fitted, tmp_path / "tags.pt2", probabilities=True) < 1e-5
     again = torch.export.load(tmp_path / "tags.pt2").module()
     torch.testing.assert_close(again(logits), fitted.predict_proba(logits))
     layer = torch.nn.Linear(3, 4)

@@ -246,7 +246,7 @@ def failing(name):
         "no match": (["gone*.npz"], r"error: no file in .* matches gone\*\.npz"),
         "bad split": (
             ["p.npz", "--split", "dev"],
-            "error: p.npz has no split 'dev', only plain a",
+            "error: p.npz has no split 'dev', only an unnamed",
         ),
         "corrupt file": (["torn.npz"], r"error: torn\.npz is damaged or incomplete"),
         "not a number": (["nan.npz"], r"error: nan\.npz: logits must be finite.* row 2 has NaN"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import calibrant
-from calibrant import cli, deploy
+from calibrant import cli
 from calibrant._core.engines import current_work
 from calibrant.cli.shared import progress_bar
 from calibrant.workflows import evaluate as workflow
@@ -212,7 +212,7 @@ def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, a
         return 1e-8
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(deploy.EXPORTS, ".onnx", written)
+    monkeypatch.setattr("calibrant.deploy.exports.export", written)
     fitted = calibrant.TemperatureScaling().fit(arrays["logits"], arrays["labels"])
     calibrant.save(fitted, "saved")
     for start in ("wrote", "replaced"):

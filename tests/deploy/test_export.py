@@ -18,8 +18,8 @@ import calibrant
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy import EXPORTS, export_onnx, export_program
-from calibrant.deploy.export import precise, quiet
+from calibrant.deploy import export
+from calibrant.deploy.exports import SUFFIXES, precise, quiet
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.exported import (
     CLASSES,
@@ -119,7 +119,7 @@ def check_parity(calibrator, path, tokens=False, probabilities=False):
 def test_every_method(name, tmp_path):
     calibrator, path = fitted(name), tmp_path / "calibrator.onnx"
     options = dict(OPTIONS.get(name, {}))
-    assert export_onnx(calibrator, path, **options) <= 1e-5
+    assert export(calibrator, path, **options) <= 1e-5
     version = onnx.load(path).opset_import[0].version
     assert version == options.pop("opset", 20)
     check_parity(calibrator, path, **options)
@@ -135,7 +135,7 @@ def test_an_average_of_methods(rng, tmp_path):
     logits, labels = drawn(rng, 200, 6, temperature=2.0)
     calibrator = calibrant.Auto(candidates=("ts", "ets")).fit(logits, labels)
     assert isinstance(calibrator.chosen_, Average)
-    assert export_onnx(calibrator, tmp_path / "calibrator.onnx") <= 1e-5
+    assert export(calibrator, tmp_path / "calibrator.onnx") <= 1e-5
     check_parity(calibrator, tmp_path / "calibrator.onnx")
 
 
@@ -143,7 +143,7 @@ def test_an_average_of_methods(rng, tmp_path):
 def test_what_zeros_count_as(name, tmp_path):
     calibrator, path = copy.deepcopy(fitted(name)), tmp_path / "calibrator.onnx"
     calibrator.set_floor(0.004)
-    assert export_onnx(calibrator, path) <= 1e-5
+    assert export(calibrator, path) <= 1e-5
     check_parity(calibrator, path)
 
 
@@ -156,7 +156,7 @@ def test_what_zeros_count_as(name, tmp_path):
 )
 def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
-    export_onnx(calibrator, path, **options)
+    export(calibrator, path, **options)
     check_shapes(calibrator, path, **options)
     run = load_file(path)
     for rows in (1, 301):
@@ -170,7 +170,7 @@ def test_log_odds(name, options, tmp_path):
 def test_steps_of_log_odds(tmp_path):
     path, logits = tmp_path / "calibrator.onnx", np.linspace(-9, 9, 301, dtype="float32")
     calibrator = fitted("isotonic/1")
-    assert export_onnx(calibrator, path, probabilities=True) <= 1e-5
+    assert export(calibrator, path, probabilities=True) <= 1e-5
     np.testing.assert_allclose(run_file(path, logits), calibrator.predict_proba(logits), atol=1e-5)
 
 
@@ -178,7 +178,7 @@ def test_prior_correction_of_a_method_that_needs_features(tmp_path):
     old, new = np.full(CLASSES, 1 / CLASSES), np.arange(1.0, CLASSES + 1)
     corrected = PriorCorrection(shifted()).set_priors(old, new / new.sum())
     path = tmp_path / "corrected.onnx"
-    export_onnx(corrected, path)
+    export(corrected, path)
     check_shapes(corrected, path)
     check_parity(corrected, path)
     assert about(path)["kind"] == "prior"
@@ -187,7 +187,7 @@ def test_prior_correction_of_a_method_that_needs_features(tmp_path):
 def test_calibrator_of_an_own_class_with_features_is_not_changed(tmp_path):
     calibrator, path = shifted().train(), tmp_path / "calibrator.onnx"
     before = {name: value.clone() for name, value in calibrator.state_dict().items()}
-    export_onnx(calibrator, path, tokens=True)
+    export(calibrator, path, tokens=True)
     check_shapes(calibrator, path, tokens=True)
     check_parity(calibrator, path, tokens=True)
     assert about(path)["kind"] == "Shifted"
@@ -207,7 +207,7 @@ def network():
 def test_model_and_calibrator(tmp_path):
     model, path = network(), tmp_path / "model.onnx"
     model[3].eval()  # of layers in different modes each keeps its own
-    export_onnx(fitted("smart"), path, model=model, example=torch.randn(1, 1, 8, 8))
+    export(fitted("smart"), path, model=model, example=torch.randn(1, 1, 8, 8))
     assert [layer.training for layer in model] == [True, True, True, False, True, True]
     images = torch.randn(33, 1, 8, 8)
     with torch.no_grad():
@@ -223,7 +223,7 @@ def test_inputs_by_position(tmp_path):
     path = tmp_path / "model.onnx"
     left, right = torch.randn(2, 9, 12, CLASSES)
     model = nn.Bilinear(CLASSES, CLASSES, CLASSES)
-    export_onnx(*(fitted("ts"), path), model=model, example=(left[:2], right[:2]), tokens=True)
+    export(*(fitted("ts"), path), model=model, example=(left[:2], right[:2]), tokens=True)
     assert shapes(onnx.load(path).graph.input) == {
         f"input_{i}": ("batch", "tokens", CLASSES) for i in (0, 1)
     }
@@ -264,9 +264,7 @@ class Eigen(nn.Module):
 def test_model_that_cannot_be_exported(model, by, tmp_path):
     name = type(model).__name__
     with pytest.raises(ValueError, match=rf"^{name} cannot be exported: torch\.{by} says '\w"):
-        export_onnx(
-            *(fitted("ts"), tmp_path / "m.onnx"), model=model, example=torch.randn(2, CLASSES)
-        )
+        export(*(fitted("ts"), tmp_path / "m.onnx"), model=model, example=torch.randn(2, CLASSES))
     assert not list(tmp_path.iterdir())
 
 
@@ -313,21 +311,21 @@ def test_refused(options, error, message, tmp_path, monkeypatch):
     (tmp_path / "folder.onnx").mkdir()
     given = {"calibrator": fitted("ts"), "path": "a.onnx", **options}
     with pytest.raises(error, match=message):
-        export_onnx(**given)
+        export(**given)
     assert [one.name for one in tmp_path.iterdir()] == ["folder.onnx"]
 
 
 def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.deploy.export._MAX_ONNX_BYTES", 100)
+    monkeypatch.setattr("calibrant.deploy.exports._MAX_ONNX_BYTES", 100)
     with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
-        export_onnx(fitted("vector"), tmp_path / "a.onnx")
+        export(fitted("vector"), tmp_path / "a.onnx")
 
 
 @pytest.mark.parametrize("library", ["onnx", "onnxscript", "onnxruntime"])
 def test_missing_library(library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=rf"{library}.*pip install 'calibrant\[export\]'"):
-        export_onnx(fitted("ts"), tmp_path / "a.onnx")
+        export(fitted("ts"), tmp_path / "a.onnx")
 
 
 def test_file_that_does_not_run(tmp_path, monkeypatch):
@@ -341,7 +339,7 @@ def test_file_that_does_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(onnxruntime, "InferenceSession", Failing)
     message = "nothing was written: ONNX Runtime fails on a batch of 1: no such operator"
     with pytest.raises(ValueError, match=message):
-        export_onnx(fitted("ts"), tmp_path / "a.onnx")
+        export(fitted("ts"), tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -436,7 +434,7 @@ def operators(archive):
 @pytest.mark.parametrize("name", [*PROGRAMS, "fc"])
 def test_programs(name, tmp_path):
     calibrator, path, options = fitted(name), tmp_path / "calibrator.pt2", OPTIONS.get(name, {})
-    assert export_program(calibrator, path, **options) <= 1e-5
+    assert export(calibrator, path, **options) <= 1e-5
     check_parity(calibrator, path, **options)
     with zipfile.ZipFile(path) as archive:
         (inside,) = (one for one in archive.namelist() if one.endswith("calibrant.json"))
@@ -455,13 +453,13 @@ class Named(nn.Module):
         return {"logits": self.fc(left + right), "rest": left}
 
 
-@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_inputs_by_name(suffix, tmp_path):
     torch.manual_seed(0)
     model, path = Named(), tmp_path / f"model{suffix}"
     left, right = torch.randn(2, 9, WIDTH)
     example = {"right": right[:2], "left": left[:2]}  # another order than that of the model
-    EXPORTS[suffix](fitted("ts"), path, model=model, example=example)
+    export(fitted("ts"), path, model=model, example=example)
     with torch.no_grad():
         wanted = fitted("ts").predict_proba(model.fc(left + right)).numpy()
     output = run_file(path, right=right.numpy(), left=left.numpy())
@@ -470,12 +468,12 @@ def test_inputs_by_name(suffix, tmp_path):
         assert [one.name for one in onnx.load(path).graph.input] == ["right", "left"]
 
 
-@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_features_of_a_model(suffix, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
     path, inputs = tmp_path / f"model{suffix}", torch.randn(9, 3)
-    EXPORTS[suffix](shifted(), path, model=model, example=inputs[:2], last_layer=model[2])
+    export(shifted(), path, model=model, example=inputs[:2], last_layer=model[2])
     with torch.no_grad():
         wanted = shifted().predict_proba(model(inputs), model[:2](inputs)).numpy()
     np.testing.assert_allclose(softmax(run_file(path, inputs.numpy())), wanted, atol=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.deploy import EXPORTS, export_program
+from calibrant.deploy import export
 from tests.support.exported import CLASSES, simulated
 
 
@@ -93,7 +93,7 @@ def test_wrong_export_is_not_written(kind, suffix, message, tmp_path):
     path = tmp_path / f"calibrator{suffix}"
     path.write_text("as before")
     with pytest.raises(ValueError, match=f"nothing was written: .*{message}"):
-        EXPORTS[suffix](planted(kind), path)
+        export(planted(kind), path)
     assert path.read_text() == "as before"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -101,7 +101,7 @@ def test_wrong_export_is_not_written(kind, suffix, message, tmp_path):
 @pytest.mark.parametrize("kind", [Step, Steep])
 def test_either_side_of_a_step_is_accepted(kind, tmp_path):
     """Where logits are at a step, rounding decides, and no export could do the same."""
-    assert export_program(planted(kind), tmp_path / "calibrator.pt2") <= 1e-5
+    assert export(planted(kind), tmp_path / "calibrator.pt2") <= 1e-5
     found = torch.export.load(tmp_path / "calibrator.pt2").module()
     near = torch.full((1, CLASSES), -3.0)
     near[0, 3:5] = torch.tensor([1.5e-7, 0.0])
@@ -112,8 +112,8 @@ def test_tolerance(tmp_path):
     data = simulated(300)
     almost = planted(Halved)
     with pytest.raises(ValueError, match=r"1e-05 is allowed"):
-        export_program(almost, tmp_path / "a.pt2")
-    assert export_program(almost, tmp_path / "a.pt2", tolerance=1.0) > 0.1
+        export(almost, tmp_path / "a.pt2")
+    assert export(almost, tmp_path / "a.pt2", tolerance=1.0) > 0.1
     found = torch.export.load(tmp_path / "a.pt2").module()(torch.from_numpy(data["logits"]))
     assert found.shape == (300, CLASSES)
 
@@ -121,5 +121,5 @@ def test_tolerance(tmp_path):
 def test_an_early_version_of_torch_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
     with pytest.raises(ImportError, match=r"PyTorch 2\.7 .* pip install 'calibrant\[export\]'"):
-        export_program(planted(TemperatureScaling), tmp_path / "a.pt2")
+        export(planted(TemperatureScaling), tmp_path / "a.pt2")
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,7 @@ def test_windows_without_labels_are_estimated(rng, tmp_path):
     assert [row["n"] for row in after] == [1500, 1500]
     assert after[0]["estimate"] == first["estimate"]
     assert after[0]["estimate_low"] < after[0]["accuracy"] < after[0]["estimate_high"]
-    with pytest.raises(ValueError, match="a share with its promise"):
+    with pytest.raises(ValueError, match="a share with its guarantee"):
         WindowEstimate.from_state([2.0, None, None, "holds"])
     with pytest.raises(ValueError, match="beside labelled predictions"):
         Monitor().update_file(tmp_path / "a.npz", estimator=PerformanceEstimator())

@@ -115,7 +115,7 @@ def test_arrays_that_expand_beyond_the_memory_are_refused(file):
 
 
 def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "export_onnx", lambda *_, **__: 0.0)  # see test_app.py
+    monkeypatch.setattr(tasks, "export", lambda *_, **__: 0.0)  # see test_app.py
     monkeypatch.setattr(tasks, "usual_methods", lambda *_: ("none", "ts"))  # others take longer
     path, sent = file(**arrays), []
     chosen = Choices("ets", fit_split="test", test_split="val")
@@ -180,7 +180,7 @@ def test_a_failed_export_is_told_and_costs_nothing_else(monkeypatch, file, array
     def fails(*_, **__):
         raise ImportError("ONNX export needs more libraries: pip install 'calibrant[export]'")
 
-    monkeypatch.setattr(tasks, "export_onnx", fails)
+    monkeypatch.setattr(tasks, "export", fails)
     monkeypatch.setattr(tasks, "_report", lambda *_: None)
     told = run(file(**arrays), "x.npz", tmp_path, Choices("ts"), lambda *_: None)
     assert "calibrant[export]" in told["no_onnx"]

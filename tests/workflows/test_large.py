@@ -231,7 +231,9 @@ def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
     found = compare(shards, methods=["none", "ts"], level=None, seed=3)
     assert found.n_fit == (places < 1 / 3).sum()  # of the half, as many as are allowed
     assert found.n_test == (places >= 0.5).sum()
-    assert f"{found.n_fit} random examples of a random half of the plain" in found.describe()
+    assert (
+        f"{found.n_fit} random examples of a random half of the unnamed split" in found.describe()
+    )
     rest = labelled & (uniform(3, 0, 900) >= 0.5)
     expected = calibrant.evaluate(ARRAYS["logits"][rest], ARRAYS["labels"][rest], level=None)
     assert found["none"].evaluation is not None

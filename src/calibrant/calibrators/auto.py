@@ -32,13 +32,13 @@ KeepArgmax = bool | Literal["auto"]
 WITH_FEATURES = ("gc", "procal")
 REST = "top_and_rest"  # of three classes or more, where predictions are kept
 KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
-CHANGING = (*(name for name in KEEPING if name != REST), "sms", "sms_blend")
+CHANGING = (*(name for name in KEEPING if name != REST), "sms_blend")
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
 )
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
-P(y = 1), which two classes have."""
+P(y = 1), which two classes have. Each leaves the top class calibrated: ``sms`` alone does not."""
 MIN_EXAMPLES = 50  # number of examples below which a choice would be a guess
 SHRUNK, SHRUNK_BELOW = "shrunk_ts", 500
 """The safe choice, and the number of examples below which it replaces ``ts`` and doing nothing."""
@@ -95,8 +95,8 @@ class Auto(RecordsCalibrator):
         (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
     keep_argmax : "auto" or bool
         Whether the predicted class is kept: always (True), or never necessarily (False), with
-        ``sms`` and ``sms_blend`` as candidates instead of ``top_and_rest``. By default predictions
-        of more than two classes change only where that is clearly better: where ``sms`` raises the
+        ``sms_blend`` as a candidate instead of ``top_and_rest``. By default predictions of more
+        than two classes change only where that is clearly better: where ``sms`` raises the
         cross-validated accuracy by two standard errors of the difference. ``reasons_`` say so. Of
         two classes P(y = 1) is calibrated, and the threshold of 0.5 moves unless this is True.
     folds : int, optional
@@ -380,20 +380,24 @@ class _Data(NamedTuple):
         assert self.examples is not None
         width = 0 if features is None else features.shape[-1]
         inputs = None if features is None else features.reshape(-1, width)
-        result = []
+        result, two = [], self.records.classes == 2
         for chunk in labelled_chunks(self.examples, 0, self.examples.labels.size):
             beside = None if inputs is None else as_tensor(inputs[chunk.number]).float()
             logits = chunk.logits[:, 1] if calibrator.classes == 1 else chunk.logits
             log_probs = calibrator.log_probs(logits, beside)
             own = log_probs.gather(-1, chunk.labels[:, None])[:, 0]
-            top = log_probs.gather(-1, chunk.logits.argmax(-1, keepdim=True))[:, 0]
+            before = chunk.logits.argmax(-1, keepdim=True)
+            top = log_probs.gather(-1, before)[:, 0] if two else log_probs.amax(-1)
             right = log_probs.argmax(-1) == chunk.labels
             result.append(tuple(x.cpu().numpy() for x in (top.exp(), -own, right)))
         return _Predictions(*joined(result))
 
 
 class _Predictions(NamedTuple):
-    """Probability of the class that was on top, negative log-likelihood, whether it is right."""
+    """Confidence, negative log-likelihood, and whether the predicted class is right, each ``(n,)``.
+
+    The confidence is that of the predicted class; of two classes, of the one that was on top.
+    """
 
     confidence: FloatArray
     nll: FloatArray
@@ -473,7 +477,7 @@ class _Judge:
 
         It is averaged over folds: pooled, the errors of their fits would cancel.
         """
-        records, claimed, outcome = self.data.records, found.confidence, self.data.records.correct
+        records, claimed, outcome = self.data.records, found.confidence, found.correct
         if records.classes == 2:
             claimed = np.where(records.one_on_top, claimed, 1 - claimed)
             outcome = records.labels == 1

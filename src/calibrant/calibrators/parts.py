@@ -310,14 +310,15 @@ def _below_top(logits: Tensor, odds: Tensor) -> Tensor:
         if above.any():
             result[above] = _below_top(logits[above], odds[above])
         return result
-    total = 1 + (-odds).exp()  # in units of the probability of the top class
+    rest = (-odds).exp()  # of the other classes, in units of the probability of the top one
+    lowered = logits
     for _ in range(ROUNDS):
-        held = logits >= 0
-        room = total - held.sum(-1, keepdim=True)
-        free = torch.where(held, -torch.inf, logits).logsumexp(-1, keepdim=True)
-        raised = logits + room.clamp(min=LEAST_REST).log() - free.clamp(min=-LARGEST_GAP)
-        logits = torch.where(held, 0, raised)
-    return logits
+        held = lowered >= 0
+        room = rest - (held.sum(-1, keepdim=True) - 1)  # the top class is one of those held
+        free = torch.where(held, -torch.inf, lowered).logsumexp(-1, keepdim=True)
+        raised = lowered + room.clamp(min=LEAST_REST).log() - free.clamp(min=-LARGEST_GAP)
+        lowered = torch.where(held, 0, raised)
+    return torch.where(above.unsqueeze(-1), lowered, logits)
 
 
 class MatrixAndTop(Calibrator):

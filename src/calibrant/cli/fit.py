@@ -194,9 +194,7 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
 @option(
     "--opset", type=int, metavar="VERSION", help="Version of the ONNX operators.  [default: 20]"
 )
-def export(
-    folder: str, out: str | None, tokens: bool, probabilities: bool, opset: int | None
-) -> None:
+def export(folder: str, out: str | None, **options: Any) -> None:
     """Write a saved calibrator as a file that runs without calibrant.
 
     DIR is a folder that "calibrant fit" wrote. The input of the file is "logits" and its output
@@ -209,18 +207,11 @@ def export(
       calibrant export calibrator -o calibrator.pt2 --tokens
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.deploy import EXPORTS
+    from calibrant.deploy.exports import export
 
     out = out or f"{Path(folder)}.onnx"
-    suffix = Path(out).suffix
-    if suffix not in EXPORTS:
-        raise ValueError(f"cannot write {out}: the suffix must be one of {', '.join(EXPORTS)}")
-    if opset is not None and suffix != ".onnx":
-        raise click.UsageError(f"--opset is for .onnx files, got {out}")
-    options: dict[str, Any] = {"tokens": tokens, "probabilities": probabilities}
-    options |= {} if opset is None else {"opset": opset}
     written = shared.how_written(out)
-    difference = EXPORTS[suffix](load(folder), out, **options)
+    difference = export(load(folder), out, **options)
     remark = (
         f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
     )

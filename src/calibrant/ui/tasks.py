@@ -21,7 +21,7 @@ from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.opening import open_dataset
-from calibrant.deploy.export import export_onnx
+from calibrant.deploy.exports import export
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods
 from calibrant.ui.choices import Choices
@@ -191,7 +191,7 @@ def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
     """Write an ONNX file, or return the reason why there is none."""
     tokens = len(dataset.split(fitted.split).shape) == 2
     try:
-        export_onnx(fitted.calibrator, target, tokens=tokens)
+        export(fitted.calibrator, target, tokens=tokens)
     except Exception as problem:  # of many kinds; the report matters more
         return printable(str(problem))
     return None

@@ -376,4 +376,4 @@ def test_two_classes_may_be_one_logit(rng):
 @pytest.mark.usefixtures("operators_read_once")
 def test_the_average_over_masks_is_exported_to_onnx(data, tmp_path):
     module = MaCCal(**QUICK, keep=0.7, samples=2).fit(*data)
-    assert cal.export_onnx(module, tmp_path / "classifier.onnx") <= 1e-5
+    assert cal.export(module, tmp_path / "classifier.onnx") <= 1e-5

@@ -138,7 +138,7 @@ def test_files_hold_material_and_signals(tmp_path, suffix):
         ({"signals": {"x": math.nan}}, "signal x of line 2 .* got nan"),
         ({"signals": {"x": True}}, "got True"),
         ({"signals": [0.5]}, "signals of line 2 .* an object"),
-        ({"signals": "{"}, "signals of line 2 .* no JSON"),
+        ({"signals": "{"}, "signals of line 2 .* not JSON"),
     ],
 )
 def test_bad_material_is_refused_with_its_place(tmp_path, material, message):

@@ -121,7 +121,7 @@ def read_log(
     ...     file = pathlib.Path(folder) / "log.jsonl"
     ...     _ = file.write_text(json.dumps(line))
     ...     log = read_log(file)
-    >>> log.format, log.answers.rows[0]["answer"], log.answers.answers().confidence.round(2)
+    >>> log.format, log.answers.rows[0]["answer"], log.answers.confidences()[0].round(2)
     ('openai', 'Lima', array([0.82]))
     """
     file = Path(path)

@@ -25,10 +25,10 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
 from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
 
+SUFFIXES = (".onnx", ".pt2")
+"""Suffixes of the files that :func:`export` writes."""
 _MAX_ONNX_BYTES = 1_900_000_000
 """Weights that fit into one ONNX file, whose limit is 2 GB."""
-_TOLERANCE = 1e-5
-"""Largest difference of a probability between the written file and the calibrator."""
 _MAX_BATCH_NUMBERS = 1 << 22
 """Numbers in the largest batch of a trial."""
 _NUDGES, _ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
@@ -37,7 +37,7 @@ _NUDGES, _ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
 _Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
-def export_onnx(
+def export(
     calibrator: Calibrator,
     path: str | os.PathLike[str],
     *,
@@ -46,22 +46,23 @@ def export_onnx(
     last_layer: Layer | None = None,
     tokens: bool = False,
     probabilities: bool = False,
-    opset: int = 20,
-    tolerance: float = _TOLERANCE,
+    opset: int | None = None,
+    tolerance: float = 1e-5,
 ) -> float:
-    """Write a fitted calibrator, or a model with one behind it, to an ONNX file.
+    """Write a fitted calibrator, or a model with one behind it, as a file that needs no calibrant.
 
-    The file is tried with ONNX Runtime before it gets its name: on batches of 1 to 1000, large
-    logits, ties, near ties and masked classes, or for a model on rows of its example. Nothing is
-    written if a probability differs from torch by more than the tolerance, or if a predicted class
-    that the method keeps differs.
+    The file is tried, ``.onnx`` with ONNX Runtime, before it gets its name: on batches of 1 to
+    1000, large logits, ties, near ties and masked classes, or for a model on rows of its example.
+    Nothing is written if a probability differs from the calibrator's by more than the tolerance,
+    or if a predicted class that the method keeps differs.
 
     Parameters
     ----------
     calibrator : Calibrator
         Fitted.
     path : path
-        With the suffix ``.onnx``.
+        With the suffix ``.onnx``, or ``.pt2`` for a program of ``torch.export``, which
+        ``torch.export.load(path).module()`` runs.
     model, last_layer : optional
         As for :func:`calibrant.calibrated`.
     example : tensor, tuple of tensors, or dictionary of tensors by name
@@ -70,8 +71,8 @@ def export_onnx(
         Inputs have a second dimension of any size: ``(batch, tokens, ...)``.
     probabilities : bool
         Give probabilities instead of logits.
-    opset : int
-        Version of the operators, 18 or newer.
+    opset : int, optional
+        Version of the ONNX operators, 18 or newer; by default 20.
     tolerance : float
 
     Returns
@@ -84,7 +85,8 @@ def export_onnx(
     Inputs are ``logits`` in float32, ``(batch, classes)``, or ``(batch,)`` for log-odds, and
     ``features`` where the method needs them; those of a model have the names of the dictionary,
     or ``input``, or ``input_0``, ``input_1`` and so on. The output is ``calibrated``, or ``probs``.
-    The metadata have the ``kind``, the ``classes`` and the version of ``calibrant``.
+    The metadata have the ``kind``, the ``classes`` and the version of ``calibrant``; in a ``.pt2``
+    file they are in its file ``calibrant.json``.
 
     Examples
     --------
@@ -93,93 +95,85 @@ def export_onnx(
     >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
     >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     difference = export_onnx(fitted, f"{folder}/calibrator.onnx")
-    >>> difference <= 1e-5
-    True
+    ...     difference = export(fitted, f"{folder}/calibrator.onnx")
+    ...     same = export(fitted, f"{folder}/calibrator.pt2")
+    ...     again = torch.export.load(f"{folder}/calibrator.pt2").module()
+    >>> difference <= 1e-5, torch.equal(again(logits), fitted(logits))
+    (True, True)
     """
-    with needed("ONNX export needs more libraries", "'calibrant[export]'"):
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    if opset < 18:  # the first that torch translates to
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise ValueError(f"cannot write {target}: the suffix must be {' or '.join(SUFFIXES)}")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder: name a file")
+    to_onnx = target.suffix == ".onnx"
+    if to_onnx:
+        with needed("ONNX export needs more libraries", "'calibrant[export]'"):
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+    elif opset is not None:
+        raise ValueError(f"opset is for .onnx files, got {target}")
+    if opset is not None and opset < 18:  # the first that torch translates to
         raise ValueError(f"opset must be 18 or newer, got {opset}")
     graph = _Graph(calibrator, model, example, last_layer, tokens, probabilities)
+    with replacing(target) as temporary, evaluating(graph):
+        if to_onnx:
+            run, runtime = _write_onnx(graph, temporary, opset or 20), "ONNX Runtime"
+        else:
+            run, runtime = _write_program(graph, temporary), "the saved program"
+        return _check_export(graph, run, runtime, tolerance)
+
+
+def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
+    """Write an ONNX file, and return the function that runs it."""
+    import onnxruntime
+
     size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
     if size > _MAX_ONNX_BYTES:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
             "without the model, or write a .pt2 file"
         )
-    with replacing(_target(path, ".onnx")) as temporary, evaluating(graph):
-        program = graph.program()
-        with graph.explained("torch.onnx"), quiet():
-            converted = torch.onnx.export(
-                precise(program),
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                input_names=list(graph.inputs),
-                output_names=["probs" if probabilities else "calibrated"],
-                dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
-            )
-        assert converted is not None
-        converted.model.metadata_props.update(metadata(calibrator))
-        converted.save(temporary, external_data=False)
-        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+    program = graph.program()
+    with graph.explained("torch.onnx"), quiet():
+        converted = torch.onnx.export(
+            precise(program),
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=list(graph.inputs),
+            output_names=["probs" if graph.probabilities else "calibrated"],
+            dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
+        )
+    assert converted is not None
+    converted.model.metadata_props.update(metadata(graph.calibrator))
+    converted.save(file, external_data=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
-        def run(inputs: tuple[Tensor, ...]) -> Tensor:
-            arrays = {n: v.numpy() for n, v in zip(graph.inputs, inputs, strict=True)}
-            return torch.from_numpy(session.run(None, arrays)[0])
+    def run(inputs: tuple[Tensor, ...]) -> Tensor:
+        arrays = {n: v.numpy() for n, v in zip(graph.inputs, inputs, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
 
-        return _check_export(graph, run, "ONNX Runtime", tolerance)
+    return run
 
 
-def export_program(
-    calibrator: Calibrator,
-    path: str | os.PathLike[str],
-    *,
-    model: nn.Module | None = None,
-    example: Any = None,
-    last_layer: Layer | None = None,
-    tokens: bool = False,
-    probabilities: bool = False,
-    tolerance: float = _TOLERANCE,
-) -> float:
-    """Write a fitted calibrator, or a model with one behind it, as a program of ``torch.export``.
+def _write_program(graph: _Graph, file: Path) -> _Run:
+    """Write a program of ``torch.export``, and return the function that runs it."""
+    extra = {"calibrant.json": json.dumps(metadata(graph.calibrator))}
+    written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
+    with quiet():
+        torch.export.save(graph.program(), written, extra_files=extra)
+    file.write_bytes(written.getbuffer())
+    with file.open("rb") as read, quiet():
+        again = torch.export.load(read).module()
 
-    ``torch.export.load(path).module()`` runs it, without calibrant. Parameters, checks, inputs and
-    outputs are as for :func:`export_onnx`, but the suffix of ``path`` is ``.pt2``. The metadata are
-    in the file ``calibrant.json`` of the archive.
+    def run(inputs: tuple[Tensor, ...]) -> Tensor:
+        args, named = graph.arguments(inputs)
+        output: Tensor = again(*args, **named)
+        return output
 
-    Examples
-    --------
-    >>> import tempfile
-    >>> from calibrant.calibrators import TemperatureScaling
-    >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
-    >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     difference = export_program(fitted, f"{folder}/calibrator.pt2")
-    ...     again = torch.export.load(f"{folder}/calibrator.pt2").module()
-    >>> torch.equal(again(logits), fitted(logits))
-    True
-    """
-    graph = _Graph(calibrator, model, example, last_layer, tokens, probabilities)
-    with replacing(_target(path, ".pt2")) as temporary, evaluating(graph):
-        program = graph.program()
-        extra = {"calibrant.json": json.dumps(metadata(calibrator))}
-        written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
-        with quiet():
-            torch.export.save(program, written, extra_files=extra)
-        temporary.write_bytes(written.getbuffer())
-        with temporary.open("rb") as read, quiet():
-            again = torch.export.load(read).module()
-
-        def run(inputs: tuple[Tensor, ...]) -> Tensor:
-            args, named = graph.arguments(inputs)
-            output: Tensor = again(*args, **named)
-            return output
-
-        return _check_export(graph, run, "the saved program", tolerance)
+    return run
 
 
 # ------------------------------------------------------------------------------------- the graph
@@ -304,16 +298,6 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
         raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")
     copies = 2 if rows == {1} else 1  # torch would take a single row for a constant
     return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
-
-
-def _target(path: str | os.PathLike[str], suffix: str) -> Path:
-    """Return the path of the file to write, checked."""
-    target = Path(path)
-    if target.suffix != suffix:
-        raise ValueError(f"cannot write {target}: the suffix must be {suffix}")
-    if target.is_dir():
-        raise ValueError(f"{target} is a folder: name a file")
-    return target
 
 
 def metadata(calibrator: Calibrator) -> dict[str, str]:

@@ -35,7 +35,7 @@ MORE = {
     ),
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
-        *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
+        *("choice.MethodChoice", "choice.choose", "fit.Fit", "retrain.retrain"),
         *("loss_split.loss_split", "loss_split.LossTerms"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),

@@ -5,7 +5,9 @@
 
 One pass is ``torch.logsumexp``: machines differ, ratios travel. Every row is the least of several
 rounds, between which passes are measured, so that other work on the machine slows both. Peers are
-measured where they are installed: scikit-learn, torchmetrics and probmetrics. Asserts nothing.
+measured where they are installed: scikit-learn, torchmetrics and probmetrics. Training steps,
+MaC-Cal and a language model of the shape of SmolLM2-135M, with random weights, are measured on
+CUDA only, in milliseconds. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import csv
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +43,7 @@ SIZES = {
     },
     "cuda": {kind: [(100_000, 1000)] for kind in ("call", "fit", "measure")},
 }
+LOSSES = ("ce", "focal", "mbls", "soft_ece", "fedlas_ls", "fedlas_mbls")
 ROUNDS = 3
 
 
@@ -94,6 +100,11 @@ def measured(device: str, only: str) -> Iterator[Row]:
     for name, work in one_row(device):
         if name.startswith(only):
             yield Row(name, 1, 100, math.nan, 1000 * timed(work, device, 50))
+    if device == "cuda":
+        for name, rows, classes, work in chain(training(), language_model()):
+            if name.startswith(only):
+                timed(work, device, 1)
+                yield Row(name, rows, classes, math.nan, 1000 * timed(work, device, ROUNDS))
 
 
 def predictions(rows: int, classes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,6 +182,74 @@ def one_row(device: str) -> Work:
     for name in ("ts", "smart", "isotonic", "auto"):
         fitted = cal.CALIBRATORS[name]().fit(logits, labels)
         yield f"call {name}, one row", lambda fitted=fitted: fitted(logits[:1])
+
+
+Sized = Iterator[tuple[str, int, int, Callable[[], object]]]
+
+
+def training() -> Sized:
+    """Yield a step of each loss behind a last layer, in bfloat16, and a fit of MaC-Cal."""
+    rows, classes, width = 1024, 1000, 512
+    torch.manual_seed(0)
+    features = torch.randn(rows, width, device="cuda")
+    labels = torch.randint(classes, (rows,), device="cuda")
+    index = torch.arange(rows, device="cuda")
+    layer = torch.nn.Linear(width, classes, device="cuda")
+
+    def step(loss: torch.nn.Module) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            value = loss(layer(features), labels, features, index)
+        value.backward()
+
+    for name in LOSSES:
+        loss = cal.LOSSES[name](classes=classes, examples=rows).cuda()
+        yield f"step {name}", rows, classes, lambda loss=loss: step(loss)
+        compiled = torch.compile(loss)
+        yield f"step {name}, compiled", rows, classes, lambda loss=compiled: step(loss)
+    many, wanted = torch.randn(50_000, width, device="cuda"), torch.randint(100, (50_000,))
+    yield "fit maccal, 10 epochs", 50_000, 100, lambda: cal.MaCCal(epochs=10).fit(many, wanted)
+
+
+def language_model() -> Sized:
+    """Yield temperature heads from the pass of a language model to its generations."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrant.llm.heads.attach import attached
+    from calibrant.llm.heads.collect import collect
+    from calibrant.llm.heads.fit import fit_head
+    from calibrant.llm.heads.tables import TokenTable
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    config = LlamaConfig(vocab_size=49_152, **shape, **heads)
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    texts = torch.randint(3, config.vocab_size, (64, 257)).cuda()
+    documents = [{"input_ids": text} for text in texts.tolist()]
+    size = texts[:, 1:].numel(), config.vocab_size
+
+    def forward() -> None:
+        with torch.inference_mode():
+            for batch in texts.split(8):
+                model(batch)
+
+    def collected() -> TokenTable:
+        with tempfile.TemporaryDirectory() as folder:
+            return collect(model, documents, f"{folder}/table", batch=2056)
+
+    yield "llm forward", *size, forward
+    yield "llm collect", *size, collected
+    prompt = {"input_ids": texts[:8, :32], "attention_mask": torch.ones_like(texts[:8, :32])}
+    how = {"min_new_tokens": 64, "max_new_tokens": 64, "do_sample": False}
+    made = 8 * 64, config.vocab_size
+    yield "llm generate", *made, lambda: model.generate(**prompt, **how)
+    with tempfile.TemporaryDirectory() as folder:
+        table = collect(model, documents, f"{folder}/table", batch=2056)
+        for kind in ("linear", "ats"):
+            fit = partial(fit_head, table, kind, epochs=5, keep_always=True, device="cuda")
+            yield f"llm fit {kind}, 5 epochs", *size, fit
+            with attached(model, fit()):
+                yield f"llm generate, {kind} head", *made, lambda: model.generate(**prompt, **how)
 
 
 if __name__ == "__main__":

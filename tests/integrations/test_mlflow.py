@@ -2,6 +2,7 @@ import logging
 import re
 import warnings
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_a_run_has_metrics_json_figure_and_report(mlflow, rng):
     logits, labels = predictions(rng)
     result = cal.evaluate(logits, labels, metrics=FEW)
     with mlflow.start_run() as run:
-        log_calibration(result, step=3, report=Page())
+        log_calibration(result, step=3, report=cast(Any, Page()))
     client, number = mlflow.MlflowClient(), run.info.run_id
     check_scalars(client.get_run(number).data.metrics, logits, labels, metrics=FEW)
     assert client.get_metric_history(number, "calibration/ece")[0].step == 3

@@ -1,4 +1,5 @@
 import json
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def test_a_run_that_is_offline_has_values_bins_figure_and_report(rng, tmp_path, 
     result = cal.evaluate(logits, labels, metrics=FEW)
     settings = wandb.Settings(console="off", disable_git=True, x_disable_stats=True, silent=True)
     with wandb.init(mode="offline", dir=tmp_path, settings=settings) as run:
-        log_calibration(run, result, step=5, report=Page())
+        log_calibration(run, result, step=5, report=cast(Any, Page()))
         run.log({}, step=6)  # ends step 5
         logged = dict(run.summary)
         files = {path.suffix: path for path in tmp_path.rglob("media/**/*.*")}

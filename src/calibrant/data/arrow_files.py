@@ -14,7 +14,7 @@ from calibrant._core.messages import comma_separated, needed
 from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, owner, split_names
 from calibrant.data.formats import (
     Array,
-    Header,
+    ArrayHeader,
     NoArrayError,
     Reader,
     TableRows,
@@ -171,7 +171,7 @@ def _arrow_values(key: str, values: Array) -> Any:
         raise ValueError(f".parquet cannot hold {key}, which is {kind}; write .npz") from error
 
 
-def _parquet_header(file: Any, field: Any) -> Header:
+def _parquet_header(file: Any, field: Any) -> ArrayHeader:
     """Return the header of a column; what is no number is read as text."""
     pa, values = load_pyarrow(), field.type
     shape: tuple[int, ...] = (file.metadata.num_rows,)
@@ -186,9 +186,9 @@ def _parquet_header(file: Any, field: Any) -> Header:
     types = pa.types
     if types.is_integer(values) or types.is_floating(values) or types.is_boolean(values):
         # to_pandas_dtype needs pandas in early versions
-        return Header(shape, pa.array([], values).to_numpy(zero_copy_only=False).dtype)
+        return ArrayHeader(shape, pa.array([], values).to_numpy(zero_copy_only=False).dtype)
     text = values.value_type if types.is_dictionary(values) else values
-    return Header(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
+    return ArrayHeader(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
 
 
 class ArrowReader(ParquetReader):

@@ -153,6 +153,16 @@ def _both(first: Callable[[Array], Array], second: Callable[[Array], Array], row
 Columns: TypeAlias = dict[str, Column]  # of one file, or of a shard's .npy files, by key
 
 
+def seen_columns(
+    columns: Mapping[str, Column], views: Mapping[str, Callable[[Array], Array]]
+) -> Columns:
+    """Return columns of which some are seen by a view, both by their keys."""
+    return {
+        key: column.seen_by(views[key]) if key in views else column
+        for key, column in columns.items()
+    }
+
+
 def native(values: Array) -> Array:
     """Return ``values`` in the byte order of this machine, the only one that torch takes."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)

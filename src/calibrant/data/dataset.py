@@ -29,6 +29,7 @@ from calibrant.data.columns import (
     full_key,
     head_columns,
     read_all,
+    seen_columns,
 )
 from calibrant.data.formats import Array
 from calibrant.data.shards import (
@@ -215,16 +216,7 @@ class Split:
         if order is None:
             return self
         views = self.dataset.views(order)
-        shards = [
-            replace(
-                shard,
-                columns={
-                    name: column.seen_by(views[name]) if name in views else column
-                    for name, column in shard.columns.items()
-                },
-            )
-            for shard in self.shards
-        ]
+        shards = [replace(s, columns=seen_columns(s.columns, views)) for s in self.shards]
         return replace(self, dataset=self.dataset.in_order(names), shards=shards)
 
     def walk(
@@ -485,19 +477,12 @@ class Dataset:
         order = class_order(names, self.class_names, self.path)
         if order is None:
             return self
-        views = self.views(order)
-        names_column = array_column(CLASS_NAMES, np.array(names), self.path)
-        files = [
-            arrays
-            | {
-                full_key(split, name): arrays[full_key(split, name)].seen_by(view)
-                for split in splits
-                for name, view in views.items()
-                if name in splits[split]
-            }
-            | ({CLASS_NAMES: names_column} if CLASS_NAMES in arrays else {})
-            for arrays, splits in zip(self.files, self._by_split, strict=True)
-        ]
+        views, files = self.views(order).items(), []
+        for arrays, splits in zip(self.files, self._by_split, strict=True):
+            by_key = {full_key(split, name): view for split in splits for name, view in views}
+            files.append(seen_columns(arrays, by_key))
+            if CLASS_NAMES in arrays:
+                files[-1][CLASS_NAMES] = array_column(CLASS_NAMES, np.array(names), self.path)
         return replace(self, files=files)
 
     def views(self, order: IntArray) -> dict[str, Callable[[Array], Array]]:

@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[Any]
 Order: TypeAlias = Literal["C", "F"]
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """Shape and dtype of a stored array; not exact if the text of other values is read."""
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Reader:
     goes on with the old content. A file that is rewritten in place is detected by its fingerprint.
     """
 
-    headers: dict[str, Header]
+    headers: dict[str, ArrayHeader]
     table_names: Mapping[str, str] = {}
     """Names of the columns of a table, in their order, by those that are written by default."""
 
@@ -108,7 +108,7 @@ def changed(path: str) -> ValueError:
 
 
 def _rows(
-    stream: IO[bytes], path: str, header: Header, start: int, rows: int, order: Order = "C"
+    stream: IO[bytes], path: str, header: ArrayHeader, start: int, rows: int, order: Order = "C"
 ) -> Array:
     """Read rows from ``start`` on, which the stream has reached."""
     shape = (min(rows, header.shape[0] - start), *header.shape[1:]) if header.shape else ()
@@ -145,7 +145,7 @@ _PARSING = threading.Lock()
 """Python 3.11 counts the depth of all parsers together: two threads in one raise SystemError."""
 
 
-def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Header, bool]:
+def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[ArrayHeader, bool]:
     """Return the header of an array of ``size`` bytes, and whether it is in Fortran order."""
     with reading(path, ValueError, EOFError, SyntaxError, TokenError):
         version = npy.read_magic(stream)
@@ -159,7 +159,7 @@ def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Head
     needed = stream.tell() + math.prod(shape) * max(1, dtype.itemsize)
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
         raise damaged(path, f"{key} has {size} bytes of {needed}")
-    return Header(shape, dtype), fortran
+    return ArrayHeader(shape, dtype), fortran
 
 
 class NpyReader(Reader):
@@ -222,7 +222,7 @@ class NpzReader(Reader):
             }
             self.headers = {key: self._opened(key)[1] for key in self._sizes}
 
-    def _opened(self, key: str) -> tuple[IO[bytes], Header, bool]:
+    def _opened(self, key: str) -> tuple[IO[bytes], ArrayHeader, bool]:
         """Return an array as a stream behind its header, and whether it is in Fortran order."""
         with self.lock:
             member = self._archive.open(f"{key}.npy")

@@ -59,6 +59,10 @@ class LocalFiles:
         """Yield what is in a folder."""
         return self.matches(os.path.join(glob.escape(str(folder)), "*"))
 
+    def below(self, folder: PurePath) -> Iterator[PurePath]:
+        """Yield all files in a folder and in those within it."""
+        return (path for path in Path(folder).rglob("*") if path.is_file())
+
     def is_file(self, path: PurePath) -> bool:
         """Return True for a file."""
         return Path(path).is_file()
@@ -90,6 +94,10 @@ class _RemoteFiles(LocalFiles):
         """Yield what is in a folder, hidden names left out."""
         names = map(PurePosixPath, self.files.ls(str(folder), detail=False))
         return (path for path in names if not path.name.startswith("."))
+
+    def below(self, folder: PurePath) -> Iterator[PurePath]:
+        """Yield all objects with a prefix."""
+        return map(PurePosixPath, self.files.find(str(folder)))
 
     def is_file(self, path: PurePath) -> bool:
         """Return True for an object."""
@@ -132,36 +140,43 @@ def fingerprint(path: str, stream: IO[bytes] | None = None) -> Fingerprint:
 
 
 class OutputFolder:
-    """A folder of this machine; names of files in it are relative, with ``/`` between folders."""
+    """A folder of this machine, or a prefix of a store, where an object appears when it is whole.
 
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(_LOCAL.sub("", folder, count=1))
+    Names of files in it are relative, with ``/`` between folders.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.remote = is_remote(path)
+        self.root = path.rstrip("/") if self.remote else _LOCAL.sub("", path, count=1)
 
     def address(self, name: str) -> str:
-        """Return the path of a file."""
-        return str(self.folder / name)
+        """Return the path or the address of a file."""
+        return f"{self.root}/{name}" if self.remote else os.path.join(self.root, name)
 
     def create(self) -> None:
-        """Create the folder, whose parent must exist."""
-        self.folder.mkdir(exist_ok=True)
+        """Create the folder, whose parent must exist; prefixes of a store need not be created."""
+        if not self.remote:
+            Path(self.root).mkdir(exist_ok=True)
 
     def exists(self, name: str) -> bool:
         """Return True if there is such a file."""
-        return (self.folder / name).exists()
+        files, place = storage_of(self.address(name))
+        return files.exists(place)
 
     def names(self, folder: str) -> list[str]:
         """Return the files below a folder in this one, sorted."""
-        files = (path for path in (self.folder / folder).rglob("*") if path.is_file())
-        return sorted(path.relative_to(self.folder).as_posix() for path in files)
+        files, home = storage_of(self.root)
+        return sorted(path.relative_to(home).as_posix() for path in files.below(home / folder))
 
     def stamp(self, name: str) -> list[int]:
         """Return numbers that change with a file, and that other machines see alike."""
-        status = (self.folder / name).stat()
-        return [status.st_size, status.st_mtime_ns]
+        _, *stamp = fingerprint(self.address(name))
+        return stamp
 
     def read(self, name: str) -> str:
         """Return the text of a file."""
-        return (self.folder / name).read_text(encoding="utf-8")
+        with open_stream(self.address(name)) as stream:
+            return stream.read().decode()
 
     def write(self, name: str, text: str) -> None:
         """Write a text, at once."""
@@ -170,64 +185,14 @@ class OutputFolder:
 
     @contextmanager
     def file(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file, which the caller replaces as a whole."""
-        target = self.folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield target
-
-
-class _RemoteFolder(OutputFolder):
-    """A prefix of an object store, where an object appears when all of it is there."""
-
-    def __init__(self, address: str) -> None:
-        self.root, (self._files, place) = address.rstrip("/"), _filesystem(address)
-        self._place = place.rstrip("/")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _RemoteFolder, (self.root,)
-
-    def address(self, name: str) -> str:
-        """Return the address of an object."""
-        return f"{self.root}/{name}"
-
-    def create(self) -> None:
-        """Do nothing: prefixes need not exist."""
-
-    def exists(self, name: str) -> bool:
-        """Return True if there is such an object."""
-        return bool(self._files.exists(self._at(name)))
-
-    def names(self, folder: str) -> list[str]:
-        """Return the objects below a folder in this one, sorted."""
-        found = self._files.find(self._at(folder))
-        return sorted(str(PurePosixPath(path).relative_to(self._place)) for path in found)
-
-    def stamp(self, name: str) -> list[int]:
-        """Return numbers that change with an object."""
-        self._files.invalidate_cache(str(PurePosixPath(self._at(name)).parent))
-        size = int(self._files.info(self._at(name))["size"])
-        return [size, int(self._files.ukey(self._at(name)), 16)]
-
-    def read(self, name: str) -> str:
-        """Return the text of an object."""
-        return bytes(self._files.cat_file(self._at(name))).decode()
-
-    def write(self, name: str, text: str) -> None:
-        """Write a text, at once."""
-        self._files.pipe_file(self._at(name), text.encode())
-
-    @contextmanager
-    def file(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file of this machine, which is then copied to the store."""
+        """Yield a path of this machine; the caller replaces the file, which a store then gets."""
+        if not self.remote:
+            target = Path(self.address(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield target
+            return
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / PurePosixPath(name).name
             yield target
-            self._files.put_file(os.fspath(target), self._at(name))
-
-    def _at(self, name: str) -> str:
-        return f"{self._place}/{name}"
-
-
-def output_folder(path: str) -> OutputFolder:
-    """Return the folder of a path or an address."""
-    return _RemoteFolder(path) if is_remote(path) else OutputFolder(path)
+            files, place = _filesystem(self.address(name))
+            files.put_file(os.fspath(target), place)

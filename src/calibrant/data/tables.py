@@ -30,7 +30,7 @@ from calibrant.data.columns import (
     owner,
     split_names,
 )
-from calibrant.data.formats import Array, Header, Reader, TableRows, rechunked
+from calibrant.data.formats import Array, ArrayHeader, Reader, TableRows, rechunked
 from calibrant.data.metadata import storable
 
 _FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
@@ -92,7 +92,7 @@ BY_RULES = ColumnNames()
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """The columns of a table by their meaning."""
 
     scores: dict[str, list[str]]  # columns of "logits" or "probs", in the order of the classes
@@ -127,7 +127,7 @@ class Layout:
         return {written.get(column, column): column for column in self.columns}
 
 
-def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES) -> Layout:
+def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES) -> TableLayout:
     """Return the layout of a table, without scores if no rule applies; ``where`` is for errors.
 
     >>> layout = layout_of(["id", "y_true", "prob_cat", "prob_dog"], "the frame")
@@ -173,7 +173,7 @@ def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES)
             "taken for a split of that name"
         )
     label, split = (next(iter(columns), None) for columns in (labels, splits))
-    return Layout(scores, further, names, label, split, others, list(columns))
+    return TableLayout(scores, further, names, label, split, others, list(columns))
 
 
 def _by_class(columns: Sequence[str]) -> dict[str, str]:
@@ -265,12 +265,12 @@ class TableReader(Reader):
     The columns of scores are numbers.
     """
 
-    def __init__(self, table: Reader, layout: Layout) -> None:
+    def __init__(self, table: Reader, layout: TableLayout) -> None:
         self.path, self.stream, self.fingerprint = table.path, table.stream, table.fingerprint
         self.table_names = layout.table_names
         self._table, self._layout = table, layout
         self._meaning: dict[str, tuple[str, str]] = {}  # split and column of each key
-        self.headers: dict[str, Header] = {}
+        self.headers: dict[str, ArrayHeader] = {}
         # whole numbers become floats
         stacked = {
             array: np.result_type(np.float16, *(table.headers[c].dtype for c in columns))
@@ -281,17 +281,17 @@ class TableReader(Reader):
             for array, dtype in stacked.items():
                 alone = array in layout.scores and not layout.names  # one column for two classes
                 shape = (rows,) if alone else (rows, len(layout.stacked[array]))
-                self._add(split, array, Header(shape, dtype))
+                self._add(split, array, ArrayHeader(shape, dtype))
             if layout.labels is not None:
-                self._add(split, "labels", Header((rows,), np.dtype(np.int64)))
+                self._add(split, "labels", ArrayHeader((rows,), np.dtype(np.int64)))
             for other in layout.others:
                 header = table.headers[other]
                 self._add(split, other, header._replace(shape=(rows, *header.shape[1:])))
         if layout.class_names is not None:
             names = np.array(layout.class_names)
-            self.headers[CLASS_NAMES] = Header(names.shape, names.dtype)
+            self.headers[CLASS_NAMES] = ArrayHeader(names.shape, names.dtype)
 
-    def _add(self, split: str, column: str, header: Header) -> None:
+    def _add(self, split: str, column: str, header: ArrayHeader) -> None:
         key = full_key(split, column)
         self._meaning[key], self.headers[key] = (split, column), header
 
@@ -450,7 +450,7 @@ class _FrameReader(Reader):
         if len(set(names)) < len(names):
             raise ValueError(f"{_FRAME} has two columns of one name among {comma_separated(names)}")
         self.columns: dict[str, Array] = columns
-        self.headers = {name: Header(c.shape, c.dtype) for name, c in columns.items()}
+        self.headers = {name: ArrayHeader(c.shape, c.dtype) for name, c in columns.items()}
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield all rows of some columns at once."""

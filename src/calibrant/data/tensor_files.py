@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calibrant._core.messages import comma_separated
 from calibrant.data.columns import CLASS_NAMES, split_names
-from calibrant.data.formats import Array, Header, Reader, changed, damaged, reading
+from calibrant.data.formats import Array, ArrayHeader, Reader, changed, damaged, reading
 from calibrant.data.storage import fingerprint, is_remote
 
 # NumPy has no bfloat16: it is widened, which loses nothing.
@@ -68,7 +68,7 @@ class SafetensorsReader(Reader):
             raise ValueError(f"{key} lies outside of the file")
         if end - begin != needed:
             raise ValueError(f"{key} has {end - begin} bytes of {needed}")
-        self.headers[key] = Header(shape, np.dtype(_DTYPES[dtype]))
+        self.headers[key] = ArrayHeader(shape, np.dtype(_DTYPES[dtype]))
         self._places[key] = first + begin, stored.newbyteorder("<")
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
@@ -125,11 +125,11 @@ class TorchReader(Reader):
         self._tensors = {key: self._checked(key, tensor) for key, tensor in tensors.items()}
         self._names = _texts(content.get(CLASS_NAMES))
         self.headers = {
-            key: Header(tuple(tensor.shape), _array(tensor.new_empty(0)).dtype)
+            key: ArrayHeader(tuple(tensor.shape), _array(tensor.new_empty(0)).dtype)
             for key, tensor in self._tensors.items()
         }
         if self._names is not None:
-            self.headers[CLASS_NAMES] = Header(self._names.shape, self._names.dtype)
+            self.headers[CLASS_NAMES] = ArrayHeader(self._names.shape, self._names.dtype)
 
     def _loaded(self) -> object:
         if self.stream.read(len(_ZIP_START)) != _ZIP_START:

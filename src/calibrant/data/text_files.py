@@ -18,12 +18,12 @@ import numpy as np
 from calibrant._core.checks import FloatArray
 from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Header, NoArrayError, Reader, TableRows, rechunked
+from calibrant.data.formats import Array, ArrayHeader, NoArrayError, Reader, TableRows, rechunked
 from calibrant.data.tables import (
     BY_RULES,
     RULES,
     ColumnNames,
-    Layout,
+    TableLayout,
     TableReader,
     layout_of,
     table_of,
@@ -58,7 +58,7 @@ class CsvFile(Reader):
         self._numeric = self._number_columns(list(self._at))
         rows = sum(1 for _ in self._rows())
         self.headers = {
-            name: Header((rows,), np.dtype(np.float64 if name in self._numeric else str))
+            name: ArrayHeader((rows,), np.dtype(np.float64 if name in self._numeric else str))
             for name in self._at
         }
 
@@ -155,7 +155,7 @@ class CsvFile(Reader):
 class CsvTable(CsvFile):
     """A ``.csv`` file with a column per class; columns of scores are numbers."""
 
-    layout: Layout
+    layout: TableLayout
 
     def __init__(self, path: str, named: ColumnNames = BY_RULES) -> None:
         self._named = named
@@ -234,7 +234,7 @@ class JsonLines(Reader):
             kind, *others = {float} if found == {int, float} else found
             exact = not others and kind in _JSON_TYPES and counts[key] == rows
             dtype = np.dtype(_JSON_TYPES[kind] if exact else str)
-            self.headers[key] = Header((rows,), dtype, exact)
+            self.headers[key] = ArrayHeader((rows,), dtype, exact)
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the object of every line that is not blank, with the number of the line."""

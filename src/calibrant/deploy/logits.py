@@ -36,7 +36,7 @@ from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
 from calibrant.data.opening import open_inputs
 from calibrant.data.shards import NoGoodShard, Place, Report, located
-from calibrant.data.storage import output_folder
+from calibrant.data.storage import OutputFolder
 from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,
@@ -216,12 +216,12 @@ def collect_shards(
             call = uuid.uuid4().hex
             named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
             stack.callback(forget_classifier)  # else it would keep the memory of a GPU
-        run = _Run.of(named, inputs, labels, last_layer, batch_size)
+        run = _Collection.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
             forget_classifier()
         dataset = open_inputs(data, skip_bad=skip_bad)
         shards, skipped = _usable(dataset, run, skip_bad)
-        folder = output_folder(os.fspath(out))
+        folder = OutputFolder(os.fspath(out))
         jobs = shard_jobs(dataset, shards, folder, run.settings, rows=run.rows, formats=_FORMATS)
         if rank == 0:
             warn_of_orphans(jobs)
@@ -234,7 +234,7 @@ def collect_shards(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Collection:
     """A model, and the columns that it reads and writes."""
 
     model: ModelName | Classifier
@@ -252,7 +252,7 @@ class _Run:
         labels: str | None,
         last_layer: str | None,
         batch_size: int,
-    ) -> _Run:
+    ) -> _Collection:
         """Load the model, and check that it has the layer."""
         loaded = model if isinstance(model, Classifier) else load_classifier(model)
         if last_layer is not None:
@@ -310,7 +310,9 @@ class _Run:
             )
 
 
-def _usable(dataset: Dataset, run: _Run, skip_bad: bool) -> tuple[list[Dataset], dict[str, str]]:
+def _usable(
+    dataset: Dataset, run: _Collection, skip_bad: bool
+) -> tuple[list[Dataset], dict[str, str]]:
     """Return a dataset for each file that has the columns, and the errors of others by path."""
     shards, skipped = [], dict(dataset.skipped)
     for file in dataset.files:
@@ -326,7 +328,7 @@ def _usable(dataset: Dataset, run: _Run, skip_bad: bool) -> tuple[list[Dataset],
     return shards, skipped
 
 
-def _write(run: _Run, shard: Dataset, target: Path, report: Report) -> None:
+def _write(run: _Collection, shard: Dataset, target: Path, report: Report) -> None:
     """Write the logits of one shard."""
     (columns,) = shard.files
     model, label = run.loaded(), run.label_column(columns)
@@ -346,7 +348,12 @@ def _write(run: _Run, shard: Dataset, target: Path, report: Report) -> None:
 
 
 def _predictions(
-    run: _Run, model: Classifier, columns: Columns, folder: Path, place: Place, report: Report
+    run: _Collection,
+    model: Classifier,
+    columns: Columns,
+    folder: Path,
+    place: Place,
+    report: Report,
 ) -> dict[str, Array]:
     """Return the outputs for all rows, in files."""
     rows = columns[run.inputs[0]].shape[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show import figures
@@ -16,15 +16,10 @@ from calibrant.show import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from calibrant.show.report.report import Report
+
 PREFIX = "calibration"
 """First part of the names of all that is logged."""
-
-
-class WritableReport(Protocol):
-    """A report that can be written to a file."""
-
-    def save(self, path: Any, /) -> Any:
-        """Write the report as HTML."""
 
 
 def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
@@ -69,7 +64,7 @@ def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
 
 
 @contextmanager
-def report_file(report: WritableReport) -> Iterator[Path]:
+def report_file(report: Report) -> Iterator[Path]:
     """Write a report to a temporary folder, from which a tracker copies it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"

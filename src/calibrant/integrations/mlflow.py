@@ -14,13 +14,7 @@ import numpy as np
 
 from calibrant._core.class_names import ClassNumbers, as_array
 from calibrant._core.messages import needed
-from calibrant.integrations.logged import (
-    PREFIX,
-    WritableReport,
-    reliability_figure,
-    report_file,
-    scalars,
-)
+from calibrant.integrations.logged import PREFIX, reliability_figure, report_file, scalars
 from calibrant.llm.answers.confidence import ANSWER_METRICS, evaluate_answers
 from calibrant.llm.answers.questions import exact_match
 from calibrant.metrics.accumulator import Accumulator
@@ -29,6 +23,8 @@ from calibrant.metrics.evaluation import Evaluation
 if TYPE_CHECKING:
     from mlflow.genai.scorers import Scorer
     from mlflow.models import EvaluationMetric
+
+    from calibrant.show.report.report import Report
 
 _DIGITS = 12
 """Confidences are recovered up to this many decimals."""
@@ -39,7 +35,7 @@ def log_calibration(
     step: int | None = None,
     *,
     prefix: str = PREFIX,
-    report: WritableReport | None = None,
+    report: Report | None = None,
 ) -> None:
     """Log an evaluation to the active run of MLflow, or to a new one.
 
@@ -54,8 +50,8 @@ def log_calibration(
         Training step.
     prefix : str
         First part of the names of the metrics, and folder of the artifacts.
-    report : optional
-        An object with ``save(path)``, which becomes the artifact ``report.html``.
+    report : Report, optional
+        From :func:`calibrant.report`, which becomes the artifact ``report.html``.
 
     Examples
     --------

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from calibrant.integrations.logged import (
-    PREFIX,
-    WritableReport,
-    reliability_figure,
-    report_file,
-    scalars,
-)
+from calibrant.integrations.logged import PREFIX, reliability_figure, report_file, scalars
 from calibrant.metrics.evaluation import Evaluation
 
 if TYPE_CHECKING:
     import wandb
+
+    from calibrant.show.report.report import Report
 
 BIN_COLUMNS = ("from", "to", "examples", "confidence", "accuracy", "accuracy_low", "accuracy_high")
 
@@ -25,7 +21,7 @@ def log_calibration(
     step: int | None = None,
     *,
     prefix: str = PREFIX,
-    report: WritableReport | None = None,
+    report: Report | None = None,
 ) -> None:
     """Log metrics with their intervals, the bins as a table, and the reliability diagram.
 
@@ -41,8 +37,8 @@ def log_calibration(
         Training step; that of the run by default.
     prefix : str
         First part of the names, and title of their section in the workspace.
-    report : optional
-        An object with ``save(path)``, which is logged as a page of HTML.
+    report : Report, optional
+        From :func:`calibrant.report`, which is logged as a page of HTML.
 
     Examples
     --------

@@ -30,7 +30,7 @@ from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, Report, located
-from calibrant.data.storage import output_folder
+from calibrant.data.storage import OutputFolder
 from calibrant.workflows.inputs import check_inputs
 from calibrant.workflows.receipts import (
     WrittenShards,
@@ -141,7 +141,7 @@ def apply_shards(
         check_fits(calibrator, split)
         split.warn_if_probs()
         shapes[split.name] = split.shape
-    folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(calibrator)
+    folder, learned = OutputFolder(os.fspath(out)), calibrator_fingerprint(calibrator)
     shards = _scored_shards(dataset, shapes)
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_scored_rows)
     warn_of_orphans(jobs)

@@ -312,7 +312,7 @@ def apply_rule(
             temporary.open("w", encoding="utf-8", newline="") as file,
         ):
             further = dict.fromkeys(name for split in splits for name in split.further)
-            lines = _Lines(rule, file, list(further))
+            lines = _CsvLines(rule, file, list(further))
             for split in splits:
                 with part_of(splits, split):
                     tallies[split.name] = _walk(rule, split, lines.of(split), further=split.further)
@@ -398,7 +398,7 @@ class _Columns:
         self.done = end
 
 
-class _Lines:
+class _CsvLines:
     """Decisions of chunks as lines of a ``.csv`` file, with names in place of numbers.
 
     The ``further`` columns of the data, such as ids, stand before the decisions.

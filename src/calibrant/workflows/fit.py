@@ -41,7 +41,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, effect_of, method_in_use
-from calibrant.workflows.inputs import check_inputs, fit_inputs, input_names
+from calibrant.workflows.inputs import check_inputs, input_names, whole_inputs
 from calibrant.workflows.large import (
     ShardPasses,
     in_memory,
@@ -276,7 +276,13 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     """Fit on the arrays of a split; other labels may leave out some of its rows."""
     targets = split.labels if labels is None else labels
     beside: dict[str, Any] = {"sample_weight": split.weights}
-    beside |= fit_inputs(calibrator, split)
+    if calibrator.uses_features:
+        features: Any = split.features if split.has_features else None
+    else:
+        check_inputs(calibrator, split)
+        features = whole_inputs(calibrator, split)
+    if features is not None:
+        beside |= {"features": features, "head": split.dataset.head}
     if split.groups is not None:
         beside["groups"] = spread(split.groups, targets.shape, "groups")
     logits = split.logits

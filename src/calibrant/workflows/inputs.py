@@ -45,13 +45,3 @@ def whole_inputs(calibrator: Calibrator, split: Split, rows: Any = None) -> Feat
         for name in calibrator.input_columns
     }
     return calibrator.input_features(arrays, rows)
-
-
-def fit_inputs(calibrator: Calibrator, split: Split) -> dict[str, Any]:
-    """Return the arguments ``features`` and ``head`` of a fit on a split, if it uses them."""
-    if calibrator.uses_features:
-        features: Any = split.features if split.has_features else None
-    else:
-        check_inputs(calibrator, split)
-        features = whole_inputs(calibrator, split)
-    return {} if features is None else {"features": features, "head": split.dataset.head}

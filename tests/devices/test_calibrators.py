@@ -354,3 +354,16 @@ def test_a_default_device_changes_nothing(name, device):
     assert_near(probs, wanted, device)
     assert_near(torch.from_numpy(arrays), wanted, torch.device("cpu"))
     assert error == pytest.approx(cal.ece(logits, labels))
+
+
+def test_updates_stay_on_the_device_of_the_stream(device):
+    logits, labels = data_of("ts")
+    on_cpu = cal.TemperatureScaling().update(logits[:100], labels[:100], half_life=40)
+    there: Any = cal.TemperatureScaling().update(
+        logits[:100].to(device), labels[:100].to(device), half_life=40
+    )
+    assert there.recent_.logits.device == device
+    there.to("cpu").update(logits[100:].to(device), labels[100:].to(device))
+    on_cpu.update(logits[100:], labels[100:])
+    assert there.device == there.recent_.labels.device == device
+    assert torch.equal(there.temperature_.cpu(), on_cpu.temperature_)

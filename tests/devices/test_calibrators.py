@@ -78,10 +78,10 @@ def places(module) -> set[torch.device]:
     return {x.device for x in (*module.buffers(), *module.parameters())}
 
 
-def assert_near(result, wanted, device):
+def assert_near(result, wanted, device, on_gpu=1e-3):
     """Compare probabilities; those of a GPU are rounded otherwise, before a step or after it."""
     assert result.device == device
-    tolerance = 1e-3 if device.type == "cuda" else 1e-4
+    tolerance = on_gpu if device.type == "cuda" else 1e-4
     assert float((result.cpu() - wanted).abs().double().mean()) < tolerance
 
 
@@ -254,7 +254,8 @@ def test_masked_classes_there(maskable, device):
     calibrator.fit(logits.to(device), labels.to(device), **features)
     wanted = plain.predict_proba(logits, features.get("features"))
     probs = calibrator.predict_proba(logits.to(device), features.get("features"))
-    assert_near(probs, wanted, device)
+    # gc puts examples into groups by distances between features, and few are in each
+    assert_near(probs, wanted, device, on_gpu=5e-3 if maskable == "gc" else 1e-3)
     if maskable not in EVERY_METHOD or EVERY_METHOD[maskable]().keeps_argmax:
         assert float(probs.cpu()[masked].max()) == 0
 
@@ -354,3 +355,16 @@ def test_a_default_device_changes_nothing(name, device):
     assert_near(probs, wanted, device)
     assert_near(torch.from_numpy(arrays), wanted, torch.device("cpu"))
     assert error == pytest.approx(cal.ece(logits, labels))
+
+
+def test_updates_stay_on_the_device_of_the_stream(device):
+    logits, labels = data_of("ts")
+    on_cpu = cal.TemperatureScaling().update(logits[:100], labels[:100], half_life=40)
+    there: Any = cal.TemperatureScaling().update(
+        logits[:100].to(device), labels[:100].to(device), half_life=40
+    )
+    assert there.recent_.logits.device == device
+    there.to("cpu").update(logits[100:].to(device), labels[100:].to(device))
+    on_cpu.update(logits[100:], labels[100:])
+    assert there.device == there.recent_.labels.device == device
+    assert torch.equal(there.temperature_.cpu(), on_cpu.temperature_)

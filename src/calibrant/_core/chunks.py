@@ -32,7 +32,7 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: four megabytes of float64 stay in a core's share of the last cache,
 # and calls for smaller ones take as long as the work
-CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 23}
+CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 24}
 # elements of logits that stay in the cache of one core through many operations
 _BLOCK_SIZE = 1 << 16
 _RUN_LENGTH = 4096  # examples in a run, where each has some tens of numbers

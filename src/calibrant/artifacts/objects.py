@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.options import check_options, options_of
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.online import Recent
 from calibrant.calibrators.registry import CALIBRATORS, PARTS, TAG_CALIBRATORS
 from calibrant.calibrators.trials import check_learned
 
@@ -150,6 +151,10 @@ def restored(artifact: Artifact) -> Any:
             if last != "_extra_state":
                 raise ValueError(f"{name} must be a tensor")
             skeleton.get_submodule(owner).set_extra_state(value)
+        modules = skeleton.named_modules() if isinstance(skeleton, nn.Module) else ()
+        for path, module in list(modules):
+            if f"{path}.recent_.logits".lstrip(".") in artifact.tensors:
+                module.recent_ = Recent()
     wanted, tensors = skeleton.state_dict(), artifact.tensors
     _check_names([*tensors, *extra], wanted, "tensors")
     for name, value in tensors.items():

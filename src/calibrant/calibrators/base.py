@@ -48,7 +48,7 @@ from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
-from calibrant.calibrators import data_checks, description
+from calibrant.calibrators import data_checks, description, online
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
@@ -134,6 +134,8 @@ class Calibrator(nn.Module):
     class_names_ : tuple of str, or None
         Names of the classes in the order of the fit, if the logits were a data frame or a file with
         names. Data frames and files with the names in another order are read in this one.
+    recent_ : Recent or None
+        The examples that :meth:`update` remembers.
     solution_ : Solution or None
         The result of the search of the last fit.
     floor_ : scalar Tensor
@@ -180,6 +182,7 @@ class Calibrator(nn.Module):
         super().__init__()
         self.solution_: Solution | None = None
         self.class_names_: tuple[str, ...] | None = None
+        self.recent_: online.Recent | None = None
         self._store(classes_=torch.tensor(0), floor_=0.0)
         if self.needs_features:
             self._store(width_=torch.tensor(0))
@@ -342,6 +345,8 @@ class Calibrator(nn.Module):
             self.set_floor(0)
             with watched(self, examples, inputs):
                 return self.fit_examples(examples, Context(inputs, head, members))
+
+    update = online.update
 
     def _warn_of_examples(self, examples: Examples, *, grouped: bool) -> None:
         """Warn of few examples, and of copies unless groups tell them."""
@@ -610,6 +615,7 @@ class Calibrator(nn.Module):
     def _set_classes(self, classes: int) -> None:
         self._store(classes_=torch.tensor(classes))
         self._classes = classes
+        self.recent_ = None  # a fit does not go on from the examples of updates
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move learned values between devices; ``.half()`` and the like do not round them."""
@@ -627,6 +633,7 @@ class Calibrator(nn.Module):
         for name in self._buffers:
             if prefix + name in state_dict:
                 self._store(**{name: torch.empty_like(state_dict[prefix + name])})
+        self.recent_ = online.Recent() if f"{prefix}recent_.logits" in state_dict else None
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
         self._classes, self._floor = int(self.classes_), float(self.floor_)
         self._width = int(self.width_) if "width_" in self._buffers else 0

@@ -39,7 +39,9 @@ def learned(calibrator: Any) -> dict[str, Any]:
     return {
         name.rstrip("_"): value.tolist()
         for name, value in calibrator.named_buffers()
-        if value.numel() <= _MAX_NUMBERS and not name.endswith(("classes_", "floor_"))
+        if value.numel() <= _MAX_NUMBERS
+        and not name.endswith(("classes_", "floor_"))
+        and not name.startswith("recent_.")
     }
 
 
@@ -63,7 +65,8 @@ def describe(calibrator: Any) -> str:
 def _uses_temperature(calibrator: Any) -> bool:
     """Return True unless all temperatures are 1, which means not in use if they are not all."""
     values = dict(calibrator.named_buffers())
-    alone = set(values) == {"classes_", "floor_", "temperature_"}
+    own = {name for name in values if not name.startswith("recent_.")}
+    alone = own == {"classes_", "floor_", "temperature_"}
     return alone or bool((values["temperature_"] != 1).any())
 
 
@@ -138,7 +141,7 @@ def to_frame(calibrator: Any) -> pd.DataFrame:
     return frame(
         {"name": name.rstrip("_"), "index": index, "value": number}
         for name, value in values.items()
-        if not name.endswith(("classes_", "floor_", "width_"))
+        if not name.endswith(("classes_", "floor_", "width_")) and not name.startswith("recent_.")
         for index, number in enumerate(value.reshape(-1).tolist())
     )
 

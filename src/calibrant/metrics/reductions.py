@@ -426,12 +426,14 @@ def _exponentials(chunk: LabelledRows, best: Tensor, out: Tensor) -> Tensor:
     unit, whose sum as integers does not.
     """
     classes = chunk.logits.shape[-1]
-    out.copy_(chunk.logits)
     if classes > EXACT:  # the multiples would be too coarse
-        torch.softmax(out, -1, out=out)
+        torch.softmax(out.copy_(chunk.logits), -1, out=out)
         return torch.ones_like(best)
-    chunks.exponential(out.sub_(best))
-    out.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
+    unit = 62 - math.ceil(math.log2(classes))  # as a power of 2
+    if out.device.type == "cpu":
+        chunks.exponential(out.copy_(chunk.logits).sub_(best)).mul_(2.0**unit)
+    else:  # each kernel goes through the memory once
+        torch.sub(chunk.logits, best - unit * math.log(2), out=out).exp_()
     return out.to(torch.int64).sum(-1, keepdim=True)
 
 

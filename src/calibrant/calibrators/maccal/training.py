@@ -60,8 +60,9 @@ class Training:
                 step()
 
     def _epoch(self, batches: Iterable[Batch], epoch: int) -> Epoch:
-        # seeded by the epoch, so that a continued run takes the same steps
-        random = torch.Generator(self.device).manual_seed(1_000_003 * self.seed + epoch)
+        # Seeded by the epoch, so that a continued run takes the same steps, and on the CPU, since
+        # every device has other random numbers.
+        random = torch.Generator("cpu").manual_seed(1_000_003 * self.seed + epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         self.classifier.keep_.fill_(self.controller.keep)

@@ -30,7 +30,7 @@ DRIFTS = {
     "none": lambda t: np.zeros_like(t),
     "slow": lambda t: t,
     "jump at half": lambda t: np.where(t < 0.5, 0.0, 1.0),
-    "to and fro": lambda t: np.sin(2 * np.pi * t) ** 2,
+    "back and forth": lambda t: np.sin(2 * np.pi * t) ** 2,
 }
 """How far a model has drifted at each time from 0 to 1: from no drift to all of it."""
 

@@ -505,7 +505,7 @@ an artifact that is none
     exits with 2: there is no artifact nowhere
 an export under another suffix
     calibrant export ts -o out.tflite
-    exits with 2: cannot write out.tflite: the suffix must be one of .onnx, .pt2
+    exits with 2: cannot write out.tflite: the suffix must be .onnx or .pt2
 a monitor of no file
     calibrant monitor nowhere.npz
     exits with 2: nowhere.npz does not exist

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import BoolArray
-from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import kept_pairs, reductions
@@ -256,7 +256,9 @@ class Accumulator:
             noise = self._groups.noise(self.level)
             moments, bins = noise.moments(moments), noise.widened(bins)
         sums = (moments, bins, self.classwise, *self._kept.in_order())
-        summary = Summary(*sums, self.estimand, self.level, self.seed, noise)
+        summary = Summary(
+            *sums, self.estimand, self.level, self.seed, None if noise is None else noise.drawn
+        )
         alone = replace(summary, level=None) if self.grouped else summary
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
@@ -301,8 +303,16 @@ class Accumulator:
         if self.classes not in (0, classes):
             change = f"{self.classes} so far, now {classes}"
             raise ValueError(f"every batch must have the same classes: {change}")
-        if not self._all:
-            _check_possible(self.metrics, resolve_estimand(self.estimand, classes))
+        kind = resolve_estimand(self.estimand, classes)
+        for name in () if self._all or kind == "binary" else self.metrics:
+            if METRICS[name].two_classes_only:
+                ranks = name == "roc_auc"
+                raise ValueError(
+                    f"{name} is a figure of P(y = 1) of two classes, and these are probabilities "
+                    f"of {reductions.ESTIMANDS[kind]}: "
+                    f"{'name auroc, which ranks them, or ' * ranks}use calibrant.metrics.{name} "
+                    "of the pairs of one class against the rest (one_vs_rest)"
+                )
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
@@ -362,18 +372,6 @@ def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     if needy:
         raise ValueError(f"{comma_separated(needy)} need all pairs: pass pairs=True")
     return names
-
-
-def _check_possible(metrics: Sequence[str], kind: Estimand) -> None:
-    """Raise if a metric of P(y = 1) was named for other probabilities."""
-    for name in metrics:
-        if METRICS[name].two_classes_only and kind != "binary":
-            ranks = name == "roc_auc"
-            raise ValueError(
-                f"{name} is a figure of P(y = 1) of two classes, and these are probabilities of "
-                f"{reductions.ESTIMANDS[kind]}: {'name auroc, which ranks them, or ' * ranks}use "
-                f"calibrant.metrics.{name} of the pairs of one class against the rest (one_vs_rest)"
-            )
 
 
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -121,13 +121,6 @@ class Moments:
         return min(count, accuracy * (1 - accuracy) / variance)
 
 
-class Noise(Protocol):
-    """What gaps vary by for other reasons than independent outcomes."""
-
-    def drawn(self, filled: Bins, replicates: int, seed: int) -> FloatArray:
-        """Noise of the gaps, ``(replicates, bins)``."""
-
-
 @dataclass(frozen=True)
 class Summary:
     """Everything that the metrics are computed from, after the last example."""
@@ -142,8 +135,9 @@ class Summary:
     estimand: EstimandChoice
     level: float | None
     seed: int
-    noise: Noise | None = None
-    """Of the gaps of :attr:`bins`, where examples depend on each other within groups."""
+    noise: Callable[[Bins, int, int], FloatArray] | None = None
+    """Draws noise of the gaps of bins, for a number of replicates and a seed, where examples depend
+    on each other within groups."""
 
     @cached_property
     def cells(self) -> Cells:
@@ -151,7 +145,7 @@ class Summary:
         cells = gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
         if self.noise is None:
             return cells
-        return gaps.with_noise(cells, self.noise.drawn(self.bins, REPLICATES, self.seed))
+        return gaps.with_noise(cells, self.noise(self.bins, REPLICATES, self.seed))
 
     @cached_property
     def equal_mass(self) -> Bins:

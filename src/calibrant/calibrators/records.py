@@ -19,7 +19,6 @@ from calibrant._core.chunks import examples
 from calibrant._core.rows import Sample
 from calibrant.calibrators import logpartition
 from calibrant.calibrators.logpartition import Records, concatenate, tabulate
-from calibrant.data.columns import Column
 from calibrant.data.dataset import Split
 from calibrant.data.shards import Chunk, Shard
 from calibrant.data.storage import is_remote
@@ -37,11 +36,21 @@ def records_of(split: Split) -> Records:
 
     If the dataset has a cache, the table of each shard is kept there, and read the next time.
     """
+    columns = ("logits", "labels", "sample_weight")
     if split.dataset.cache is None:
-        shards = split.walk(tabulated, "logits", "labels", "sample_weight")
+        tables = [table for shard in split.walk(tabulated, *columns) for table in shard]
     else:
-        shards = iter(_cached(split, Path(split.dataset.cache)))
-    tables = [table for shard in shards for table in shard]
+        folder = Path(split.dataset.cache)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / _file_name(split, shard) for shard in split.shards]
+        found = {path: known for path in paths if (known := _load(path)) is not None}
+        missing = {p: s for p, s in zip(paths, split.shards, strict=True) if p not in found}
+        rest = replace(split, shards=list(missing.values()))
+        made = rest.walk(tabulated, *columns) if missing else ()
+        for path, shard in zip(missing, made, strict=True):
+            _save(path, shard)  # at once, so that a killed run goes on from here
+            found[path] = shard
+        tables = [table for path in paths for table in found[path]]
     checks.check_some(len(tables))
     return concatenate(tables)
 
@@ -64,38 +73,24 @@ def bounded(split: Split, seed: int = 0, most: int | None = None) -> Split:
     return replace(split, sample=Sample(most / split.rows, seed))
 
 
-def _cached(split: Split, folder: Path) -> list[list[Records]]:
-    """Return the table of each shard: from the folder, or else made and written to it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / _file_name(split, shard) for shard in split.shards]
-    found = {path: known for path in paths if (known := _load(path)) is not None}
-    missing = {p: s for p, s in zip(paths, split.shards, strict=True) if p not in found}
-    rest = replace(split, shards=list(missing.values()))
-    made = rest.walk(tabulated, "logits", "labels", "sample_weight") if missing else ()
-    for path, shard in zip(missing, made, strict=True):
-        _save(path, shard)  # at once, so that a killed run goes on from here
-        found[path] = shard
-    return [found[path] for path in paths]
-
-
 def _file_name(split: Split, shard: Shard) -> str:
     """Return the name of the file of a shard's table: a digest of all that it is made from."""
     settings = [FORMAT, *(getattr(logpartition, name) for name in _SETTINGS)]
     sampled = [] if split.sample is None else [*split.sample, shard.first]
     about = [split.domain, split.floor, split.dataset.multilabel, *sampled]
     names = {"logits": "logits", "labels": "labels", "weight": split.dataset.sample_weight}
-    sources = {name: _identity(shard.column(stored)) for name, stored in names.items() if stored}
+    sources: dict[str, list[Any]] = {}
+    for name, stored in names.items():
+        column = shard.column(stored) if stored else None
+        if column is not None and column.values is None:  # the file as it is now
+            path = column.path if is_remote(column.path) else os.path.abspath(column.path)
+            sources[name] = [path, column.key, list(column.fingerprint or ())]
+        elif column is not None:
+            values = np.ascontiguousarray(column.values)
+            content = hashlib.sha256(values.tobytes()).hexdigest()
+            sources[name] = [values.dtype.str, list(values.shape), content]
     key = json.dumps([settings, about, sources], sort_keys=True)
     return f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
-
-
-def _identity(column: Column) -> list[Any]:
-    """Return what tells a column from others: the file as it is now, or the values themselves."""
-    if column.values is None:
-        path = column.path if is_remote(column.path) else os.path.abspath(column.path)
-        return [path, column.key, list(column.fingerprint or ())]
-    values = np.ascontiguousarray(column.values)
-    return [values.dtype.str, list(values.shape), hashlib.sha256(values.tobytes()).hexdigest()]
 
 
 def _load(path: Path) -> list[Records] | None:

@@ -348,7 +348,15 @@ def _fit_lines(cells: _Cells) -> _Lines:
     """Fit the lines of cells in memory."""
     mass = cells.weight.sum(0)
     centre = _Masses(mass, mass, (cells.weight * cells.logits).sum(0)).centre
-    return _newton(partial(_derivatives, cells, centre), centre, _start(cells, centre))
+    # the search starts at the common line, which has bounds
+    kept = cells.weight > 0
+    odds, outcome, weight = (values[kept] for values in cells)
+    slope, offset = fit_platt(odds, outcome > 0, weight).x
+    slope = max(slope, 1 / MAX_SLOPE)
+    shift = (slope - 1) * centre + offset
+    theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
+    start = np.asarray(np.clip(theta, -_LIMITS, _LIMITS))
+    return _newton(partial(_derivatives, cells, centre), centre, start)
 
 
 def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, together: bool) -> _Lines:
@@ -400,17 +408,6 @@ def _newton(derivatives: _Derivatives, centre: FloatArray, theta: FloatArray) ->
     line = np.stack([slope, centre + theta[:, 1] - slope * centre])
     spread = np.sqrt(np.diag(prior.covariance))
     return _Lines(Solution(line, np.nan, passes, converged), prior.mean, spread)
-
-
-def _start(cells: _Cells, centre: FloatArray) -> FloatArray:
-    """Return log-slopes and shifts ``(tags, 2)`` of the common line, which has bounds."""
-    kept = cells.weight > 0
-    odds, outcome, weight = (values[kept] for values in cells)
-    slope, offset = fit_platt(odds, outcome > 0, weight).x
-    slope = max(slope, 1 / MAX_SLOPE)
-    shift = (slope - 1) * centre + offset
-    theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
-    return np.asarray(np.clip(theta, -_LIMITS, _LIMITS))
 
 
 def _derivatives(

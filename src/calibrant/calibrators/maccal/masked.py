@@ -77,7 +77,14 @@ class MaskedClassifier(WithOptions, nn.Module):
             wanted = f"(..., {self.width}), the inputs of the last layer"
             raise ValueError(f"features must be {wanted}, got {tuple(features.shape)}")
         if masks is None and self.samples:
-            return self._averaged(features)
+            # NumPy draws are the same on every device, and constants in an exported graph
+            random = np.random.default_rng(self.seed)
+            draws = (
+                self._masks(lambda shape: torch.from_numpy(random.random(shape, np.float32)))
+                for _ in range(self.samples)
+            )
+            logs = [self(features, mask).log_softmax(-1) for mask in draws]
+            return torch.stack(logs).logsumexp(0) - math.log(self.samples)
         first, second = masks or (self.keep_, self.keep_)
         inputs = features.to(self.first.weight.dtype)
         hidden = F.relu(F.linear(inputs, self.first.weight * first, self.first.bias))
@@ -93,17 +100,6 @@ class MaskedClassifier(WithOptions, nn.Module):
             for layer in (self.first, self.second)
         )
         return first, second
-
-    def _averaged(self, features: Tensor) -> Tensor:
-        # NumPy draws are the same on every device, and constants in an exported graph
-        random = np.random.default_rng(self.seed)
-
-        def uniform(shape: torch.Size) -> Tensor:
-            return torch.from_numpy(random.random(shape, np.float32))
-
-        masks = (self._masks(uniform) for _ in range(self.samples))
-        logs = [self(features, mask).log_softmax(-1) for mask in masks]
-        return torch.stack(logs).logsumexp(0) - math.log(self.samples)
 
 
 def masked_step(

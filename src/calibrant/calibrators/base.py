@@ -48,9 +48,9 @@ from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
-from calibrant.calibrators import data_checks, description, online
+from calibrant.calibrators import description, fitting, online
+from calibrant.calibrators.fitting import Passes
 from calibrant.calibrators.logpartition import Records, tabulate
-from calibrant.calibrators.passes import Passes
 from calibrant.calibrators.watch import watched
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class Calibrator(nn.Module):
                     f"{name} needs the last layer: pass head=(weight, bias), of shapes "
                     "(classes, width) and (classes,)"
                 )
-            members = None if groups is None else data_checks.flat_groups(groups, shape)
+            members = None if groups is None else fitting.flat_groups(groups, shape)
             self._warn_of_examples(examples, grouped=groups is not None)
             self.set_floor(0)
             with watched(self, examples, inputs):
@@ -354,7 +354,7 @@ class Calibrator(nn.Module):
         if self.multilabel:  # labels of one row of tags are several
             self._warn_of_few(count, examples.columns, None)
             return
-        distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
+        distinct = fitting.distinct_rows(fitting.first_rows(examples.logits))
         self._warn_of_few(count, examples.columns, distinct)
         if not grouped:
             warn_of_copies(examples.logits, examples.labels)
@@ -391,9 +391,9 @@ class Calibrator(nn.Module):
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)
-        enough = data_checks.ENOUGH * self.effective_size(classes)
+        enough = fitting.ENOUGH * self.effective_size(classes)
         fewest = "pooled has two" if self.multilabel else "ts has one"
-        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
+        fitting.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
     # -------------------------------------------------------------------------------------- call
 
@@ -554,9 +554,9 @@ class Calibrator(nn.Module):
 
     # ------------------------------------------------------------------------------------ checks
 
-    check_logits = data_checks.check_logits
-    check_features = data_checks.check_features
-    _checked = data_checks.checked_logits
+    check_logits = fitting.check_logits
+    check_features = fitting.check_features
+    _checked = fitting.checked_logits
 
     def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""

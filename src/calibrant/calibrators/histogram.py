@@ -23,7 +23,7 @@ from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import fit_platt
-from calibrant.calibrators.data_checks import missing_classes, warn_together
+from calibrant.calibrators.fitting import missing_classes, warn_together
 from calibrant.calibrators.logpartition import gap_chunks
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, top_odds

@@ -23,7 +23,7 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, che
 from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import missing_classes, warn_together
+from calibrant.calibrators.fitting import missing_classes, warn_together
 from calibrant.calibrators.histogram import by_class
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling

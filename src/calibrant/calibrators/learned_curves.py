@@ -23,7 +23,7 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import as_tensor
 from calibrant._core.showing import as_axes
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.metrics.reductions import margins
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from calibrant._core.chunks import chunk_slices
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, Solution, adam
 from calibrant.calibrators import objectives
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.logpartition import TOP, Records, softplus
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 _Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]

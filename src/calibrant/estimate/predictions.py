@@ -35,7 +35,7 @@ from calibrant.estimate.cells import (
 from calibrant.estimate.watch import Seen, seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 SAMPLE = 20_000
 """Rows whose probabilities and features are kept, for class frequencies and feature distances."""

@@ -48,7 +48,7 @@ from calibrant.estimate.predictions import (
     summarise,
 )
 from calibrant.estimate.strata import equal_parts
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 if TYPE_CHECKING:
     import pandas as pd

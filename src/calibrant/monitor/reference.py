@@ -15,7 +15,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
 from calibrant.monitor.predictions import labelled_pairs
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 
 def reference_bins(

@@ -40,7 +40,7 @@ from calibrant.monitor.windows import (
     Windows,
     window_number,
 )
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
 AGAIN = "is in the stream already and is not counted again; if these are other examples"

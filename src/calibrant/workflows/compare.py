@@ -29,7 +29,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import calibrated_sums, input_names
 from calibrant.workflows.fit import (
     fit_table,
     fit_whole,
@@ -38,7 +38,6 @@ from calibrant.workflows.fit import (
     looked_at,
     row_folds,
 )
-from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import halves, in_memory, is_many
 
 FOR_SEVERAL_CLASSES = (

@@ -45,7 +45,7 @@ from calibrant.workflows.apply import (
     write_splits,
 )
 from calibrant.workflows.compare import fit_and_test
-from calibrant.workflows.inputs import input_names, whole_inputs
+from calibrant.workflows.effect import input_names, whole_inputs
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,18 +30,23 @@ from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
 from calibrant.calibrators import watch
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import RecordsCalibrator
-from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.fitting import folds as folds_of
 from calibrant.calibrators.logpartition import Records
-from calibrant.calibrators.records import bounded, records_of
+from calibrant.calibrators.records import RecordsCalibrator, bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.workflows.effect import Effect, effect_of, method_in_use
-from calibrant.workflows.inputs import check_inputs, input_names, whole_inputs
+from calibrant.workflows.effect import (
+    Effect,
+    check_inputs,
+    effect_of,
+    input_names,
+    method_in_use,
+    whole_inputs,
+)
 from calibrant.workflows.large import (
     ShardPasses,
     in_memory,

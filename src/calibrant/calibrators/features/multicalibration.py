@@ -41,7 +41,7 @@ from calibrant.calibrators.features.metadata_inputs import (
     learned_numbers,
     metadata_arrays,
 )
-from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.fitting import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds

@@ -30,8 +30,7 @@ from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import frozen
 from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, as_labelled_features
-from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier
-from calibrant.calibrators.maccal.training import Training
+from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, Training
 
 if TYPE_CHECKING:
     import pandas as pd

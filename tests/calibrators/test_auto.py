@@ -24,9 +24,9 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.fitting import folds
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.parts import ShrunkTemperature
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 

@@ -20,9 +20,6 @@ def test_fewer_examples_than_enough_are_told_of():
         warn(100, 29)
 
 
-
-
-
 @pytest.fixture
 def labels(rng):
     return rng.choice(4, 203, p=[0.6, 0.25, 0.1, 0.05])

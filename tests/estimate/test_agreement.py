@@ -5,9 +5,9 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.data import as_dataset
+from calibrant.estimate.cells import fill_strata, make_strata
 from calibrant.estimate.performance import compare_labels
-from calibrant.estimate.predictions import summarise
-from calibrant.estimate.strata import fill_strata, make_strata
+from calibrant.estimate.prediction_summary import summarise
 
 ALARM = 0.05
 

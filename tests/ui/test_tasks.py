@@ -7,8 +7,8 @@ import pytest
 
 import calibrant as cal
 from calibrant.ui import tasks
+from calibrant.ui.choices import Choices
 from calibrant.ui.tasks import look, run
-from calibrant.ui.worker import Choices
 from tests.ui.conftest import npz, over_confident
 
 ENOUGH = 10**9

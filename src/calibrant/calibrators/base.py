@@ -51,7 +51,7 @@ from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import description, fitting, online
 from calibrant.calibrators.fitting import Passes
 from calibrant.calibrators.logpartition import Records, tabulate
-from calibrant.calibrators.watch import watched
+from calibrant.calibrators.mistakes import watched
 
 if TYPE_CHECKING:
     from typing_extensions import Self

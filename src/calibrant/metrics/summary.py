@@ -17,7 +17,7 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import gaps
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Cells, Excess, Functional
+from calibrant.metrics.gaps import Excess, Functional, GapCells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Reduced, WeightedPairs
@@ -140,7 +140,7 @@ class Summary:
     on each other within groups."""
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> GapCells:
         """The equal-width bins, for drawing."""
         cells = gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
         if self.noise is None:

@@ -14,7 +14,7 @@ from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
-from calibrant.monitor.predictions import labelled_pairs
+from calibrant.monitor.inputs import labelled_pairs
 from calibrant.workflows.effect import input_names
 
 

@@ -23,12 +23,12 @@ from calibrant.data.dataset import TEST_SPLITS, Dataset
 from calibrant.data.opening import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor import predictions
-from calibrant.monitor.deliveries import Delivery, Examples, recognised, shard_deliveries
+from calibrant.monitor import inputs
+from calibrant.monitor.deliveries import Delivery, KeyedExamples, recognised, shard_deliveries
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.predictions import Id, PendingPredictions
+from calibrant.monitor.inputs import Id, PendingPredictions
+from calibrant.monitor.monitor_report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.monitor.reference import as_bins, reference_gaps
-from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
 from calibrant.monitor.windows import (
     Estimator,
@@ -159,13 +159,13 @@ class Monitor(WithOptions):
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._windows.check_open(window)
-        logits, probs, labels = predictions.in_stream_order(self.calibrator, logits, probs, labels)
-        targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
-        pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
+        logits, probs, labels = inputs.in_stream_order(self.calibrator, logits, probs, labels)
+        targets, scores = inputs.integer_labels(labels), self._scores(logits, probs)
+        pairs = inputs.labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
         examples = recognised(stored, targets, ids, probs is not None)
         known = self._seen.recognise(examples)
-        self._set_classes(predictions.class_count(scores))
+        self._set_classes(inputs.class_count(scores))
         self._warn_of_probs(stored, probs is not None)
         if known.nothing:
             checks.warn(f"this batch {AGAIN}, {_remedy(examples)}")
@@ -188,7 +188,7 @@ class Monitor(WithOptions):
         """
         self._windows.check_open(window)
         pairs = NO_PAIRS
-        if not (predictions.is_empty(confidence) and predictions.is_empty(outcome)):
+        if not (inputs.is_empty(confidence) and inputs.is_empty(outcome)):
             claimed, happened, _ = checks.as_pairs(confidence, outcome)
             pairs = Pairs(claimed, happened > 0)
         delivery = Delivery.of_pairs(pairs, ids)
@@ -207,15 +207,15 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
-        logits, probs, _ = predictions.in_stream_order(self.calibrator, logits, probs)
-        keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
+        logits, probs, _ = inputs.in_stream_order(self.calibrator, logits, probs)
+        keys, scores = inputs.as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = predictions.top_predictions(self.calibrator, scores, features)
+        confidences, classes = inputs.top_predictions(self.calibrator, scores, features)
         if keys:
             self._seen.check_comparable("ids")
-        self._set_classes(predictions.class_count(scores))
+        self._set_classes(inputs.class_count(scores))
         self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
 
@@ -226,7 +226,7 @@ class Monitor(WithOptions):
         counted and left out, and so are those whose label has counted already. The label -100 means
         that none will come.
         """
-        keys, targets = predictions.as_ids(ids), predictions.integer_labels(labels)
+        keys, targets = inputs.as_ids(ids), inputs.integer_labels(labels)
         if targets.shape != (len(keys),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
@@ -260,7 +260,7 @@ class Monitor(WithOptions):
         the window without labels, which the file need not have; an alarm ends its guarantees.
         """
         dataset = as_dataset(path)
-        dataset = dataset.in_order(predictions.stream_order(self.calibrator, dataset.class_names))
+        dataset = dataset.in_order(inputs.stream_order(self.calibrator, dataset.class_names))
         chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
@@ -544,6 +544,6 @@ class Monitor(WithOptions):
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
 
 
-def _remedy(examples: Examples) -> str:
+def _remedy(examples: KeyedExamples) -> str:
     """Return what to do where new examples are taken for others."""
     return "give them other ids" if examples.by == "ids" else "pass ids to tell equal scores apart"

@@ -29,10 +29,11 @@ with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     from starlette.routing import Route
     from starlette.types import ASGIApp
 
+    from calibrant.ui.choices import STEPS, Choices
     from calibrant.ui.guard import LOOPBACK, REPORT_POLICY, Guard, Guarded
     from calibrant.ui.jobs import Job, Jobs, new_id
     from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, temporary_home
-    from calibrant.ui.worker import STEPS, Choices, FitTask, LookTask
+    from calibrant.ui.worker import FitTask, LookTask
 
 PORT = 8321
 _SHUTDOWN_SECONDS = 2

@@ -24,7 +24,7 @@ from calibrant.data.opening import open_dataset
 from calibrant.deploy.exports import export
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods
-from calibrant.ui.worker import Choices
+from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 
 NAMES_SHOWN = 12

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,40 +14,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from calibrant._core.messages import failure_text, printable
-from calibrant._core.options import check_options, options_of, unknown_option
-
-Estimand: TypeAlias = Literal["auto", "top_label", "multilabel"]
-STEPS = ("Fit the calibrator", "Measure, compare and write the report", "Export to ONNX")
-"""Steps of the work that follows."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Method and data of a fit; splits that are None are those of the library."""
-
-    method: str = "auto"
-    fit_split: str | None = None
-    test_split: str | None = None
-    estimand: Estimand = "auto"
-    keep_argmax: bool | Literal["auto"] = "auto"
-
-    @classmethod
-    def from_json(cls, content: object) -> Choices:
-        """Return the choices in a request, or raise; names are checked where they are used.
-
-        >>> Choices.from_json({"method": "ts"}).method
-        'ts'
-        """
-        if not isinstance(content, Mapping):
-            raise TypeError(f"choices must be a JSON object, got {content!r:.80}")
-        options = options_of(cls)
-        for name in content.keys() - options.keys():
-            raise unknown_option("a request", name, options)
-        return cls(**check_options(options, content))
-
+from calibrant.ui.choices import Choices
 
 _BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
 DIED = (
@@ -95,7 +65,7 @@ class FitTask:
 Task: TypeAlias = LookTask | FitTask
 
 
-def work(connection: Connection) -> None:
+def _work(connection: Connection) -> None:
     """Do one task after another until the server closes the connection."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -146,7 +116,7 @@ class Worker:
         if self._connection is None or self._process is None or not self._process.is_alive():
             context = get_context("spawn")  # a fork would copy locks that threads hold
             self._connection, theirs = context.Pipe()
-            process = context.Process(target=work, args=(theirs,), daemon=True)
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
             self._process = process  # only now: another thread may kill what it finds here
             theirs.close()

@@ -28,7 +28,7 @@ from calibrant._core.chunks import (
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
-from calibrant.calibrators import watch
+from calibrant.calibrators import mistakes
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fitting import folds as folds_of
 from calibrant.calibrators.logpartition import Records
@@ -248,7 +248,7 @@ def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None
         if split.rows * math.prod(split.shape) > WHOLE:
             fit_table(calibrator, split, records)
         else:
-            with watch.watched(calibrator, looked_at(split)[0]):
+            with mistakes.watched(calibrator, looked_at(split)[0]):
                 fit_table(calibrator, split, records)
 
 
@@ -256,7 +256,7 @@ def looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[st
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
-    most = watch.most_rows(split.classes) * split.classes
+    most = mistakes.most_rows(split.classes) * split.classes
     arrays = sampled_arrays(split, [*columns, *weight], most)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):
@@ -388,7 +388,7 @@ def cross_fit(
         fit_whole(calibrator, floored)
     else:
         _fit_watched(calibrator, floored, records)
-    with warnings.catch_warnings(), watch.told():
+    with warnings.catch_warnings(), mistakes.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             fit_without(one, floored, fold, i, records)

@@ -18,7 +18,7 @@ from calibrant._core.engines import steps
 from calibrant._core.options import Count, Seed, WithOptions, at_least
 from calibrant._core.solve import check_time
 from calibrant._core.torch_models import save_state
-from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures
+from calibrant.calibrators.maccal.frozen import FeatureBatch, LabelledFeatures
 
 _Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
 _MAX_HALVINGS, _MAX_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
@@ -207,7 +207,7 @@ class Training:
         self.optimiser = torch.optim.Adam(parameters, lr=self.rate, weight_decay=self.decay)
         self.device = self.classifier.keep_.device
 
-    def run(self, batches: Callable[[int], Iterable[Batch]]) -> None:
+    def run(self, batches: Callable[[int], Iterable[FeatureBatch]]) -> None:
         """Train on the batches of each epoch, after those of the checkpoint if there is one."""
         self._resume()
         with steps(self.epochs) as step:
@@ -221,7 +221,7 @@ class Training:
                 self._save()
                 step()
 
-    def _epoch(self, batches: Iterable[Batch], epoch: int) -> Epoch:
+    def _epoch(self, batches: Iterable[FeatureBatch], epoch: int) -> Epoch:
         # Seeded by the epoch, so that a continued run takes the same steps, and on the CPU, since
         # every device has other random numbers.
         random = torch.Generator("cpu").manual_seed(1_000_003 * self.seed + epoch)
@@ -243,7 +243,7 @@ class Training:
             seen = self._watch(self.watched)
         return Epoch(float(self.classifier.keep_), *seen, loss / weight)
 
-    def _step(self, batch: Batch, random: torch.Generator) -> Tensor:
+    def _step(self, batch: FeatureBatch, random: torch.Generator) -> Tensor:
         """Take one step with new masks; the loss is a weighted mean."""
         masks = self.classifier.draw(random)
         logits = self.classifier(batch.features, masks)
@@ -313,7 +313,7 @@ class Training:
             )
 
 
-def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:
+def _sums(logits: Tensor, batch: FeatureBatch, loss: Tensor | float = 0.0) -> Tensor:
     """Return the sums of weight, loss, confidence and correct answers over a batch."""
     confidence, top = logits.softmax(-1).max(-1)
     weight, total = batch.weight, batch.weight.sum()

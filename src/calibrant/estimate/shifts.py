@@ -26,8 +26,7 @@ from scipy.special import chdtrc, chdtri, chndtrinc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
-from calibrant.estimate.cells import CELLS, Rows, effective, log_odds_cell, sums_by
-from calibrant.estimate.strata import equal_parts
+from calibrant.estimate.cells import CELLS, Rows, effective, equal_parts, log_odds_cell, sums_by
 
 BINS = 20
 """Bins of confidence and of margin."""
@@ -128,7 +127,7 @@ def binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float
     return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)), freedom)
 
 
-class Moments(NamedTuple):
+class FeatureMoments(NamedTuple):
     """Mean and covariance of functions of the features, and the number of examples behind them."""
 
     mean: FloatArray
@@ -176,10 +175,10 @@ def _flat(features: FloatArray) -> FloatArray:
     return features.reshape(len(features), -1).astype(np.float64)
 
 
-def _moments(values: FloatArray, weight: FloatArray) -> Moments:
+def _moments(values: FloatArray, weight: FloatArray) -> FeatureMoments:
     scatter = np.cov(values, rowvar=False, aweights=weight) + 1e-9 * np.eye(COSINES)
     size = effective(weight.sum(), float(weight @ weight))
-    return Moments(np.average(values, 0, weight), scatter, size)
+    return FeatureMoments(np.average(values, 0, weight), scatter, size)
 
 
 def label_shift_weights(

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from calibrant.estimate.cells import event_cell, reduce_rows
-from calibrant.estimate.watch import (
+from calibrant.estimate.shifts import (
     binned_shift,
     feature_shift,
     find_shifts,

@@ -32,7 +32,7 @@ from calibrant.estimate.cells import (
     fill_cells,
     reduce_rows,
 )
-from calibrant.estimate.watch import Seen, seen_rows
+from calibrant.estimate.shifts import Seen, seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.effect import input_names
@@ -57,7 +57,7 @@ class Reduction(NamedTuple):
     labelled_only: bool
 
 
-class Summary(NamedTuple):
+class PredictionSummary(NamedTuple):
     """Sums over a split, its labelled rows, and a sample of all rows."""
 
     n: int
@@ -96,13 +96,13 @@ class Summary(NamedTuple):
         size = effective(cells.weight.sum(), self.square)
         return Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
 
-    def plus(self, other: Summary) -> Summary:
+    def plus(self, other: PredictionSummary) -> PredictionSummary:
         """Return the sums of both."""
 
         def both(name: str) -> Any:
             return np.concatenate([getattr(self, name), getattr(other, name)])
 
-        return Summary(
+        return PredictionSummary(
             self.n + other.n,
             self.unlabelled.plus(other.unlabelled),
             self.labelled.plus(other.labelled),
@@ -145,7 +145,7 @@ def summarise(
     threshold: float | None,
     labels: bool,
     labelled_only: bool = False,
-) -> Summary:
+) -> PredictionSummary:
     """Sum up the predictions of a split, with its labels if they are to be used.
 
     ``labelled_only`` leaves out the other examples, as in a reference.
@@ -181,7 +181,7 @@ def chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     return probs.reshape(-1, probs.shape[-1])
 
 
-def _chunk_summary(settings: Reduction, chunk: Chunk) -> Summary:
+def _chunk_summary(settings: Reduction, chunk: Chunk) -> PredictionSummary:
     probs = chunk_probs(settings.calibrator, chunk)
     shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
     weight, labels = _weights(chunk, shape), chunk_labels(chunk, shape)
@@ -195,7 +195,7 @@ def _chunk_summary(settings: Reduction, chunk: Chunk) -> Summary:
     seen = seen_rows(rows, weight, settings.classes, cell)
     sampled = counted & (np.arange(len(probs)) % settings.step == 0)
     features = chunk.get("features")
-    return Summary(
+    return PredictionSummary(
         int(counted.sum()),
         fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
         fill_cells(rows.take(known), cell[known], weight[known]),

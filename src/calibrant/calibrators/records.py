@@ -47,7 +47,7 @@ def records_of(split: Split) -> Records:
     """
     columns = ("logits", "labels", "sample_weight")
     if split.dataset.cache is None:
-        tables = [table for shard in split.walk(tabulated, *columns) for table in shard]
+        tables = [table for shard in split.walk(_tabulated, *columns) for table in shard]
     else:
         folder = Path(split.dataset.cache)
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def records_of(split: Split) -> Records:
         found = {path: known for path in paths if (known := _load(path)) is not None}
         missing = {p: s for p, s in zip(paths, split.shards, strict=True) if p not in found}
         rest = replace(split, shards=list(missing.values()))
-        made = rest.walk(tabulated, *columns) if missing else ()
+        made = rest.walk(_tabulated, *columns) if missing else ()
         for path, shard in zip(missing, made, strict=True):
             _save(path, shard)  # at once, so that a killed run goes on from here
             found[path] = shard
@@ -64,7 +64,7 @@ def records_of(split: Split) -> Records:
     return concatenate(tables)
 
 
-def tabulated(chunks: Iterator[Chunk]) -> list[Records]:
+def _tabulated(chunks: Iterator[Chunk]) -> list[Records]:
     """Return the table of a shard; none without labels."""
     tables = []
     for chunk in chunks:
@@ -160,8 +160,8 @@ class RecordsCalibrator(Calibrator):
         with checks.warnings_at_caller(), full_precision():
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
-            self._warn_of_few(len(records), records.classes, fitting.distinct_rows(rows))
-            if same := fitting.one_label(records.labels):
+            self._warn_of_few(len(records), records.classes, fitting._distinct_rows(rows))
+            if same := fitting._one_label(records.labels):
                 checks.warn(same)
             self.set_floor(0)
             self._fit_records(records.scale_free())

@@ -55,10 +55,10 @@ class Rows(NamedTuple):
         return cls(*joined(parts))
 
 
-def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
+def _reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     """Reduce probabilities ``(n, classes)`` with their labels ``(n,)``, -100 for none.
 
-    >>> rows = reduce_rows(np.array([[0.2, 0.8], [0.7, 0.3]]), np.array([1, -100]))
+    >>> rows = _reduce_rows(np.array([[0.2, 0.8], [0.7, 0.3]]), np.array([1, -100]))
     >>> rows.event, rows.happened
     (array([0.8, 0.3]), array([ 1., nan]))
     """
@@ -87,17 +87,17 @@ def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     )
 
 
-def log_odds_cell(log_odds: FloatArray) -> IntArray:
+def _log_odds_cell(log_odds: FloatArray) -> IntArray:
     """Return the cell ``(low, high]`` of each of some log-odds."""
     place = np.ceil((np.clip(log_odds, -MOST, MOST) + MOST) / WIDTH) - 1
     return np.asarray(np.clip(place, 0, CELLS - 1), np.int64)
 
 
-def event_cell(rows: Rows, threshold: float) -> IntArray:
+def _event_cell(rows: Rows, threshold: float) -> IntArray:
     """Return the cell of each row; those from ``CELLS`` on reach the threshold."""
     with np.errstate(divide="ignore"):
         log_odds = np.log(rows.event) - np.log1p(-rows.event)
-    return np.asarray(log_odds_cell(log_odds) + CELLS * (rows.confidence >= threshold))
+    return np.asarray(_log_odds_cell(log_odds) + CELLS * (rows.confidence >= threshold))
 
 
 class Cells(NamedTuple):
@@ -126,24 +126,24 @@ class Cells(NamedTuple):
     @property
     def size(self) -> float:
         """Number of examples, effectively: that of equal weights with the same noise."""
-        return effective(self.weight.sum(), self.square.sum())
+        return _effective(self.weight.sum(), self.square.sum())
 
 
-def effective(weight: float, square: float) -> float:
+def _effective(weight: float, square: float) -> float:
     """Return the number of equal weights with the same noise as weights of these sums."""
     return float(weight**2 / square) if square > 0 else 0.0
 
 
-def sums_by(index: IntArray, values: FloatArray, count: int) -> FloatArray:
+def _sums_by(index: IntArray, values: FloatArray, count: int) -> FloatArray:
     """Sums of values by their index, ``(count,)``."""
     return np.bincount(index, values, count).astype(np.float64)
 
 
-def fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
+def _fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
     """Sums of rows by cell."""
 
     def sums(values: FloatArray) -> FloatArray:
-        return sums_by(cell, values, 2 * CELLS)
+        return _sums_by(cell, values, 2 * CELLS)
 
     happened, brier_gap, nll_gap = (
         np.where(rows.labelled, values, 0)
@@ -219,7 +219,7 @@ class Strata(NamedTuple):
         return math.sqrt(max(weight @ (squared - variance), 0)), p_value
 
 
-def make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
+def _make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
     """Return the stratum of each cell, from labelled examples.
 
     Strata have equal parts of a measure that is half the examples and half their variance, so that
@@ -232,17 +232,17 @@ def make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
     variance = weight * mean * (1 - mean)
     measure = weight / weight.sum() + variance / max(variance.sum(), 1e-300)
     if not two_classes:
-        return np.tile(equal_parts(measure, count), 2)
+        return np.tile(_equal_parts(measure, count), 2)
     low, high = np.split(measure, 2)
     below = round(count * low.sum() / measure.sum())
-    first, second = (equal_parts(x, max(k, 1)) for x, k in ((low, below), (high, count - below)))
+    first, second = (_equal_parts(x, max(k, 1)) for x, k in ((low, below), (high, count - below)))
     return np.tile(np.concatenate([first, first.max() + 1 + second]), 2)
 
 
-def equal_parts(measure: FloatArray, count: int) -> IntArray:
+def _equal_parts(measure: FloatArray, count: int) -> IntArray:
     """Cut places into at most ``count`` ranges of about equal measure; return that of each place.
 
-    >>> equal_parts(np.array([1.0, 1.0, 0.0, 2.0]), 2)
+    >>> _equal_parts(np.array([1.0, 1.0, 0.0, 2.0]), 2)
     array([0, 0, 1, 1])
     """
     if not measure.any():
@@ -253,12 +253,12 @@ def equal_parts(measure: FloatArray, count: int) -> IntArray:
     return np.asarray(np.minimum(np.searchsorted(present, index), present.size - 1), np.int64)
 
 
-def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
+def _fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     """Sums of labelled examples by stratum; without any, all shares are equally likely."""
     count = int(stratum.max()) + 1
 
     def sums(values: FloatArray) -> FloatArray:
-        return sums_by(stratum, values, count)
+        return _sums_by(stratum, values, count)
 
     weight, square = sums(cells.weight), sums(cells.square)
     each = np.maximum(weight, 1e-300)
@@ -266,7 +266,7 @@ def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     scatter = np.stack([sums(cells.brier_scatter), sums(cells.nll_scatter)]) / each - gaps**2
     return Strata(
         stratum,
-        np.array([effective(*pair) for pair in zip(weight, square, strict=True)]),
+        np.array([_effective(*pair) for pair in zip(weight, square, strict=True)]),
         np.where(weight > 0, sums(cells.claimed) / each, 0.5),
         np.where(weight > 0, sums(cells.happened) / each, 0.5),
         gaps,

@@ -178,7 +178,7 @@ class Evaluation(Mapping[str, Estimate]):
         return [
             checked
             for name, part in sets
-            for checked in compared(limits, part.metrics, part.n, name, self.level)
+            for checked in _compared(limits, part.metrics, part.n, name, self.level)
         ]
 
     def table(self) -> list[tuple[str, str, str]]:
@@ -444,7 +444,7 @@ def _limit(text: str, bound: float, which: str, end: str) -> Limit:
     return Limit(name, asked or "value", float(bound))
 
 
-def compared(
+def _compared(
     limits: Sequence[Limit],
     metrics: Mapping[str, Estimate],
     n: int,

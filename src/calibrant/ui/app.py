@@ -31,8 +31,8 @@ with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
 
     from calibrant.ui.choices import STEPS, Choices
     from calibrant.ui.guard import LOOPBACK, REPORT_POLICY, Guard, Guarded
-    from calibrant.ui.jobs import Job, Jobs, new_id
-    from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, temporary_home
+    from calibrant.ui.jobs import Job, Jobs, _new_id
+    from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, _temporary_home
     from calibrant.ui.worker import FitTask, LookTask
 
 PORT = 8321
@@ -63,16 +63,16 @@ def serve(
     announce : callable
         Called with the address of the page, which contains its token.
     """
-    with listening(host, port) as listener:
+    with _listening(host, port) as listener:
         guard = Guard(host, listener.getsockname()[1])
-        app = make_app(guard, max_upload * 1_000_000)
+        app = _make_app(guard, max_upload * 1_000_000)
         announce(guard.address)
         if open_browser:  # the socket listens already, so that the browser waits for the answer
             webbrowser.open(guard.address)
-        run_app(app, listener)
+        _run_app(app, listener)
 
 
-def listening(host: str, port: int | None) -> socket.socket:
+def _listening(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens on a port, by default on 8321 or else on any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -91,7 +91,7 @@ def listening(host: str, port: int | None) -> socket.socket:
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
 
 
-def run_app(app: ASGIApp, listener: socket.socket) -> None:
+def _run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve an application on a socket until it is interrupted or its terminal closes."""
     config = uvicorn.Config(
         app,
@@ -129,7 +129,7 @@ _MAX_REQUEST_BYTES = 10_000
 """Bytes of a request other than an upload."""
 
 
-def make_app(guard: Guard, max_upload: int) -> ASGIApp:
+def _make_app(guard: Guard, max_upload: int) -> ASGIApp:
     """Return the application; ``max_upload`` is in bytes.
 
     Files are in a temporary folder, which is removed when the server stops.
@@ -137,7 +137,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
     service = Service(guard, max_upload)
     routes = [
         Route("/", service.index),
-        Route("/page/{name}", asset),
+        Route("/page/{name}", _asset),
         Route("/api/files", service.upload, methods=["POST"]),
         Route("/api/sample", service.sample, methods=["POST"]),
         Route("/api/jobs", service.run, methods=["POST"]),
@@ -160,7 +160,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Own the temporary folder and the jobs while the server runs."""
-        with temporary_home() as home:
+        with _temporary_home() as home:
             self.uploads = Uploads(home, self.max_upload)
             self.jobs = Jobs(home)
             try:
@@ -212,7 +212,7 @@ class Service:
             choices = Choices.from_json(content)
         except (TypeError, ValueError) as problem:
             raise HTTPException(400, str(problem)) from problem
-        key = new_id()
+        key = _new_id()
         task = FitTask(upload.path, upload.name, self.jobs.folder(key), choices)
         job = self.jobs.add(Job(task, STEPS, id=key))
         return JSONResponse({"job": job.id}, status_code=202)
@@ -259,7 +259,7 @@ class Service:
         return upload
 
 
-async def asset(request: Request) -> Response:
+async def _asset(request: Request) -> Response:
     """Return a file of the page."""
     name = request.path_params["name"]
     if name not in _ASSETS:

@@ -262,8 +262,8 @@ def commands(command, path: str):
 
 
 def help_of(command, path: str) -> str:
-    """The help of a command, as a terminal of 88 columns shows it."""
-    settings = {"terminal_width": 88, "help_option_names": ["-h", "--help"]}
+    """The help of a command, as a terminal of 80 columns shows it."""
+    settings = {"terminal_width": 80, "help_option_names": ["-h", "--help"]}
     context = command.context_class(command, info_name=path, **settings)
     return command.get_help(context)
 

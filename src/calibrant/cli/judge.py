@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from calibrant.cli.shared import AS_JSON, CERTAIN_LEVEL, Verb, option, show_result
+from calibrant.cli.shared import AS_JSON, CERTAIN_LEVEL, Verb, _option, _show_result
 
 
 def _ends(_: Any, __: Any, value: str | None) -> tuple[float, float] | None:
@@ -21,7 +21,7 @@ def _ends(_: Any, __: Any, value: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-SCALE = option(
+SCALE = _option(
     "--scale",
     callback=_ends,
     metavar="LOW,HIGH",
@@ -32,8 +32,8 @@ SCALE = option(
 @click.command(cls=Verb, context_settings={"show_default": True})
 @click.argument("file")
 @SCALE
-@option("--cut", type=float, help="Lowest score that counts as right.  [default: the middle]")
-@option(
+@_option("--cut", type=float, help="Lowest score that counts as right.  [default: the middle]")
+@_option(
     "--width",
     type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
     help="Report how many labels an interval of this half-width needs.",
@@ -71,4 +71,4 @@ def judge(
     if position is None or any("judge" in row for row in answers.rows):
         about: Any = {"cut": cut, "level": level, "position": position, "width": width}
         report = judge_report(read_judged(answers, scale=scale), **about)
-    show_result(form, report, file)
+    _show_result(form, report, file)

@@ -13,7 +13,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import FloatArray, Values, as_float64
 from calibrant._core.showing import columns_frame, one_line
 from calibrant.show.box import Box
-from calibrant.show.html import Html, asset, rendered
+from calibrant.show.html import Html, _asset, _rendered
 from calibrant.show.pages import page
 from calibrant.show.tables import Table
 
@@ -55,11 +55,11 @@ class ShadedText(NamedTuple):
             return Box(self.title, [self.note])
         steps = (1.0, 0.75, 0.5, 0.25, 0.0)
         swatches = _shaded([f" {100 * step:.0f} % " for step in steps], steps)
-        scale = rendered("token_scale.html", swatches=swatches)
+        scale = _rendered("token_scale.html", swatches=swatches)
         pairs = islice(zip(self.tokens, self.probs.tolist(), strict=True), LISTED)
         rows = [(repr(t)[1:-1], "-" if math.isnan(p) else f"{100 * p:.1f} %") for t, p in pairs]
         table, left = Table(("token", "probability"), rows), len(self.tokens) - len(rows)
-        numbers = rendered("token_table.html", table=table, left=left)
+        numbers = _rendered("token_table.html", table=table, left=left)
         shaded = _shaded(self.tokens, self.probs.tolist())
         return Box(self.title, [self.note], parts=[shaded, scale, numbers])
 
@@ -88,8 +88,8 @@ def _shaded(tokens: Sequence[str], probs: Sequence[float]) -> Html:
         return {"strength": strength, "number": f"{100 * prob:.1f} %", "doubtful": prob < DOUBTFUL}
 
     shown = [(text.split("\n"), look(float(p))) for text, p in zip(tokens, probs, strict=True)]
-    style = Html("".join(asset("tokens.css").splitlines()))
-    return rendered("tokens.html", tokens=shown, style=style)
+    style = Html("".join(_asset("tokens.css").splitlines()))
+    return _rendered("tokens.html", tokens=shown, style=style)
 
 
 def shaded_text(

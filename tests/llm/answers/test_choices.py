@@ -15,7 +15,7 @@ from calibrant.llm.answers.choices import (
     choice_logits_from_likelihoods,
     choice_logits_from_top,
 )
-from calibrant.llm.answers.questions import Question, choice_prompt, short_prompt
+from calibrant.llm.answers.questions import Question, _choice_prompt, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import (
@@ -115,7 +115,7 @@ def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
     assert labels.tolist() == [1, 0, 3]
     letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
     for question, row in zip(QUESTIONS, found, strict=True):
-        prompt = choice_prompt(question, shots)
+        prompt = _choice_prompt(question, shots)
         with torch.no_grad():
             logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
         wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)

@@ -27,16 +27,16 @@ from calibrant._core.checks import (
 )
 from calibrant._core.engines import Progress
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.asking import LengthLimit, calibrated_generations, end_ids
+from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, end_ids
 from calibrant.llm.answers.option_bias import (
     Permutations,
     PermutedChoices,
-    option_orders,
+    _option_orders,
 )
-from calibrant.llm.answers.questions import LETTERS, Question, choice_prompt, short_prompt
-from calibrant.llm.answers.topk import TopLogprobs, by_token, shown_tokens
+from calibrant.llm.answers.questions import LETTERS, Question, _choice_prompt, short_prompt
+from calibrant.llm.answers.topk import TopLogprobs, _by_token, _shown_tokens
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.documents import Encoded, encode_documents
+from calibrant.llm.heads.documents import Encoded, _encode_documents
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 
@@ -67,13 +67,14 @@ def ask_choices(
         As for :func:`ask`.
     """
     about: Any = {"shots": shots, "permutations": permutations, "batch": batch}
-    asked = ask_choices_each(model, tokenizer, questions, {"": fitted}, progress=progress, **about)[
-        ""
-    ]
+    heads = {"": fitted}
+    (asked,) = _ask_choices_each(
+        model, tokenizer, questions, heads, progress=progress, **about
+    ).values()
     return asked.averaged(), asked.labels
 
 
-def ask_choices_each(
+def _ask_choices_each(
     model: nn.Module,
     tokenizer: Any,
     questions: Sequence[Question],
@@ -94,15 +95,15 @@ def ask_choices_each(
             f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
         )
     letters = _choice_tokens(tokenizer, LETTERS[: min(counts)])
-    orders = option_orders(permutations, min(counts))
+    orders = _option_orders(permutations, min(counts))
     shown = [
         replace(question, choices=tuple(question.choices[i] for i in order))
         for question in questions
         for order in orders
     ]
-    prompts, first_token = choice_prompts(shown, shots), LengthLimit(1, end_ids(model, tokenizer))
+    prompts, first_token = _choice_prompts(shown, shots), LengthLimit(1, end_ids(model, tokenizer))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    for name, generation, first in calibrated_generations(
+    for name, generation, first in _calibrated_generations(
         model, tokenizer, prompts, heads, first_token, batch, progress
     ):
         chosen = as_float64((first * generation.sharpness)[:, letters])
@@ -115,12 +116,12 @@ def ask_choices_each(
     }
 
 
-def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
+def _choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
     """Make the prompts of :func:`ask_choices`."""
     prompts = []
     for question in questions:
         own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(choice_prompt(question, own))
+        prompts.append(_choice_prompt(question, own))
     return prompts
 
 
@@ -145,7 +146,7 @@ def ask_true(
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
     first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = calibrated_generations(
+    runs = _calibrated_generations(
         model, tokenizer, prompts, {"": fitted}, first_token, batch, progress
     )
     parts = []
@@ -197,7 +198,7 @@ def ask_texts_each(
         As for :func:`~calibrant.llm.ask`.
     """
     check_whole("batch", batch)
-    texts = encoded_choices(model, tokenizer, questions, shots)
+    texts = _encoded_choices(model, tokenizer, questions, shots)
     sizes = np.cumsum([len(question.choices) for question in questions])
     logits, total = {}, len(heads) * len(texts)
     for number, (name, fitted) in enumerate(heads.items()):
@@ -213,7 +214,7 @@ def ask_texts_each(
     return logits
 
 
-def encoded_choices(
+def _encoded_choices(
     model: Any, tokenizer: Any, questions: Sequence[Question], shots: Sequence[Question]
 ) -> list[Encoded]:
     """Return the tokens of each choice after its question; raise if any is too long."""
@@ -223,7 +224,7 @@ def encoded_choices(
         for choice in question.choices
     ]
     whole = 1 << 30  # nothing is cut
-    texts, positions = encode_documents(pairs, tokenizer, whole), huggingface.positions_of(model)
+    texts, positions = _encode_documents(pairs, tokenizer, whole), huggingface._positions_of(model)
     for (prompt, choice), text in zip(pairs, texts, strict=True):
         if positions and len(text.ids) > positions:
             raise ValueError(
@@ -236,7 +237,7 @@ def encoded_choices(
 
 def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[FloatArray]:
     """Yield the total log-probabilities of the tokens that count, for each batch of texts."""
-    device = huggingface.inputs_device(model)
+    device = huggingface._inputs_device(model)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(texts), batch):
             some = texts[start : start + batch]
@@ -316,19 +317,19 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    shown = shown_tokens(top)
+    shown = _shown_tokens(top)
     if shown is None:
         raise TypeError(f"top must hold tokens with their log-probabilities, got {top!r:.80}")
     logs = np.full((len(shown), len(choices)), -np.inf)
     for i, position in enumerate(shown):
-        for token, value in by_token(position).items():
+        for token, value in _by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
                 logs[i, at] = np.logaddexp(logs[i, at], value)
         missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
-                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens of "
+                f"choice {missing[0]!r} is not among the {len(_by_token(position))} tokens of "
                 f"question {i}: request more (top_logprobs), or use logit_bias"
             )
     return np.asarray(log_softmax(logs, axis=-1))

@@ -29,7 +29,7 @@ from calibrant.llm.answers.confidence import (
 from calibrant.llm.answers.option_bias import OptionBias, Permutations, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
-from calibrant.llm.heads.evaluate import Evaluations, Gains, gains_over_one_temperature
+from calibrant.llm.heads.evaluate import Evaluations, Gains, _gains_over_one_temperature
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -86,15 +86,15 @@ def read_question_set(
     if Path(path).is_dir():
         if chat:
             raise ValueError(f"{path} is answered by letters, not as a chat: leave chat out")
-        solved = question_sets.first_of_each(question_sets.read_mmlu(path, "dev"), shots)
+        solved = question_sets._first_of_each(question_sets.read_mmlu(path, "dev"), shots)
         whole = question_sets.read_mmlu(path, "test")
-        drawn = question_sets.subset(whole, limit or len(whole), seed=seed)
+        drawn = question_sets._subset(whole, limit or len(whole), seed=seed)
         return QuestionSet(drawn, solved, "letters")
     is_csv, shots = str(path).endswith(".csv"), 0 if chat else shots
     whole = (question_sets.read_truthfulqa if is_csv else question_sets.read_questions)(path)
     if len(whole) <= shots:
         raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
-    drawn = question_sets.subset(whole, (limit or len(whole)) + shots, seed=seed)
+    drawn = question_sets._subset(whole, (limit or len(whole)) + shots, seed=seed)
     form: Form = "texts" if is_csv and not chat else "written"
     return QuestionSet(drawn[shots:], drawn[:shots], form)
 
@@ -183,9 +183,9 @@ def _written(
 ) -> dict[str, Graded]:
     model, tokenizer = network
     prompts, form, prompt = _prompts(tokenizer, asked, chat)
-    match = question_sets.contains_reference if chat else question_sets.exact_match
+    match = question_sets._contains_reference if chat else question_sets.exact_match
     limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not chat, "progress": progress}
-    answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+    answers = asking._ask_each(model, tokenizer, prompts, heads, **limits)
     drawn: list[list[str]] = []
     if samples is not None:
         batch = max(1, _DRAWN_TOGETHER // samples)
@@ -231,17 +231,17 @@ def check_lengths(
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
     if asked.form == "texts":
-        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
+        choices._encoded_choices(model, tokenizer, asked.questions, asked.shots)
     elif asked.form == "letters":
-        prompts = choices.choice_prompts(asked.questions, asked.shots)
-        asking.checked_prompts(model, tokenizer, prompts, 1)
+        prompts = choices._choice_prompts(asked.questions, asked.shots)
+        asking._checked_prompts(model, tokenizer, prompts, 1)
     else:
         longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
         prompts, form, _ = _prompts(tokenizer, asked, chat)
-        asking.checked_prompts(model, tokenizer, prompts, longest)
+        asking._checked_prompts(model, tokenizer, prompts, longest)
         if confidence == "p_true":
             second = [form(question_sets.verdict_prompt(one, "")) for one in asked.questions]
-            asking.checked_prompts(model, tokenizer, second, longest + 1)
+            asking._checked_prompts(model, tokenizer, second, longest + 1)
 
 
 def _lettered(
@@ -254,7 +254,7 @@ def _lettered(
     progress: Progress | None,
 ) -> dict[str, Graded]:
     options: Any = {"shots": asked.shots, "permutations": permutations, "progress": progress}
-    found = choices.ask_choices_each(*network, asked.questions, heads, **options)
+    found = choices._ask_choices_each(*network, asked.questions, heads, **options)
     *_, (last, shown) = found.items()
     own, labels, source = shown.logits[:, 0], shown.labels, sources[last]
     tried = {name: (each.logits[:, 0], sources[name]) for name, each in found.items()}
@@ -315,7 +315,7 @@ def gains_of_graded(graded: Mapping[str, Graded]) -> Gains:
         own = np.where(answers.grades(), confidence, 1 - confidence)
         scores[name] = {"nll": -np.log(np.maximum(own, SMALLEST)), "brier": (1 - own) ** 2}
     count = len(graded["before"].answers.rows)
-    return gains_over_one_temperature(scores, np.arange(count), np.ones(count))
+    return _gains_over_one_temperature(scores, np.arange(count), np.ones(count))
 
 
 def answer_question(
@@ -338,7 +338,9 @@ def answer_question(
     """
     rule = confidence_of(calibrator, confidence)
     asked, network = [Question(question, ())], (model, tokenizer)
-    prompts, form, prompt = [question], str, "plain"
+    prompts: list[str] = [question]
+    form: Callable[[str], str] = str
+    prompt = "plain"
     if chat:
         prompts, form, prompt = _prompts(tokenizer, QuestionSet(asked, []), chat)
     if calibrator is not None:
@@ -389,7 +391,7 @@ def _confidences(
 
 def _source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
     """Return the source of confidences of a model, with digests of its and the head's values."""
-    digest, head = fingerprint_of(huggingface.plain_model(model)).digest, "none"
+    digest, head = fingerprint_of(huggingface._plain_model(model)).digest, "none"
     if fitted is not None:
         total = hashlib.sha256(fitted.head.kind.encode())
         for name, value in sorted(fitted.state_dict().items()):

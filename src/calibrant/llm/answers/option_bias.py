@@ -29,7 +29,7 @@ Order: TypeAlias = tuple[int, ...]
 """Numbers of the options in the order in which they are shown."""
 
 
-def option_orders(permutations: Permutations | None, choices: int) -> list[Order]:
+def _option_orders(permutations: Permutations | None, choices: int) -> list[Order]:
     """Return the orders in which a question with so many options is asked, its own first.
 
     None is for its own order alone.

@@ -15,7 +15,7 @@ from calibrant._core.checks import FloatArray, Values, as_values, check_level
 from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.curves import parabola_weights
 from calibrant.metrics.gaps import Functional
-from calibrant.metrics.intervals import Estimate, normal_interval
+from calibrant.metrics.intervals import Estimate, normal_interval, share_intervals
 from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Data, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.smooth import CalibrationTest
@@ -242,7 +242,8 @@ def decision_curve(
     thresholds : (thresholds,), optional
         In (0, 1); 0.01, 0.02, ... 0.99 by default.
     level : float
-        Coverage of the intervals, which are normal and hold at each single threshold.
+        Coverage of the intervals, which hold at each single threshold, however few examples reach
+        it.
 
     Examples
     --------
@@ -264,15 +265,46 @@ def decision_curve(
         return np.concatenate([np.cumsum(mass[order][::-1])[::-1], [0.0]])[first]
 
     total, odds = weight.sum(), cuts / (1 - cuts)
-    gain = (reaching(weight * happened) - odds * reaching(weight * (1 - happened))) / total
-    # the net benefit is a mean, of 1 for a true positive and -odds for a false one
-    hits, misses = reaching(squares * happened), reaching(squares * (1 - happened))
-    spread = hits + odds**2 * misses - 2 * gain * (hits - odds * misses) + gain**2 * squares.sum()
-    worth = total**2 / squares.sum()
-    deviation = np.sqrt(np.maximum(spread, 0) * worth / max(worth - 1, 1)) / total
-    reach = float(ndtri((1 + level) / 2)) * deviation
-    rate = float(weight @ happened) / total
-    return DecisionCurve(cuts, gain, gain - reach, gain + reach, rate - odds * (1 - rate), level)
+    true, false = happened, 1 - happened
+    hits, alarms = reaching(weight * true) / total, reaching(weight * false) / total
+    variances = reaching(squares * true), reaching(squares * false), squares.sum()
+    below, above = _weighed(hits, alarms, odds, *(v / total**2 for v in variances), level)
+    gain, rate = hits - odds * alarms, float(weight @ happened) / total
+    always = rate - odds * (1 - rate)
+    return DecisionCurve(cuts, gain, gain - below, gain + above, always, level)
+
+
+def _weighed(
+    hits: FloatArray,
+    alarms: FloatArray,
+    odds: FloatArray,
+    of_hits: FloatArray,
+    of_alarms: FloatArray,
+    of_all: float,
+    level: float,
+) -> tuple[FloatArray, FloatArray]:
+    """Distances from ``hits - odds * alarms`` to the ends of its interval.
+
+    They are put together from Wilson's intervals of the two shares (MOVER, Zou and Donner 2008),
+    which a normal interval of the difference is for many flagged examples; but of few or none it
+    would have no width. ``of_hits``, ``of_alarms`` and ``of_all`` are sums of squared weights over
+    the square of all weight.
+    """
+    shares, squares = np.stack([hits, alarms]), np.stack([of_hits, of_alarms])
+    variance = squares * (1 - 2 * shares) + shares**2 * of_all
+    covariance = shares[0] * shares[1] * of_all - shares[0] * squares[1] - shares[1] * squares[0]
+    spread = shares * (1 - shares)
+    inside = (spread > 0) & (variance > 0)
+    count = np.divide(spread, variance, out=np.full_like(spread, 1 / of_all), where=inside)
+    scale = np.sqrt(variance.prod(0))
+    together = np.divide(covariance, scale, out=np.zeros_like(scale), where=inside.all(0))
+    low, high = share_intervals(shares, count, level)
+
+    def distance(one: FloatArray, other: FloatArray) -> FloatArray:
+        return np.sqrt(np.maximum(one**2 + other**2 - 2 * together * one * other, 0))
+
+    down = distance(hits - low[0], odds * (high[1] - alarms))
+    return down, distance(high[0] - hits, odds * (alarms - low[1]))
 
 
 def _event_pairs(logits: Input, labels: Input, **data: Unpack[Data]) -> WeightedPairs:

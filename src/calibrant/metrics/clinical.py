@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import chdtrc, expit, logit, ndtr, ndtri
+from scipy.special import chdtrc, expit, logit, ndtr
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, Values, as_values, check_level
@@ -266,45 +266,39 @@ def decision_curve(
 
     total, odds = weight.sum(), cuts / (1 - cuts)
     true, false = happened, 1 - happened
-    hits, alarms = reaching(weight * true) / total, reaching(weight * false) / total
-    variances = reaching(squares * true), reaching(squares * false), squares.sum()
-    below, above = _weighed(hits, alarms, odds, *(v / total**2 for v in variances), level)
-    gain, rate = hits - odds * alarms, float(weight @ happened) / total
+    shares = np.stack([reaching(weight * true), reaching(weight * false)]) / total
+    of_shares = np.stack([reaching(squares * true), reaching(squares * false)]) / total**2
+    gain, rate = shares[0] - odds * shares[1], float(weight @ happened) / total
+    below, above = _reach(shares, of_shares, float(squares.sum()) / total**2, odds, level)
     always = rate - odds * (1 - rate)
     return DecisionCurve(cuts, gain, gain - below, gain + above, always, level)
 
 
-def _weighed(
-    hits: FloatArray,
-    alarms: FloatArray,
-    odds: FloatArray,
-    of_hits: FloatArray,
-    of_alarms: FloatArray,
-    of_all: float,
-    level: float,
+def _reach(
+    shares: FloatArray, squares: FloatArray, of_all: float, odds: FloatArray, level: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Distances from ``hits - odds * alarms`` to the ends of its interval.
+    """Distances from a net benefit to the ends of its interval, each ``(thresholds,)``.
 
-    They are put together from Wilson's intervals of the two shares (MOVER, Zou and Donner 2008),
-    which a normal interval of the difference is for many flagged examples; but of few or none it
-    would have no width. ``of_hits``, ``of_alarms`` and ``of_all`` are sums of squared weights over
-    the square of all weight.
+    They are put together from Wilson's intervals of the ``shares`` ``(2, thresholds)`` of true and
+    false positives (MOVER, Zou and Donner 2008). Where many examples are flagged this is the
+    normal interval, which has no width where none is. ``squares`` and ``of_all`` are sums of
+    squared weights, of those and of all examples, over the square of all weight.
     """
-    shares, squares = np.stack([hits, alarms]), np.stack([of_hits, of_alarms])
     variance = squares * (1 - 2 * shares) + shares**2 * of_all
-    covariance = shares[0] * shares[1] * of_all - shares[0] * squares[1] - shares[1] * squares[0]
+    covariance = shares.prod(0) * of_all - (shares * squares[::-1]).sum(0)
     spread = shares * (1 - shares)
-    inside = (spread > 0) & (variance > 0)
-    count = np.divide(spread, variance, out=np.full_like(spread, 1 / of_all), where=inside)
+    some = (spread > 0) & (variance > 0)
+    count = np.divide(spread, variance, out=np.full_like(spread, 1 / of_all), where=some)
     scale = np.sqrt(variance.prod(0))
-    together = np.divide(covariance, scale, out=np.zeros_like(scale), where=inside.all(0))
+    correlation = np.divide(covariance, scale, out=np.zeros_like(scale), where=some.all(0))
     low, high = share_intervals(shares, count, level)
+    down, up = shares - low, high - shares
 
-    def distance(one: FloatArray, other: FloatArray) -> FloatArray:
-        return np.sqrt(np.maximum(one**2 + other**2 - 2 * together * one * other, 0))
+    def distance(hits: FloatArray, alarms: FloatArray) -> FloatArray:
+        square = hits**2 + alarms**2 - 2 * correlation * hits * alarms
+        return np.asarray(np.sqrt(np.maximum(square, 0)))
 
-    down = distance(hits - low[0], odds * (high[1] - alarms))
-    return down, distance(high[0] - hits, odds * (alarms - low[1]))
+    return distance(down[0], odds * up[1]), distance(up[0], odds * down[1])
 
 
 def _event_pairs(logits: Input, labels: Input, **data: Unpack[Data]) -> WeightedPairs:

@@ -216,7 +216,7 @@ class Auto(RecordsCalibrator):
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
         if undecided:
-            lines += judge.other_predictions(other, weights)
+            lines += judge.other_predictions(other, weights, free)
         return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -488,16 +488,19 @@ class _Judge:
         right = self.data.records.correct
         return self.mean_and_error(self.held_out(name).correct.astype(float) - right)
 
-    def other_predictions(self, name: str, weights: Mapping[str, float]) -> list[str]:
-        """Say what other predictions gain or, where they are kept, would clearly gain."""
+    def other_predictions(self, name: str, weights: Mapping[str, float], free: bool) -> list[str]:
+        """Say what other predictions gain or, where they had to be kept, would clearly gain."""
         more, error = (100 * each for each in self.accuracy_gain(name))
         before = 100 * float(self.share @ self.data.records.correct)
         accuracy = f"accuracy {before:.2f} -> {before + more:.2f} % (+- {error:.2f})"
         if not all(_made(member).keeps_argmax for member in weights):
             return [f"predictions change, as by {name}: {accuracy}; keep_argmax=True forbids it"]
+        if free:
+            return []  # they were a candidate, and had the worse likelihood
         kept = self.average(weights).nll
         lower, its_error = self.mean_and_error(kept - self.held_out(name).nll)
-        if more <= CLEAR_GAIN_IN_ERRORS * error and lower <= CLEAR_GAIN_IN_ERRORS * its_error:
+        clear = more > CLEAR_GAIN_IN_ERRORS * error and lower >= 0
+        if not clear and lower <= CLEAR_GAIN_IN_ERRORS * its_error:
             return []  # both are 0 for equal ones
         nll = float(self.share @ kept)
         return [

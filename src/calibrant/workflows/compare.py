@@ -16,7 +16,7 @@ from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
-from calibrant.calibrators import watch as watching
+from calibrant.calibrators import mistakes
 from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
@@ -138,10 +138,10 @@ def compare(
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
         some, arrays = _looked_at(splits[0], *calibrators.values())
-        if mistake := watching.mistake_of(some):
+        if mistake := mistakes.mistake_of(some):
             warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
-    with watching.told(mistake), steps(len(calibrators)) as step:
+    with mistakes.told(mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
             step()
@@ -158,7 +158,7 @@ def compare(
         calibrator = fitted[chosen.method]
         features = calibrator.input_features(arrays)
         encoded = None if features is None else calibrator.encoded(features)
-        if undone := watching.off_shares(calibrator, some, encoded):
+        if undone := mistakes.off_shares(calibrator, some, encoded):
             chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
@@ -338,7 +338,7 @@ class _Bench:
                             _fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                with warnings.catch_warnings(), watching.told():
+                with warnings.catch_warnings(), mistakes.told():
                     warnings.simplefilter("ignore")  # the fit on everything has warned
                     for i, one in enumerate(by_fold):
                         assert self.fold is not None

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.calibrators.maccal import MaCCal, calibrator as maccal, masked
+from calibrant.calibrators.maccal import MaCCal, maccal, masked
 from calibrant.calibrators.maccal.masked import KeepRate, MaskedClassifier
 from tests.support.features import CLASSES, QUICK, WIDTH, clustered_features
 

@@ -53,7 +53,11 @@ def _estimate_metrics(
         for tilt in _tilts(filled, probs, widening)
     ]
     ends = {name: [_ends(draws[name], level) for draws in drawn] for name in values}
-    return {name: _hull(float(values[name]), ends[name]) for name in values} | scores
+    result = {}
+    for name, value in values.items():  # with the smallest interval around all of them
+        lows, highs = zip(*ends[name], strict=True)
+        result[name] = Estimate(float(value), min(float(value), *lows), max(float(value), *highs))
+    return result | scores
 
 
 def _metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
@@ -104,12 +108,6 @@ def _ends(draws: FloatArray, level: float) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = np.quantile(draws, [outside, 1 - outside], method="inverted_cdf")
     return float(low), float(high)
-
-
-def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
-    """Return a value with the smallest interval around all of some."""
-    lows, highs = zip(*ends, strict=True)
-    return Estimate(value, min(value, *lows), max(value, *highs))
 
 
 def _score_estimate(

@@ -215,7 +215,12 @@ class PerformanceEstimator:
         doubts = self._doubts(batch, evidence, monitor)
         if labels >= FEWEST_LABELS:
             status, reasons, widening = "contradicted" if doubts else "labels", doubts, 0.0
-            evidence = [_labelled_strata(batch)]
+            # a labelled example that was selected with probability 1 / k stands for k - 1 others
+            others = 1 / batch.inclusion - 1 if batch.selected else 1.0
+            cell = _event_cell(batch.rows, NEVER)
+            selected = _fill_cells(batch.rows, cell, batch.weight * others)
+            stratum = _make_strata(selected, two_classes=batch.two_classes)
+            evidence = [_fill_strata(stratum, selected)]
         elif doubts:
             status, reasons, widening = "withdrawn", [*reasons, *doubts], 0.0
         prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
@@ -335,7 +340,15 @@ class PerformanceEstimator:
             names = [name for name in names if name not in ("coverage", "accepted_error")]
         if status == "withdrawn":
             return {name: Estimate(estimates[0][name].value) for name in names}
-        return {name: _around([e[name] for e in estimates]) for name in names}
+        # the first value, with the hull of all intervals
+        return {
+            name: Estimate(
+                estimates[0][name].value,
+                min(e[name].low for e in estimates),
+                max(e[name].high for e in estimates),
+            )
+            for name in names
+        }
 
 
 class LabelAgreement(NamedTuple):
@@ -375,25 +388,9 @@ def _compare_labels(batch: PredictionSummary, strata: Strata | None) -> LabelAgr
     return LabelAgreement(expected, shown, float(p_value))
 
 
-def _labelled_strata(batch: PredictionSummary) -> Strata:
-    """Return the labels of a batch as evidence for its other examples.
-
-    An example that was selected with probability 1 / k stands for k - 1 others without a label.
-    """
-    others = 1 / batch.inclusion - 1 if batch.selected else 1.0
-    selected = _fill_cells(batch.rows, _event_cell(batch.rows, NEVER), batch.weight * others)
-    return _fill_strata(_make_strata(selected, two_classes=batch.two_classes), selected)
-
-
 def _plain(explanations: Sequence[Explanation]) -> Explanation:
     """Return the explanation without changed class frequencies."""
     return next(e for e in explanations if e.new_prior is None)
-
-
-def _around(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the first value with the hull of all intervals."""
-    lows, highs = [e.low for e in estimates], [e.high for e in estimates]
-    return Estimate(estimates[0].value, min(lows), max(highs))
 
 
 def _deviation(reference: PredictionSummary) -> float:

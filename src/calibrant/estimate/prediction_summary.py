@@ -184,7 +184,8 @@ def _chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
 def _chunk_summary(settings: _Reduction, chunk: Chunk) -> PredictionSummary:
     probs = _chunk_probs(settings.calibrator, chunk)
     shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
-    weight, labels = _weights(chunk, shape), _chunk_labels(chunk, shape)
+    weight, labels = chunk.get("sample_weight"), _chunk_labels(chunk, shape)
+    weight = np.ones(math.prod(shape)) if weight is None else as_weight(weight, shape)
     inclusion = _inclusion(chunk, shape)
     rows = _reduce_rows(probs, labels)
     if settings.labelled_only:
@@ -210,11 +211,6 @@ def _chunk_summary(settings: _Reduction, chunk: Chunk) -> PredictionSummary:
         weight[sampled],
         rows.label[sampled],
     )
-
-
-def _weights(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
-    given = chunk.get("sample_weight")
-    return np.ones(math.prod(shape)) if given is None else as_weight(given, shape)
 
 
 def _chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:

@@ -33,9 +33,6 @@ def _option_orders(permutations: Permutations | None, choices: int) -> list[Orde
     """Return the orders in which a question with so many options is asked, its own first.
 
     None is for its own order alone.
-
-    >>> option_orders("cyclic", 3)
-    [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
     """
     numbers = tuple(range(choices))
     if permutations is None:

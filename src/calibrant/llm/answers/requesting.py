@@ -249,9 +249,6 @@ def _without_statement(reply: Row) -> Row:
     r"""Move the last line, which states a confidence, from the answer to ``stated``.
 
     Its tokens leave the answer with it. Without such a line ``stated`` is None.
-
-    >>> _without_statement({"answer": "Lima\nConfidence: 90%"})
-    {'answer': 'Lima', 'stated': 'Confidence: 90%'}
     """
     text = reply["answer"]
     found = _STATEMENT.search("\n" + text)
@@ -289,9 +286,6 @@ def _p_true_of(shown: Mapping[str, float]) -> float | None:
 
     If one is not there, it counts as the least likely of these tokens, or as the rest if that is
     less.
-
-    >>> round(_p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
-    0.95
     """
     sums, chances = {"true": 0.0, "false": 0.0}, []
     for token, logprob in shown.items():

@@ -70,7 +70,6 @@ MORE = {
         "answers.asking.draw_answers",
         *("answers.samples.by_entailment", "answers.samples.by_embedding"),
         "answers.signals.top_token_confidence",
-        *("answers.logs.study.option_logits", "answers.logs.study.rescore"),
         "answers.logs.report.save_answer_report",
         "answers.requesting.RequestPlan",
         *("answers.requesting.Asked", "answers.requesting.read_asked"),

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced, warn
+from calibrant._core.checks import FloatArray, silenced, warn
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import Aggregator, evaluate_answers
-from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import (
     FOLDS,
     SignalCalibrator,
@@ -57,13 +57,7 @@ def cross_validated_answers(
     ten questions.
     """
     confidence, source = answers.confidences(aggregate)
-    return cross_validated(confidence, answers.grades(), answers.groups, source, stage)
-
-
-def cross_validated(
-    confidence: FloatArray, correct: BoolArray, groups: IntArray, source: Source, stage: Map
-) -> Evaluations:
-    """:func:`cross_validated_answers` of arrays ``(answers,)``."""
+    correct, groups = answers.grades(), answers.groups
     evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
     if int(groups.max()) + 1 < 2 * FOLDS:
         return evaluations

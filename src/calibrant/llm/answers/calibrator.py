@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -39,15 +39,12 @@ STAGES: tuple[Map, ...] = get_args(Map)
 
 def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     """Fit a map of log-odds ``(n,)``; returns learned values, and True if there is an optimum."""
-    if stage == "isotonic":
-        return _fit_isotonic(odds, correct)
-    solution = (fit_platt if stage == "sigmoid" else fit_beta)(odds, correct, np.ones_like(odds))
-    # with a few answers of one kind the solver of beta may stop before a bound
-    differ = stage == "sigmoid" or 0 < correct.mean() < 1
-    return {"line": solution.x}, solution.converged and differ
-
-
-def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
+    if stage != "isotonic":
+        fit = fit_platt if stage == "sigmoid" else fit_beta
+        solution = fit(odds, correct, np.ones_like(odds))
+        # with a few answers of one kind the solver of beta may stop before a bound
+        differ = stage == "sigmoid" or 0 < correct.mean() < 1
+        return {"line": solution.x}, solution.converged and differ
     if correct.all() or not correct.any():
         level = (correct.sum() + 0.5) / (len(correct) + 1)
         return {"odds": np.zeros(1), "prob": np.array([level])}, False
@@ -88,13 +85,8 @@ class AnswerMap(WithOptions):
     source_: Source
     threshold_: Threshold | None
 
-    def predict(self, answers: Any, *, source: Source | None = None) -> FloatArray:
-        """Return the chance of each answer to be right, ``(answers,)``."""
-        raise NotImplementedError
-
-    def predict_rows(self, answers: AnswerRows) -> FloatArray:
-        """Return the chance of each answer to be right; raise if they are of another source."""
-        raise NotImplementedError
+    predict: Callable[..., FloatArray]
+    predict_rows: Callable[[AnswerRows], FloatArray]
 
     def apply(self, answers: AnswerRows) -> list[Row]:
         """Add the chance of each answer to be right to its row, as ``calibrated``.
@@ -102,12 +94,11 @@ class AnswerMap(WithOptions):
         With a threshold there is also ``abstains``. Raises if the answers are of another source.
         """
         chances = self.predict_rows(answers)
-        rows = [
-            {**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)
-        ]
-        if self.threshold_ is not None:
-            for row, abstains in zip(rows, self.abstains(chances), strict=True):
-                row["abstains"] = bool(abstains)
+        rows: list[Row] = []
+        for row, chance in zip(answers.rows, chances.tolist(), strict=True):
+            rows.append({**row, "calibrated": chance})
+            if self.threshold_ is not None:
+                rows[-1]["abstains"] = chance < self.threshold_.threshold
         return rows
 
     def control(

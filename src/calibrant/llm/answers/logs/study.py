@@ -15,18 +15,22 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced
 from calibrant._core.showing import one_line
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrating import (
-    SignalFit,
+from calibrant.llm.answers.calibrator import (
+    AnswerCalibrator,
+    Map,
     cross_validated_answers,
     fit_answers,
-    fit_signals,
 )
-from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.rows import AnswerRows, Row
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator, _signal_calibrator
+from calibrant.llm.answers.signal_calibrator import (
+    SignalCalibrator,
+    SignalFit,
+    _signal_calibrator,
+    fit_signals,
+)
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation

@@ -10,8 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
-from calibrant.llm.answers.rows import Source
 from calibrant.llm.answers.calibrator import _folds
+from calibrant.llm.answers.rows import Source
 from calibrant.llm.answers.signal_calibrator import Regression
 
 N = 900

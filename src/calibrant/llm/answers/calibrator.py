@@ -189,9 +189,6 @@ class AnswerCalibrator(AnswerMap):
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
-    >>> threshold = fitted.control(answers[1000:], right[1000:], max_error=0.3)
-    >>> fitted.abstains([0.1, 0.95])
-    array([ True, False])
     """
 
     def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:

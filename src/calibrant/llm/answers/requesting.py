@@ -88,15 +88,6 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     A line has ``question``, or ``messages`` of a chat in ``.jsonl``; and optionally ``references``
     (a list of right answers, or one), ``id`` and ``kind``. A text file has a question, its answer
     and an empty line. Repeated questions are read once.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "questions.jsonl"
-    ...     _ = file.write_text('{"question": "Capital of Peru?", "references": ["Lima"]}')
-    ...     read_asked(file)[0].references
-    ('Lima',)
     """
     path = Path(file)
     if path.suffix == ".txt":
@@ -357,14 +348,10 @@ def request_answers(
 
     Examples
     --------
-    >>> import tempfile
-    >>> def service(messages, fields):
-    ...     return {"choices": [{"message": {"content": "Lima"}}]}
-    >>> asked = [Asked([{"role": "user", "content": "Capital of Peru?"}], ("Lima",))]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plan, out = RequestPlan("mine", logprobs=False), f"{folder}/answers.jsonl"
-    ...     request_answers(asked, service, plan, out), request_answers(asked, service, plan, out)
-    (1, 0)
+    ::
+
+        with service_for("gpt-4o-mini") as service:
+            request_answers(read_asked("q.jsonl"), service, RequestPlan("gpt-4o-mini"), "a.jsonl")
     """
     target = Path(out)
     if target.suffix != ".jsonl":

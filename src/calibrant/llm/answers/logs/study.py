@@ -172,8 +172,6 @@ def study_answers(
     >>> study = study_answers(log, max_error=0.3)
     >>> study.before["ece"].value > 3 * study.after["ece"].value
     True
-    >>> study.threshold.promise()
-    'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
     """
     answers, correct = log.answers, log.answers.grades()
     groups = answers.groups

@@ -230,6 +230,15 @@ def test_answers_from_elsewhere_are_for_a_person(make_gate, client_of):
         (make_gate(**about), {}, "sampling temperature=0, not default"),
         (make_gate(**about), {"temperature": 1}, "sampling temperature=0, not temperature=1"),
         (make_gate(prompt="plain"), {}, "prompt plain, not chat"),
+        *(
+            (make_gate(**about), {"temperature": 0, name: value}, f"temperature=0, {name}=")
+            for name, value in (
+                ("stop", ["."]),
+                ("logit_bias", {"11": 5}),
+                ("reasoning_effort", "low"),
+                ("response_format", {"type": "json_object"}),
+            )
+        ),
     ):
         answer = chat(client_of(gate), "sure", **options).calibrant
         assert answer["verdict"] == "person"

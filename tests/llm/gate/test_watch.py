@@ -171,6 +171,40 @@ def test_without_a_readable_file_nothing_is_promised(file, rng, caplog, content)
     assert "start a new file by calibrant llm gate watch" in rows[0]["reason"]
 
 
+def test_a_change_that_leaves_valid_json_is_seen(file):
+    file.update(lambda watch: watch.note(np.full(900, 0.01)))
+    assert "the confidences differ" in file.withdrawn()
+    state = json.loads(file.path.read_text())
+    clean = GateWatch(file.gate).state()
+    file.path.write_text(json.dumps({**state, "confidences": clean["confidences"]}))
+    with pytest.raises(ValueError, match="its digest does not fit its content"):
+        file.read()
+    assert file.withdrawn().startswith("the guarantee is withdrawn: ")
+
+
+def test_a_withdrawn_gate_begins_no_other_watch(gate, tmp_path, caplog):
+    place = tmp_path / "gate"
+    file = WatchFile(tmp_path / "watch.json", gate)
+    file.start(place)
+    file.update(lambda watch: watch.note([0.9]))
+    file.path.unlink()
+    file.start(place)  # it was not withdrawn
+    file.update(lambda watch: watch.note(np.full(900, 0.01)))
+    file.path.unlink()
+    for path in (file.path, tmp_path / "other.json"):
+        with pytest.raises(ValueError, match="was withdrawn, as .*gate.withdrawn records: fit a"):
+            WatchFile(path, gate).start(place)
+        assert not path.exists()
+    other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)
+    WatchFile(file.path, other).start(place)  # a new gate in the same place
+
+    lost = WatchFile(tmp_path / "lost.json", gate)
+    lost.start(tmp_path / "nowhere" / "gate")
+    lost.update(lambda watch: watch.note(np.full(900, 0.01)))
+    assert "nowhere" in caplog.text
+    assert lost.read().confidences.seen == 900
+
+
 def test_the_file_of_another_gate_is_refused(gate, file):
     other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)
     with pytest.raises(ValueError, match="watches another gate: name a file of this one"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -148,28 +149,49 @@ class WatchFile:
         if self.path.suffix != ".json":
             raise ValueError(f"the state must be a .json file, got {os.fspath(path)}")
 
-    def start(self) -> None:
-        """Make the file of a gate that has judged nothing; raise if there is one."""
+    def start(self, artifact: str | os.PathLike[str] | None = None) -> None:
+        """Make the file of a gate that has judged nothing; raise if there is one.
+
+        ``artifact`` is where the gate is saved. When its guarantee is withdrawn, a file beside it
+        records that, and no other watch of the same gate begins.
+        """
+        record = None
+        if artifact is not None:
+            place = Path(artifact).resolve()
+            record = place.with_name(place.name + ".withdrawn")
+            if record.exists() and self.gate.fingerprint() in record.read_text("utf-8"):
+                raise ValueError(
+                    f"the guarantee of {place} was withdrawn, as {record} records: fit a gate on "
+                    "recent answers"
+                )
         with locked(self.path):
             if self.path.exists():
                 raise ValueError(
                     f"{self.path} exists: what it says of drift would be lost; name another file, "
                     "or remove it"
                 )
-            self._write(GateWatch(self.gate))
+            self._write(GateWatch(self.gate), record)
         LOG.info("%s: the watch of gate %s begins", self.path, self.gate.fingerprint())
 
     def read(self) -> GateWatch:
         """Return the watch; raise ValueError if the file is missing, damaged, or another gate's."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[GateWatch, Path | None]:
+        """Return the watch, and the file that records a withdrawal."""
         try:
-            watch = GateWatch.from_state(json.loads(self.path.read_text("utf-8")))
+            state = json.loads(self.path.read_text("utf-8"))
+            if state.pop("digest") != _digest(state):
+                raise ValueError("its digest does not fit its content")
+            record = state.pop("record")
+            watch = GateWatch.from_state(state)
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is missing: {_START}") from error
-        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        except (AttributeError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {_START}") from error
         if watch.gate != self.gate.fingerprint():
             raise ValueError(f"{self.path} watches another gate: name a file of this one")
-        return watch
+        return watch, None if record is None else Path(record)
 
     def withdrawn(self) -> str:
         """Return why nothing is guaranteed, also if that is because the file cannot be read."""
@@ -182,17 +204,29 @@ class WatchFile:
     def update(self, change: Callable[[GateWatch], T]) -> T:
         """Apply a change and write the file, while other processes wait."""
         with locked(self.path):
-            watch = self.read()
+            watch, record = self._read()
             before = watch.withdrawn
             result = change(watch)
-            self._write(watch)
+            self._write(watch, record)
         if watch.withdrawn and not before:
             LOG.warning("%s: %s", self.path, watch.withdrawn)
+            if record is not None:
+                try:
+                    with record.open("a", encoding="utf-8") as stream:
+                        stream.write(f"gate {watch.gate}: {watch.withdrawn}\n")
+                except OSError as error:  # the gate may lie where nothing can be written
+                    LOG.error("%s", error)
         return result
 
-    def _write(self, watch: GateWatch) -> None:
+    def _write(self, watch: GateWatch, record: Path | None) -> None:
+        state = {**watch.state(), "record": None if record is None else str(record)}
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(watch.state()), encoding="utf-8")
+            content = {**state, "digest": _digest(state)}
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def judge_rows(

@@ -33,7 +33,8 @@ test-gpu: .venv/.installed-dev
 # The gate in a real proxy of LiteLLM, which has a folder of its own for the versions that it pins.
 LITELLM ?= build/litellm
 test-litellm: .venv/.installed-dev | $(LITELLM)/litellm
-	PYTHONPATH=$(LITELLM):src $(BIN)/python -m pytest -q -s tests/llm/gate/test_litellm_callback.py
+	PYTHONPATH=$(abspath $(LITELLM)):$(CURDIR)/src $(BIN)/python -m pytest -q -s \
+		tests/llm/gate/test_litellm_callback.py
 
 $(LITELLM)/litellm:
 	$(BIN)/python -m pip install -q --target $(LITELLM) 'litellm[proxy]==1.106.2'

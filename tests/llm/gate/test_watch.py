@@ -192,7 +192,7 @@ def test_a_withdrawn_gate_begins_no_other_watch(gate, tmp_path, caplog):
     file.update(lambda watch: watch.note(np.full(900, 0.01)))
     file.path.unlink()
     for path in (file.path, tmp_path / "other.json"):
-        with pytest.raises(ValueError, match="was withdrawn, as .*gate.withdrawn records: fit a"):
+        with pytest.raises(ValueError, match=r"was withdrawn, as .*gate\.withdrawn records: fit a"):
             WatchFile(path, gate).start(place)
         assert not path.exists()
     other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)

@@ -180,14 +180,14 @@ class WatchFile:
     def _read(self) -> tuple[GateWatch, Path | None]:
         """Return the watch, and the file that records a withdrawal."""
         try:
-            state = json.loads(self.path.read_text("utf-8"))
+            state = dict(json.loads(self.path.read_text("utf-8")))
             if state.pop("digest") != _digest(state):
                 raise ValueError("its digest does not fit its content")
             record = state.pop("record")
             watch = GateWatch.from_state(state)
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is missing: {_START}") from error
-        except (AttributeError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {_START}") from error
         if watch.gate != self.gate.fingerprint():
             raise ValueError(f"{self.path} watches another gate: name a file of this one")

@@ -277,7 +277,7 @@ def state(token_gate, tmp_path):
 def test_answers_are_noted_and_grades_withdraw_the_promise(
     token_gate, client_of, state, monkeypatch
 ):
-    monkeypatch.setattr(serving, "PERIOD", 0.05)
+    monkeypatch.setattr(serving, "_PERIOD", 0.05)
     served = client_of(token_gate, state=state.path)
     for said in ("sure", "tool", "unsure"):
         chat(served, said)

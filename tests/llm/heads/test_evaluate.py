@@ -91,7 +91,7 @@ def test_influence_equals_leaving_out_documents(tokens):
 
 def test_chunks_of_replicates_do_not_matter(tokens, monkeypatch):
     whole = evaluate_tokens(*tokens, replicates=60)
-    monkeypatch.setattr(module, "MAX_DRAWS", 1000)  # a dozen replicates at a time
+    monkeypatch.setattr(module, "_MAX_DRAWS", 1000)  # a dozen replicates at a time
     for name, estimate in evaluate_tokens(*tokens, replicates=60).items():
         np.testing.assert_allclose(estimate, whole[name], rtol=1e-9)
 

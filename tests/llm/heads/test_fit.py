@@ -17,7 +17,7 @@ from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.evaluate import Gain
-from calibrant.llm.heads.fit import fit_head, options_for, split_documents
+from calibrant.llm.heads.fit import _split_documents, fit_head, options_for
 from calibrant.llm.heads.fitted import (
     FittedHead,
     log_sharpness,
@@ -51,7 +51,7 @@ def test_linear_head_finds_the_truth(objective):
     if objective != "selective":  # which pulls elsewhere
         assert float(cosine) > 0.9
     else:
-        assert fitted.settings["alpha"] in fit_module.ALPHAS
+        assert fitted.settings["alpha"] in fit_module._ALPHAS
 
 
 def test_global_temperature_is_found():
@@ -211,8 +211,8 @@ def test_the_seed_draws_the_initial_weights():
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
     for module in (fitted_module, fit_module):
-        monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(fit_module, "ENOUGH", 500)
+        monkeypatch.setattr(module, "_CHUNK", 100)
+    monkeypatch.setattr(fit_module, "_ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
     rows = np.concatenate(list(table.document_chunks(np.unique(table.documents), 60)))
@@ -270,15 +270,15 @@ def test_split_is_by_document():
     documents = np.repeat(np.arange(53), 7)
     held_out: list[int] = []
     for fold in range(5):
-        parts = split_documents(documents, 3, fold)
+        parts = _split_documents(documents, 3, fold)
         owners = [set(documents[part]) for part in parts]
         assert [len(owner) for owner in owners] == [48 - len(owners[2]), 5, len(owners[2])]
         assert set.union(*owners) == set(range(53))
         held_out += owners[2]
     assert sorted(held_out) == list(range(53))
-    first, other = (split_documents(documents, seed, 0)[2] for seed in (3, 4))
+    first, other = (_split_documents(documents, seed, 0)[2] for seed in (3, 4))
     assert set(documents[first]) != set(documents[other])
-    everything = split_documents(documents, 3, None)
+    everything = _split_documents(documents, 3, None)
     assert [len(part) for part in everything] == [48 * 7, 5 * 7, 0]
 
 
@@ -290,7 +290,7 @@ def test_every_document_is_held_out_once():
     assert "on 40 held-out documents" in fitted.reasons
     nll = 0.0
     for fold in range(5):
-        train, stop, test = split_documents(table.documents, 0, fold)
+        train, stop, test = _split_documents(table.documents, 0, fold)
         rows = np.sort(np.concatenate([train, stop]))
         temperature = best_sharpness(table.records(rows))
         simple = GlobalHead(start=float(temperature.x[0]))
@@ -303,7 +303,7 @@ def test_every_document_is_held_out_once():
 def test_one_fold_is_held_out_of_many_documents(monkeypatch):
     table = simulated_table(60)
     crossed = fit_head(table, "linear", "nll", epochs=2, batch=128)
-    monkeypatch.setattr(fit_module, "MAX_CROSS_FITTED", 59)
+    monkeypatch.setattr(fit_module, "_MAX_CROSS_FITTED", 59)
     single = fit_head(table, "linear", "nll", epochs=2, batch=128)
     assert "on 60 held-out" in crossed.reasons
     assert "on 12 held-out" in single.reasons

@@ -75,7 +75,9 @@ class Scored(NamedTuple):
         return np.unique(self.unit).size
 
 
-def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
+def _find_threshold(
+    answers: Scored, *, unit: Unit, max_error: float, certainty: float
+) -> Threshold:
     """Return the lowest threshold that keeps its guarantee about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
@@ -310,7 +312,7 @@ def _band(
             f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
             "grade more of them, or leave them out"
         )
-    accept = find_threshold(chosen, max_error=terms.max_error, **options)
+    accept = _find_threshold(chosen, max_error=terms.max_error, **options)
     if kinds is not None and not accept.coverage:
         warn(f"no answer of kinds {comma_separated(kinds)} is accepted")
     if terms.verifier_misses is None:
@@ -320,7 +322,7 @@ def _band(
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
     limit = terms.max_to_verify
     if limit < 1 and below.units:
-        return Band(accept, find_threshold(below, max_error=limit, **options), kinds)
+        return Band(accept, _find_threshold(below, max_error=limit, **options), kinds)
     lowest, coverage, error = math.inf, 0.0, math.nan
     if below.units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())

@@ -9,7 +9,7 @@ A guarantee holds for answers like those it was found with. Two tests watch for 
 
 - of grades: calibrated confidences and whether the answers were right, against those of the fit;
 - of confidences alone: the share of answers above a confidence, against that share at the fit. Of
-  each answer one of ``CUTS`` shares is looked at, in turn, so that the answers are independent
+  each answer one of ``_CUTS`` shares is looked at, in turn, so that the answers are independent
   bets.
 
 While the answers do not change, the probability of ever raising an alarm is at most
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-CUTS = 8
+_CUTS = 8
 """Confidences at which shares are compared."""
-BINS, MANY = 10, 1000
+_BINS, _MANY = 10, 1000
 """Bins of the test of grades, half of them for fewer graded answers than many."""
 _WINDOW = 100
 """Answers between the beginnings of drift that are tested for."""
@@ -63,7 +63,7 @@ class DriftReference(NamedTuple):
 
     Attributes
     ----------
-    cuts : (CUTS,)
+    cuts : (_CUTS,)
         Rising confidences.
     grades, confidences : Monitor
         Without examples.
@@ -83,8 +83,8 @@ class DriftReference(NamedTuple):
         # every answer counts at every cut: the limits of a monitor hold for each bin by itself
         over = confidence[half:, None] >= cuts
         shares = np.broadcast_to(_shares(), over.shape).ravel(), over.ravel()
-        watched = Monitor(reference=shares, bins=CUTS, tolerance=_TOLERANCE, **settings)
-        bins = BINS if len(confidence) >= MANY else BINS // 2
+        watched = Monitor(reference=shares, bins=_CUTS, tolerance=_TOLERANCE, **settings)
+        bins = _BINS if len(confidence) >= _MANY else _BINS // 2
         grades = Monitor(reference=(confidence, correct), bins=bins, **settings)
         return cls(cuts, grades, watched)
 
@@ -97,7 +97,7 @@ class DriftReference(NamedTuple):
     def from_state(cls, state: Mapping[str, Any]) -> DriftReference:
         """Make the reference of what :meth:`state` returned."""
         check_state(state, cls._fields, cls)
-        cuts = finite_numbers(state["cuts"], CUTS, "cuts")
+        cuts = finite_numbers(state["cuts"], _CUTS, "cuts")
         if not ((cuts >= 0) & (cuts <= 1)).all():
             raise ValueError(f"cuts must be in [0, 1], got {state['cuts']!r:.80}")
         grades, confidences = (Monitor.from_state(state[name]) for name in cls._fields[1:])
@@ -106,12 +106,12 @@ class DriftReference(NamedTuple):
 
 def _shares() -> FloatArray:
     """Return the shares of answers above the cuts, one in the middle of each bin of a monitor."""
-    return (CUTS - np.arange(CUTS) - 0.5) / CUTS
+    return (_CUTS - np.arange(_CUTS) - 0.5) / _CUTS
 
 
 def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
     """Return the expected share of answers above a cut, and whether each is above it."""
-    at = (first + np.arange(len(confidence))) % CUTS
+    at = (first + np.arange(len(confidence))) % _CUTS
     return Pairs(_shares()[at], confidence >= cuts[at])
 
 

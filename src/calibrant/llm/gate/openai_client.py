@@ -78,7 +78,7 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
                 return call.finish(result)
             is_async = hasattr(result, "__aiter__")
             chunks = async_chunks_with_verdict if is_async else chunks_with_verdict
-            return JudgedStream(result, chunks(result, call))
+            return _JudgedStream(result, chunks(result, call))
 
         async def awaited(result: Any) -> Any:
             return returned(await result)
@@ -89,7 +89,7 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
     return judged
 
 
-class JudgedStream:
+class _JudgedStream:
     """A stream of the client, or an asynchronous one, with the verdict; all else is its own."""
 
     def __init__(self, stream: Any, chunks: Any) -> None:
@@ -107,13 +107,13 @@ class JudgedStream:
     async def __anext__(self) -> Any:
         return await anext(self._chunks)
 
-    def __enter__(self) -> JudgedStream:
+    def __enter__(self) -> _JudgedStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    async def __aenter__(self) -> JudgedStream:
+    async def __aenter__(self) -> _JudgedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:

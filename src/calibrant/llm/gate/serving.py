@@ -33,7 +33,7 @@ Form = Literal["chat", "completions", "responses"]
 LOG = logging.getLogger(__name__)
 KIND_HEADER = "x-calibrant-kind"
 """Header of a request with the kind of its question."""
-PERIOD = 5.0
+_PERIOD = 5.0
 """Seconds between two updates of the state."""
 _NONE = "the service returned no answer"
 _CUT = "the answer was cut off before its end"
@@ -71,7 +71,7 @@ class Judge:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
         def keep_state() -> None:
-            while not self._closed.wait(PERIOD):
+            while not self._closed.wait(_PERIOD):
                 self.flush()
 
         if self.file is not None:

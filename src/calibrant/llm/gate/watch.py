@@ -26,7 +26,7 @@ _START = (
     "llm gate watch GATE --state FILE --new"
 )
 _COLUMNS = ("verdict", "threshold", "reason")
-PENDING = 20_000
+_PENDING = 20_000
 """Answers that may wait for their grade."""
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class GateWatch:
         self.gate = gate.fingerprint()
         self.cuts = gate.drift.cuts
         self.grades, self.confidences = gate.drift.grades.like(), gate.drift.confidences.like()
-        self.pending = PendingPredictions(PENDING)
+        self.pending = PendingPredictions(_PENDING)
 
     def note(self, confidence: Values, ids: Sequence[Id | None] = ()) -> None:
         """Add calibrated confidences of answers, with the ids of those whose grades may come."""
@@ -125,7 +125,7 @@ class GateWatch:
         made.gate = str(state["gate"])
         reference = {name: state[name] for name in DriftReference._fields}
         made.cuts, made.grades, made.confidences = DriftReference.from_state(reference)
-        made.pending = PendingPredictions(PENDING)
+        made.pending = PendingPredictions(_PENDING)
         made.pending.restore(state["counts"], [(key, value, 1) for key, value in state["waiting"]])
         return made
 

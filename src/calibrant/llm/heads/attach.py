@@ -26,9 +26,9 @@ from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import SCALES, output_embeddings
 
-STATES = ("past_key_values", "cache_params", "state")
+_STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""
-REORDERING = ("reorder_cache", "batch_select_indices")
+_REORDERING = ("reorder_cache", "batch_select_indices")
 """Methods of a cache that select rows of the batch; beam search calls the first."""
 
 
@@ -183,7 +183,7 @@ class _TextFollower:
     def _memory(self, cache: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Memory | None:
         past = self.call.past
         if _length(cache) != past + hidden.shape[1]:
-            states = [name for name in STATES if kwargs.get(name) is not None]
+            states = [name for name in _STATES if kwargs.get(name) is not None]
             if states or kwargs.get("use_cache"):
                 raise ValueError(
                     "the ATS head needs whole texts, or a cache that counts its tokens and is "
@@ -193,7 +193,7 @@ class _TextFollower:
             return None
         if cache not in self.memories:
             self.memories[cache] = Memory()
-            for name in REORDERING:
+            for name in _REORDERING:
                 setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
         memory = self.memories[cache]
         memory.crop(past)  # speculative decoding takes tokens back
@@ -207,7 +207,7 @@ class _TextFollower:
     def detach(self) -> None:
         """Restore the methods of the caches."""
         for cache in list(self.memories):
-            for name in REORDERING:
+            for name in _REORDERING:
                 delattr(cache, name)
         self.memories.clear()
 

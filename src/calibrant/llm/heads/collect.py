@@ -50,11 +50,11 @@ from calibrant.llm.models.huggingface import (
     weights_loaded,
 )
 
-MAX_LOGITS = 1 << 24
+_MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
-SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 14
+_SHARDS, _MIN_SHARD, _MAX_SHARD = 16, 1 << 11, 1 << 14
 """Shards of a table by default, and their smallest and largest number of tokens."""
-ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """State of PEFT layers that their weights do not show."""
 
 
@@ -134,7 +134,7 @@ def collect(
     texts = encode_documents(documents, tokenizer, length)
     _check_documents(texts, model)
     total = sum(len(text.targets) for text in texts)
-    tokens_per_shard = tokens_per_shard or max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
+    tokens_per_shard = tokens_per_shard or max(_MIN_SHARD, min(total // _SHARDS, _MAX_SHARD))
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = tables.Header(
@@ -273,7 +273,7 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
         if isinstance(
             getattr(module, "disable_adapters", None), bool
         ):  # in whole models it is a method
-            state = [getattr(module, attribute, None) for attribute in ADAPTERS]
+            state = [getattr(module, attribute, None) for attribute in _ADAPTERS]
             total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]
 
@@ -365,7 +365,7 @@ def _columns(
                 put("states", tokens[n], states[n][own])
         hidden, rows = torch.cat(counting), np.concatenate([tokens[n] for n in together])
         labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
-        step = max(1, MAX_LOGITS // reader.layer.weight.shape[0])
+        step = max(1, _MAX_LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))

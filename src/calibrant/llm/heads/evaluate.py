@@ -33,11 +33,11 @@ from calibrant.metrics.reliability import Reliability
 from calibrant.show.box import Box, box_of
 from calibrant.show.metrics import evaluation_box, risk_chart
 
-MAX_DRAWS = 1 << 23
+_MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
-MIN_DOCUMENTS = 1.5
+_MIN_DOCUMENTS = 1.5
 """Effective number of documents that intervals need."""
-TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
+_TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,7 +144,7 @@ def evaluate_tokens(
     values = {name: float(x.mean()) for name, x in tokens.scores.items()}
     values |= {"ece": float(gaps.total(tokens.filled.gap)), "auroc": auroc.value}
     effective = _effective_documents(tokens.number)
-    if level is None or effective < MIN_DOCUMENTS:
+    if level is None or effective < _MIN_DOCUMENTS:
         estimates = {name: Estimate(value) for name, value in values.items()}
         estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
         return tokens.evaluation(estimates, None)
@@ -286,7 +286,7 @@ class _Tokens(NamedTuple):
     def evaluation(
         self, estimates: dict[str, Estimate], level: float | None
     ) -> ConfidenceEvaluation:
-        ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
+        ordered = {name: estimates[name] for name in _TOKEN_METRICS if name in estimates}
         curve = ranking.risk_coverage(confidence=self.confidence, outcome=self.outcome)
         return ConfidenceEvaluation(
             ordered,
@@ -330,7 +330,7 @@ def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
     """Draw normal noise ``(replicates, columns)`` with the covariance of the influences."""
     rng, documents = np.random.default_rng(seed), len(influence)
     drawn = np.empty((replicates, influence.shape[1]))
-    step = max(1, MAX_DRAWS // documents)
+    step = max(1, _MAX_DRAWS // documents)
     for start in range(0, replicates, step):
         some = min(step, replicates - start)
         drawn[start : start + some] = rng.standard_normal((some, documents)) @ influence

@@ -37,9 +37,9 @@ from calibrant.show.tables import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-CHUNK = 1 << 15
+_CHUNK = 1 << 15
 """Tokens that are read at a time."""
-LARGEST_WEIGHT = 1e6
+_LARGEST_WEIGHT = 1e6
 """Products of larger ones, which no fit learns, may overflow to infinity and end as NaN."""
 Figures = dict[str, dict[str, float]]
 HEADS: dict[str, type[Head]] = {
@@ -195,8 +195,8 @@ class FittedHead:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
         largest = max((float(v.abs().max()) for v in state.values() if v.numel()), default=0.0)
-        if largest > LARGEST_WEIGHT:
-            raise ValueError(f"its weights must be at most {LARGEST_WEIGHT:g}, got {largest:g}")
+        if largest > _LARGEST_WEIGHT:
+            raise ValueError(f"its weights must be at most {_LARGEST_WEIGHT:g}, got {largest:g}")
         self.head.load_state_dict(state)
         width = getattr(self.head, "width", SHAPE_FEATURES)
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
@@ -272,9 +272,9 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
 def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
     """Predict rows of a table; for an ATS head they must be whole documents."""
     if head.wants == "sequence":
-        runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
+        runs = [*table.document_chunks(np.unique(table.documents[rows]), _CHUNK)]
     else:
-        runs = np.array_split(rows, -(-len(rows) // CHUNK))
+        runs = np.array_split(rows, -(-len(rows) // _CHUNK))
     chunks = []
     with torch.no_grad():
         for some in runs:

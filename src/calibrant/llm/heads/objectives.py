@@ -49,7 +49,7 @@ OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
 }
 """Objectives by name; the Brier score is that of the confidence."""
-INNER = ("records", "u", "curve", "alpha")
+_INNER = ("records", "u", "curve", "alpha")
 """Arguments of objectives that are no options; ``alpha`` is one of :func:`fit_head` itself."""
 
 
@@ -57,7 +57,7 @@ def objective_options(name: str) -> Options:
     """Return the options of an objective."""
     check_choice("objective", name, tuple(OBJECTIVES))
     known = options_of(OBJECTIVES[name])
-    return {option: known[option] for option in known if option not in INNER}
+    return {option: known[option] for option in known if option not in _INNER}
 
 
 def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint
 
-FORMAT = 1
+_FORMAT = 1
 HEADER = "table.json"
-FINGERPRINT = "mark"
+_FINGERPRINT = "mark"
 """Key of the fingerprint in the header."""
-MAPPED = ("hidden", "table")
+_MAPPED = ("hidden", "table")
 """Arrays that are memory-mapped; the others are a few numbers per token."""
 
 Hidden: TypeAlias = NDArray[np.float16]
@@ -271,8 +271,8 @@ def read_header(folder: Path) -> Header:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content.pop("format", None)
-        if version == FORMAT:
-            header = Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+        if version == _FORMAT:
+            header = Header(ModelFingerprint(**content.pop(_FINGERPRINT)), **content)
             for count in (header.documents, *header.shards):
                 check_whole("a number of documents or tokens", count, least=0)
             return header
@@ -280,13 +280,13 @@ def read_header(folder: Path) -> Header:
         raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} is damaged ({error}); collect again") from error
-    raise ValueError(f"{file} has format {version}, {FORMAT} is needed: collect again")
+    raise ValueError(f"{file} has format {version}, {_FORMAT} is needed: collect again")
 
 
 def write_header(folder: Path, header: Header) -> None:
     """Write ``table.json`` atomically."""
     content = asdict(header)
-    content = {"format": FORMAT, FINGERPRINT: content.pop("fingerprint"), **content}
+    content = {"format": _FORMAT, _FINGERPRINT: content.pop("fingerprint"), **content}
     with replacing(folder / HEADER) as temporary:
         temporary.write_text(json.dumps(content), encoding="utf-8")
 
@@ -344,7 +344,7 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
         mapped = np.asarray(NpyReader(str(path)).mapped())
-        values = mapped if name in MAPPED else np.array(mapped)
+        values = mapped if name in _MAPPED else np.array(mapped)
         if values.shape[:1] != (rows,) or values.dtype.kind not in "biuf":
             raise ValueError(f"it must have {rows} rows of numbers, got {values.shape}")
     except (OSError, ValueError) as error:

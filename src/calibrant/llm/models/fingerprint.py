@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from calibrant._core.checks import check_whole
 from calibrant.llm.models.huggingface import output_embeddings, softcap_of, weights_loaded
 
-ROWS = 256
+_ROWS = 256
 """Rows of the output embedding that are hashed."""
 
 
@@ -87,7 +87,7 @@ def fingerprint_of(model: nn.Module) -> ModelFingerprint:
 
 def _digest(weight: Tensor, first: torch.dtype | None = None) -> str:
     """Hash some rows, rounded to ``first`` and then to bfloat16."""
-    rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
+    rows = np.linspace(0, len(weight) - 1, min(_ROWS, len(weight))).astype(np.int64)
     chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
     rounded = chosen.to(first or weight.dtype).to(torch.bfloat16).float().cpu().contiguous().numpy()
     return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

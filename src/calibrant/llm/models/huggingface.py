@@ -15,9 +15,9 @@ from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits."""
-SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
-PROBE_TOKENS = 8
+_PROBE_TOKENS = 8
 """Number of tokens on which the parts of a model are compared with the whole."""
 
 
@@ -102,7 +102,7 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 def softcap_of(model: nn.Module) -> float | None:
     """Return the bound of the logits, or None."""
     settings = _settings(model)
-    return next((float(settings[name]) for name in SOFTCAPS if settings.get(name)), None)
+    return next((float(settings[name]) for name in _SOFTCAPS if settings.get(name)), None)
 
 
 def positions_of(model: nn.Module) -> int | None:
@@ -149,7 +149,7 @@ class ModelReader(NamedTuple):
         device = inputs_device(model)
         backbone = backbone_of(plain_model(model))
         reader = cls(backbone, output_embeddings(model), 1.0, softcap, device)
-        probe = torch.from_numpy(ids[None, :PROBE_TOKENS]).to(device)
+        probe = torch.from_numpy(ids[None, :_PROBE_TOKENS]).to(device)
         with layer_inputs(model, reader.layer) as inputs, _float32_outputs(reader.layer) as raw:
             logits = model(input_ids=probe, use_cache=False).logits[0]
             hidden = inputs()[0]

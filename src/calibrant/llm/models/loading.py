@@ -16,10 +16,10 @@ from calibrant._core.torch_models import (
     device_and_dtype,
 )
 
-GGUF_TEXT, GGUF_ARRAY = 8, 9
-GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_GGUF_TEXT, _GGUF_ARRAY = 8, 9
+_GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
-GGUF_ALIGNMENT = 32
+_GGUF_ALIGNMENT = 32
 """The values of tensors in a GGUF file begin at a multiple of this many bytes."""
 
 
@@ -134,13 +134,13 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
             return int.from_bytes(data, "little")
 
         def value(kind: int) -> bytes:
-            if kind == GGUF_TEXT:
+            if kind == _GGUF_TEXT:
                 return stream.read(number(8))
-            if kind != GGUF_ARRAY:
-                return stream.read(GGUF_SIZES[kind])
+            if kind != _GGUF_ARRAY:
+                return stream.read(_GGUF_SIZES[kind])
             kind, count = number(4), number(8)
-            if kind in GGUF_SIZES:
-                stream.seek(count * GGUF_SIZES[kind], os.SEEK_CUR)
+            if kind in _GGUF_SIZES:
+                stream.seek(count * _GGUF_SIZES[kind], os.SEEK_CUR)
             else:
                 for _ in range(count):
                     value(kind)
@@ -159,7 +159,7 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
                 stream.seek(number(8), os.SEEK_CUR)  # its name
                 stream.seek(8 * number(4) + 4, os.SEEK_CUR)  # its shape and type
                 last = max(last, number(8))
-            begin = -(-stream.tell() // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
+            begin = -(-stream.tell() // _GGUF_ALIGNMENT) * _GGUF_ALIGNMENT
             if begin + last >= file.stat().st_size:
                 raise EOFError
         except (EOFError, KeyError, UnicodeDecodeError) as error:

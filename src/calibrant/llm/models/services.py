@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the key, which is read from nowhere else."""
-LITELLM = "litellm/"
+_LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
-FINAL = (401, 403, 404)
+_FINAL = (401, 403, 404)
 """Statuses that every further request would get, too."""
 
 Message: TypeAlias = Mapping[str, Any]
@@ -41,7 +41,7 @@ class ServiceError(ValueError):
     @property
     def is_final(self) -> bool:
         """True if all other requests will fail, too."""
-        return self.status in FINAL
+        return self.status in _FINAL
 
 
 class Connection(NamedTuple):
@@ -72,8 +72,8 @@ def service_for(model: str, connection: Connection | None = None) -> Iterator[Se
     the key that the environment variable ``OPENAI_API_KEY`` has.
     """
     reach = connection or Connection()
-    if model.startswith(LITELLM):
-        yield _litellm(model.removeprefix(LITELLM), reach)
+    if model.startswith(_LITELLM):
+        yield _litellm(model.removeprefix(_LITELLM), reach)
         return
     with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai

@@ -24,7 +24,7 @@ from calibrant._core.checks import (
 from calibrant._core.class_names import numbered
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_axes, as_html, frame, one_line
-from calibrant.decide.probabilities import check_share, in_form_of, probabilities
+from calibrant.decide.probabilities import _in_form_of, check_share, probabilities
 from calibrant.metrics.reductions import Input
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ConformalSets:
         members = _class_scores(rows, self.score, self.seed, least) <= limit
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
-        return in_form_of(scores, members)
+        return _in_form_of(scores, members)
 
     def _limits(
         self, shape: tuple[int, ...], group: ArrayLike | None, weight: ArrayLike | None

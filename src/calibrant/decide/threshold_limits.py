@@ -50,7 +50,7 @@ _EXAMPLES = {
 }
 
 
-class Limits(Data, total=False):
+class _Limits(Data, total=False):
     """What a threshold is to keep, and the examples."""
 
     max_error: float | None
@@ -62,14 +62,14 @@ class Limits(Data, total=False):
     cost: ArrayLike | None
 
 
-@keywords(Limits)
+@keywords(_Limits)
 def threshold(
     logits: Input = None,
     labels: Input = None,
     *,
     positive: int | None = None,
     certainty: float = 0.95,
-    **options: Unpack[Limits],
+    **options: Unpack[_Limits],
 ) -> Threshold:
     r"""Threshold of a probability that keeps limits with a guaranteed certainty.
 

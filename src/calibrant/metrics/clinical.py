@@ -13,7 +13,7 @@ from scipy.special import chdtrc, expit, logit, ndtr, ndtri
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, Values, as_values, check_level
 from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
-from calibrant.metrics.curves import parabola_weights
+from calibrant.metrics.curves import _parabola_weights
 from calibrant.metrics.gaps import Functional
 from calibrant.metrics.intervals import Estimate, normal_interval
 from calibrant.metrics.kept_pairs import PooledPairs
@@ -405,7 +405,7 @@ def _distance(filled: Bins, quantile: float | None) -> Functional:
     mass, claimed = filled.weight[held] / filled.total, filled.confidence[held]
     window = (filled.total**2 / filled.squares.sum()) ** (-1 / 5)
     # a local parabola through the claims is the claims: the distance is a curve through the gaps
-    smoother = parabola_weights(claimed, claimed, mass, window, 1e-9).T / mass[:, None]
+    smoother = _parabola_weights(claimed, claimed, mass, window, 1e-9).T / mass[:, None]
 
     def error(gap: FloatArray) -> FloatArray:
         off = np.abs(gap[..., held] @ smoother)

@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from calibrant.decide import threshold
 from calibrant.decide.threshold_search import hoeffding_bentkus, threshold_grid
-from calibrant.llm.gate.fitting import Scored, _find_threshold
+from calibrant.llm.gate.fitting import _find_threshold, _Scored
 
 MAX_ERROR, CERTAINTY, RUNS = 0.1, 0.9, 200
 MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))
@@ -21,7 +21,7 @@ MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))
 def scored(confidence, correct, unit=None):
     n = len(confidence)
     unit = np.arange(n) if unit is None else np.asarray(unit)
-    return Scored(np.asarray(confidence, float), np.asarray(correct, bool), unit, np.full(n, ""))
+    return _Scored(np.asarray(confidence, float), np.asarray(correct, bool), unit, np.full(n, ""))
 
 
 def talks(rng, n):

@@ -11,7 +11,7 @@ import pytest
 import calibrant as cal
 from calibrant import use
 from calibrant.data import save_predictions
-from calibrant.show.report.verdict import snippets
+from calibrant.show.report.verdict import _snippets
 from tests.show.report.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}
@@ -144,7 +144,7 @@ def test_there_is_no_command_for_arrays(files):
 
 def advised(result, language):
     """The commands, or lines of Python, that a report says to copy."""
-    copied = [each for each in snippets(result.subjects[0]) if each.language == language]
+    copied = [each for each in _snippets(result.subjects[0]) if each.language == language]
     return [line for snippet in copied for line in snippet.code.splitlines()]
 
 

@@ -14,7 +14,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from calibrant.artifacts import load
 from calibrant.llm.gate.gate import Gate
-from calibrant.llm.gate.serving import Call, Form, Judge, async_chunks_with_verdict
+from calibrant.llm.gate.serving import Call, Form, Judge, _async_chunks_with_verdict
 
 _FORMS: dict[str, Form] = {
     **dict.fromkeys(("completion", "acompletion"), "chat"),
@@ -88,7 +88,7 @@ class GateCallback(CustomLogger):
             async for chunk in response:
                 yield chunk
             return
-        async for chunk in async_chunks_with_verdict(_as_sent(response), call):
+        async for chunk in _async_chunks_with_verdict(_as_sent(response), call):
             if hasattr(chunk, "calibrant") and hasattr(chunk, "provider_specific_fields"):
                 # chunks without such fields are written by a shortcut that knows no others
                 chunk.provider_specific_fields = chunk.provider_specific_fields or {}

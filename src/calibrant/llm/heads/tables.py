@@ -227,10 +227,10 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
 class Header:
     """The content of ``table.json``.
 
-    ``settings`` is a hash of everything that decides the content of the table. ``documents`` counts
-    also those without a labelled token, ``shards`` has the tokens of each shard. ``prompts`` says if
-    the states of prompts are stored too, ``whole`` if those of all preceding tokens are, with or
-    without prompts. ``rank`` is the number of the process that writes the folder, one of ``ranks``.
+    ``settings`` is a hash of everything that decides the content. ``documents`` counts also those
+    without a labelled token; ``shards`` has the tokens of each shard. ``prompts`` says if states of
+    prompts are stored too, ``whole`` if the states of all preceding tokens are. ``rank`` is the
+    number of the process that writes the folder, one of ``ranks``.
     """
 
     fingerprint: ModelFingerprint

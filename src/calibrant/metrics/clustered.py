@@ -1,4 +1,4 @@
-r"""Calibration of tokens, with intervals that allow for documents.
+r"""Calibration of tokens that come in documents, with intervals that allow for these.
 
 Tokens of one document are correlated: a hard text is hard for many tokens in a row, and intervals
 that assume independent tokens are far too narrow. Here whole documents are left out in turn (the
@@ -22,16 +22,12 @@ from scipy.special import stdtrit
 
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
-from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.gaps import Cells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Box, box_of
-from calibrant.show.metrics import evaluation_box, risk_chart
 
 _MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
@@ -81,13 +77,6 @@ class ConfidenceEvaluation(Evaluation):
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"
         return f"{counted}; confidence that {event}; {self.binning}"
-
-
-@box_of.register(ConfidenceEvaluation)
-def _box(evaluation: ConfidenceEvaluation) -> Box:
-    """Return the box of an evaluation, with the risk-coverage curve."""
-    curve = evaluation.risk_coverage
-    return evaluation_box(evaluation, [] if curve is None else [risk_chart(curve)])
 
 
 def evaluate_tokens(
@@ -183,45 +172,9 @@ class Gain(NamedTuple):
 
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations by the name of what was done to the predictions, ``before`` for nothing."""
-Gains: TypeAlias = dict[str, dict[str, Gain]]
-"""Gains by what was done and by score."""
 
 
-def evaluate_table(
-    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
-) -> tuple[Evaluations, Gains]:
-    """Measure the calibration of the tokens of a table, as it is and with a head.
-
-    The evaluations are ``before``: the model as it is; ``global``: with the one temperature that
-    the head was compared with when it was fitted, if it is known; ``head``. The gains in ``nll``
-    and ``brier`` are those of the others over the one temperature.
-    """
-    heads = fitted.beside_one_temperature() if fitted else {"before": None}
-    tokens = {name: token_predictions(table, head) for name, head in heads.items()}
-    evaluations = {
-        name: evaluate_tokens(p.confidence, p.correct, table.documents, nll=p.nll, level=level)
-        for name, p in tokens.items()
-    }
-    scores = {name: p.scores() for name, p in tokens.items()}
-    weight = tokens["before"].weight
-    return evaluations, _gains_over_one_temperature(scores, table.documents, weight)
-
-
-def _gains_over_one_temperature(
-    scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
-) -> Gains:
-    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
-    simple = scores.get("global")
-    if simple is None:
-        return {}
-    return {
-        name: {x: _paired_gain(simple[x], own[x], documents, weight) for x in own}
-        for name, own in scores.items()
-        if name != "global"
-    }
-
-
-def _paired_gain(
+def paired_gain(
     before: FloatArray, after: FloatArray, documents: IntArray, weight: FloatArray
 ) -> Gain:
     """Mean difference of the scores of tokens, with documents as the sampling unit.
@@ -239,6 +192,17 @@ def _paired_gain(
     return Gain(mean, float(error), count)
 
 
+def _influence(
+    claimed: FloatArray, number: IntArray, edges: FloatArray, scores: Mapping[str, FloatArray]
+) -> FloatArray:
+    """Influence of each document on scores and gaps, ``(documents, scores + bins)``."""
+    documents, bins = int(number.max()) + 1, len(edges) - 1
+    sums = [np.bincount(number, x, documents) for x in (np.ones(len(number)), *scores.values())]
+    cell, off = number * bins + bin_index(claimed, edges), claimed - scores["accuracy"]
+    off_in_bins = np.bincount(cell, off, documents * bins).reshape(documents, bins)
+    return _jackknife_influence(np.column_stack([*sums, off_in_bins]))
+
+
 def _clustered_intervals(
     claimed: FloatArray,
     number: IntArray,
@@ -249,17 +213,9 @@ def _clustered_intervals(
     replicates: int,
     seed: int,
 ) -> dict[str, Estimate]:
-    """Estimate means of scores and ECE from the influence of each document on scores and gaps."""
-    off, documents, bins = (
-        claimed - scores["accuracy"],
-        int(number.max()) + 1,
-        len(filled.edges) - 1,
-    )
+    """Estimate means of scores, and ECE, with the influence of documents."""
+    influence = _influence(claimed, number, filled.edges, scores)
     freedom = _effective_documents(number) - 1
-    sums = [np.bincount(number, x, documents) for x in (np.ones(len(off)), *scores.values())]
-    cell = number * bins + bin_index(claimed, filled.edges)
-    off_in_bins = np.bincount(cell, off, documents * bins).reshape(documents, bins)
-    influence = _jackknife_influence(np.column_stack([*sums, off_in_bins]))
     deviations = np.linalg.norm(influence, axis=0).tolist()
     reach = float(stdtrit(freedom, (1 + level) / 2))
     estimates = {}

@@ -225,7 +225,7 @@ def test_answers_from_elsewhere_are_for_a_person(make_gate, client_of):
     assert (
         chat(client_of(make_gate(**about)), "sure", temperature=0).calibrant["verdict"] == "accept"
     )
-    for gate, options, reason in (
+    cases: Any = (
         (make_gate("another"), {}, "model another, not fake-model"),
         (make_gate(**about), {}, "sampling temperature=0, not default"),
         (make_gate(**about), {"temperature": 1}, "sampling temperature=0, not temperature=1"),
@@ -239,7 +239,8 @@ def test_answers_from_elsewhere_are_for_a_person(make_gate, client_of):
                 ("response_format", {"type": "json_object"}),
             )
         ),
-    ):
+    )
+    for gate, options, reason in cases:
         answer = chat(client_of(gate), "sure", **options).calibrant
         assert answer["verdict"] == "person"
         assert reason in answer["reason"]

@@ -16,7 +16,6 @@ from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.evaluate import Gain
 from calibrant.llm.heads.fit import _split_documents, fit_head, options_for
 from calibrant.llm.heads.fitted import (
     FittedHead,
@@ -27,6 +26,7 @@ from calibrant.llm.heads.fitted import (
 )
 from calibrant.llm.heads.modules import GlobalHead, bounded
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain
 from tests.support.language_models import (
     TINY,
     random_head,
@@ -82,7 +82,7 @@ def test_linear_rate_suits_wide_states():
 @pytest.mark.parametrize(("mean", "kept"), [(0.05, True), (0.03, False), (-0.05, False)])
 def test_kept_by_more_than_two_standard_errors(monkeypatch, mean, kept):
     gain = Gain(mean, 0.02, 12)
-    monkeypatch.setattr(fit_module, "_paired_gain", lambda *_: gain)
+    monkeypatch.setattr(fit_module, "paired_gain", lambda *_: gain)
     fitted = fit_head(simulated_table(30), "linear", "nll", epochs=2, batch=128)
     assert fitted.kept is kept
     assert fitted.head.kind == ("linear" if kept else "global")

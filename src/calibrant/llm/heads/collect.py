@@ -112,15 +112,10 @@ def collect(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=1, **small))
-    >>> documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = collect(model, documents, folder)
-    ...     table.documents, table.records().labels, table.hidden().shape
-    (array([0, 0, 0, 1]), array([7, 9, 3, 4]), (4, 8))
+    ::
+
+        documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
+        table = collect(model, documents, folder)
     """
     check_whole("batch", batch)
     if tokens_per_shard is not None:

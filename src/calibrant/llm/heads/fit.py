@@ -25,7 +25,6 @@ from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.ats import _document_batches
-from calibrant.llm.heads.evaluate import Gain, _paired_gain
 from calibrant.llm.heads.fitted import (
     HEADS,
     FittedHead,
@@ -39,6 +38,7 @@ from calibrant.llm.heads.fitted import (
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, _shape_features
 from calibrant.llm.heads.objectives import OBJECTIVES, _brier_correct, _objective_options, loss
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain, paired_gain
 
 Alpha: TypeAlias = float | Literal["search"]
 
@@ -347,4 +347,4 @@ class _Trainer(NamedTuple):
             results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
         before, after = (results[name].scores()[self.score] for name in ("global", "head"))
         documents = self.table.documents[np.concatenate([run.test for run in runs])]
-        return results, _paired_gain(before, after, documents, results["head"].weight)
+        return results, paired_gain(before, after, documents, results["head"].weight)

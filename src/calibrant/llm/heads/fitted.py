@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from calibrant.llm.heads.modules import (
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
+from calibrant.metrics.clustered import Evaluations, Gain, evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc
 from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
@@ -42,6 +43,8 @@ _CHUNK = 1 << 15
 _LARGEST_WEIGHT = 1e6
 """Products of larger ones, which no fit learns, may overflow to infinity and end as NaN."""
 Figures = dict[str, dict[str, float]]
+Gains: TypeAlias = dict[str, dict[str, Gain]]
+"""Gains by what was done and by score."""
 HEADS: dict[str, type[Head]] = {
     head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, ATSHead)
 }
@@ -258,6 +261,40 @@ def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> To
             "a table of other documents"
         )
     return _predict_rows(fitted.head, table, everything)
+
+
+def evaluate_table(
+    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
+) -> tuple[Evaluations, Gains]:
+    """Measure the calibration of the tokens of a table, as it is and with a head.
+
+    The evaluations are ``before``: the model as it is; ``global``: with the one temperature that
+    the head was compared with when it was fitted, if it is known; ``head``. The gains in ``nll``
+    and ``brier`` are those of the others over the one temperature.
+    """
+    heads = fitted.beside_one_temperature() if fitted else {"before": None}
+    tokens = {name: token_predictions(table, head) for name, head in heads.items()}
+    evaluations = {
+        name: evaluate_tokens(p.confidence, p.correct, table.documents, nll=p.nll, level=level)
+        for name, p in tokens.items()
+    }
+    scores = {name: p.scores() for name, p in tokens.items()}
+    weight = tokens["before"].weight
+    return evaluations, _gains_over_one_temperature(scores, table.documents, weight)
+
+
+def _gains_over_one_temperature(
+    scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
+) -> Gains:
+    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
+    simple = scores.get("global")
+    if simple is None:
+        return {}
+    return {
+        name: {x: paired_gain(simple[x], own[x], documents, weight) for x in own}
+        for name, own in scores.items()
+        if name != "global"
+    }
 
 
 def _check_prompts(head: Head | type[Head], table: TokenTable) -> None:

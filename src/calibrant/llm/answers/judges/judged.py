@@ -15,7 +15,7 @@ from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrating import cross_validated
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, read_answers
-from calibrant.llm.heads.evaluate import Evaluations
+from calibrant.metrics.clustered import Evaluations
 
 Scale: TypeAlias = tuple[float, float]
 """Lowest and highest score."""

@@ -52,7 +52,7 @@ _ENOUGH = 10
 class _Scored(NamedTuple):
     """Graded answers with calibrated confidences; each ``(answers,)``.
 
-    ``unit`` is the number of the unit that the answer belongs to, ``kind`` the kind of its question,
+    ``unit`` is the number of the unit that the answer belongs to, ``kind`` that of its question,
     empty where it has none.
     """
 

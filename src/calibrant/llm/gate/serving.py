@@ -43,9 +43,9 @@ _OUTPUT_LOGPROBS = "message.output_text.logprobs"
 class Judge:
     """A gate in use, for confidences that can be computed from log-probabilities of tokens.
 
-    ``state`` is the file of the drift watch. A thread adds the verdicts every few seconds, and reads
-    whether the guarantee was withdrawn meanwhile, by grades that another process added. A withdrawn
-    guarantee stays so while the process runs.
+    ``state`` is the file of the drift watch. A thread adds the verdicts every few seconds, and
+    reads whether the guarantee was withdrawn meanwhile, by grades that another process added. A
+    withdrawn guarantee stays so while the process runs.
     """
 
     def __init__(self, gate: Gate, state: str | os.PathLike[str] | None = None) -> None:

@@ -236,7 +236,7 @@ def _checked_wishes(
             raise TypeError("max_cost= needs the costs of decisions: pass cost= with 2 x 2 of them")
         costs = None
     else:
-        costs = np.asarray(options["cost"], np.float64)
+        costs = as_float64(options["cost"])
         wanted = "cost must be [[true negative, false positive], [false negative, true positive]]"
         if costs.shape != (2, 2) or not np.isfinite(costs).all():
             raise ValueError(f"{wanted}, got {options['cost']!r:.100}")

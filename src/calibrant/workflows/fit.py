@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrant._core.checks import (
@@ -35,6 +36,7 @@ from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.records import bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
@@ -116,8 +118,8 @@ def fit(
     beside: Any = {"probs": probs, "features": features}
     beside |= {"sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
-    _fitted(dataset, calibrator, split)
-    return calibrator.to(data.device) if isinstance(data, Tensor) else calibrator
+    examples = _fitted(dataset, calibrator, split)
+    return calibrator.to(_device(calibrator, examples, data, probs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,18 @@ def fit_and_measure(
     dataset = as_dataset(data, multilabel=calibrator.multilabel, **beside)
     examples = _fitted(dataset, calibrator, split)
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
-    return Fit(calibrator, _effect_of([calibrator], examples, stream), examples.name)
+    effect = _effect_of([calibrator], examples, stream)
+    return Fit(calibrator.to(_device(calibrator, examples, data)), effect, examples.name)
+
+
+def _device(
+    calibrator: Calibrator, split: Split, data: Data | Values | None, probs: Values | None = None
+) -> torch.device:
+    """Device of the scores of a split, which datasets hold as arrays, or else of a calibrator."""
+    scores = data if probs is None else probs
+    if isinstance(data, Mapping):
+        scores = data.get(full_key(split.name, split.domain))
+    return scores.device if isinstance(scores, Tensor) else calibrator.device
 
 
 def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Split:
@@ -367,7 +380,7 @@ def cross_fit(
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     examples.warn_of_copies()
-    name = examples.name
+    name, device = examples.name, _device(calibrator, examples, data, probs)
     if _is_many(examples):
         _check_inputs(calibrator, examples)
         whole = examples.floored()
@@ -391,6 +404,8 @@ def cross_fit(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     out_of_fold = _effect_of(calibrators, examples.with_column("fold", fold), stream)
+    for one in (calibrator, *calibrators):
+        one.to(device)
     return CrossFit(calibrator, out_of_fold, name, fold, calibrators)
 
 

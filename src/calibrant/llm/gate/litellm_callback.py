@@ -24,7 +24,6 @@ _FORMS: dict[str, Form] = {
 """Forms of requests by LiteLLM's types of calls."""
 _MOST = 10_000
 """Requests that may be open at a time."""
-_VERDICT_HEADER = "x-calibrant-verdict"
 
 
 class GateCallback(CustomLogger):
@@ -43,11 +42,7 @@ class GateCallback(CustomLogger):
     and, unless they are streamed, a header ``x-calibrant-verdict``. A request states the kind of
     its question by the header ``X-Calibrant-Kind``.
 
-    Parameters
-    ----------
-    gate : path or Gate
-    state : path, optional
-        File of the drift watch, which ``calibrant llm gate watch --new`` makes.
+    ``state`` is the file of the drift watch, which ``calibrant llm gate watch --new`` makes.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class GateCallback(CustomLogger):
     ) -> dict[str, str] | None:
         """Repeat the verdict in a header."""
         verdict = getattr(response, "calibrant", None)
-        return {_VERDICT_HEADER: verdict["verdict"]} if isinstance(verdict, dict) else None
+        return {"x-calibrant-verdict": verdict["verdict"]} if isinstance(verdict, dict) else None
 
 
 async def _as_sent(response: Any) -> AsyncIterator[Any]:

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
@@ -42,24 +42,12 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes.
 
-    Examples
-    --------
-    ::
-
-        client = gated(OpenAI(), cal.load("gate"))
-        answer = client.chat.completions.create(model="my-model", messages=messages)
-        if answer.calibrant["verdict"] != "accept":
-            ...
     """
-    judge = Judge(gate, state)
-    found: Any = client
-    resources: list[tuple[Any, Form]] = [
-        (found.chat.completions, "chat"),
-        (found.completions, "completions"),
-    ]
+    judge, found = Judge(gate, state), cast(Any, client)
+    resources: dict[Form, Any] = {"chat": found.chat.completions, "completions": found.completions}
     if hasattr(found, "responses"):
-        resources.append((found.responses, "responses"))
-    for resource, form in resources:
+        resources["responses"] = found.responses
+    for form, resource in resources.items():
         resource.create = _judged(resource.create, judge, form)
     return client
 

@@ -17,7 +17,7 @@ from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import _check_state
 from calibrant.llm.answers.rows import AnswerRows, Row
-from calibrant.llm.gate.gate import DriftReference, Gate, above
+from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
@@ -35,25 +35,14 @@ T = TypeVar("T")
 class GateWatch:
     """The answers that a gate has judged, their grades as they come, and whether it still holds.
 
-    Parameters
-    ----------
-    gate : Gate
-
     Examples
     --------
-    >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.rows import AnswerRows
-    >>> rng = np.random.default_rng(0)
-    >>> confidence = rng.beta(4, 1, 3000)
-    >>> right = rng.random(3000) < confidence
-    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
-    >>> watch = GateWatch(fit_gate(AnswerRows.of(rows), max_error=0.1))
-    >>> watch.note(confidence[:500])
-    >>> watch.withdrawn
-    ''
-    >>> watch.note(rng.beta(2, 2, 500))  # other questions
-    >>> watch.withdrawn
-    'the guarantee is withdrawn: the confidences differ from those at the fit, by ... answers'
+    ::
+
+        watch = GateWatch(gate)
+        watch.note([verdict.confidence for verdict in gate.check(answers)])
+        if watch.withdrawn:
+            ...
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -71,7 +60,8 @@ class GateWatch:
             known = [(key, c) for key, c in zip(ids, values.tolist(), strict=True) if key]
             keys, waiting = as_ids([key for key, _ in known]), [c for _, c in known]
             self.pending.add(keys, waiting, [1] * len(keys))
-        self.confidences.observe(*above(self.cuts, values, self.confidences.seen))
+        at = (self.confidences.seen + np.arange(len(values))) % _CUTS
+        self.confidences.observe(_SHARES[at], values >= self.cuts[at])
 
     def label(self, ids: Iterable[Id], correct: Iterable[bool]) -> int:
         """Add grades of noted answers by their ids; returns the number of those that are known."""
@@ -133,14 +123,8 @@ class GateWatch:
 class WatchFile:
     """The state of a watch in a file that several processes update.
 
-    Where the file is missing or damaged, nobody knows if the guarantee was withdrawn: nothing is
-    guaranteed then. :meth:`start` makes the file, once for each gate.
-
-    Parameters
-    ----------
-    path : path
-        A ``.json`` file.
-    gate : Gate
+    Where the file, ``.json``, is missing or damaged, nobody knows if the guarantee was withdrawn:
+    nothing is guaranteed then. :meth:`start` makes the file, once for each gate.
     """
 
     def __init__(self, path: str | os.PathLike[str], gate: Gate) -> None:
@@ -236,14 +220,6 @@ def judge_rows(
 
     With ``state``, the file of a watch, the answers are noted there, and a guarantee that was
     withdrawn is not used.
-
-    >>> from calibrant.llm import fit_gate
-    >>> rng = np.random.default_rng(0)
-    >>> graded = [{"confidence": c, "correct": rng.random() < c} for c in rng.beta(9, 1, 900)]
-    >>> gate = fit_gate(AnswerRows.of(graded), max_error=0.1)
-    >>> new = AnswerRows.of([{"id": "a", "confidence": 0.99}, {"id": "b"}])
-    >>> [(row["id"], row["verdict"]) for row in judge_rows(gate, new)]
-    [('a', 'accept'), ('b', 'person')]
     """
     file = None if state is None else WatchFile(state, gate)
     withdrawn = "" if file is None else file.withdrawn()

@@ -21,12 +21,11 @@ from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 
-_MAX_ELEMENTS = 1 << 22
-"""Probabilities in memory at a time: 32 MB in double precision."""
+_MAX_ELEMENTS = 1 << 22  # probabilities in memory at a time: 32 MB in double precision
 
 
 class Agreement(NamedTuple):
-    """A temperature for the chat model, and the number of tokens that it is based on."""
+    """A temperature for the chat model, and the number of tokens, of all, that it is based on."""
 
     temperature: float
     agreed: int

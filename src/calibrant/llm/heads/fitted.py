@@ -82,9 +82,7 @@ class FittedHead:
     objective : str
         Training objective.
     kept : bool
-        True if ``head`` is of the requested kind.
-    reasons : str
-        Why it was kept or not.
+        True if ``head`` is of the requested kind; ``reasons`` says why.
     figures : dict
         ``nll`` of the label; ``brier``, ``ece`` and ``auroc`` of the confidence in the top token;
         on held-out documents. Under ``before``, ``global`` and, for an adaptive head, ``head``.
@@ -153,8 +151,8 @@ class FittedHead:
 
     def describe(self) -> str:
         """Describe the head in a sentence."""
-        name = self.fingerprint.name
-        return f"{self.head.kind} temperature head for {name}, trained on {self.objective}"
+        kind, name = self.head.kind, self.fingerprint.name
+        return f"{kind} temperature head for {name}, trained on {self.objective}"
 
     def config(self) -> dict[str, Any]:
         """Return all but the learned values, for JSON: None stands for figures that are NaN."""
@@ -210,15 +208,8 @@ class FittedHead:
 class TokenPredictions(NamedTuple):
     """Predictions for tokens, each ``(n,)``.
 
-    Attributes
-    ----------
-    nll : float64
-        Negative log-likelihood of the next token.
-    confidence : float64
-        Probability of the likeliest token.
-    correct : bool
-        True if the likeliest token was the next one.
-    weight : float64
+    ``nll`` is the negative log-likelihood of the next token, ``confidence`` the probability of the
+    likeliest one, and ``correct`` is True if that was the next one.
     """
 
     nll: FloatArray

@@ -16,15 +16,7 @@ from calibrant.llm.heads.modules import Head, bounded
 class CalibratedGeneration(NamedTuple):
     """Calibrated probabilities of generated texts, each ``(n, tokens)``.
 
-    Attributes
-    ----------
-    tokens : integers
-    log_probs : float
-        Of these tokens.
-    sharpness : float
-        Factor of the logits.
-    written : bool
-        False after the end of a text.
+    ``sharpness`` is the factor of the logits; ``written`` is False after the end of a text.
     """
 
     tokens: Tensor
@@ -39,18 +31,9 @@ def _calibrated_generation(
 ) -> CalibratedGeneration:
     """Calibrate the texts that a model generated greedily; they do not change.
 
-    Several heads can be compared on one output, with its logits and hidden states.
-
-    Parameters
-    ----------
-    head : Head
-    output : GenerateOutput
-        Of ``model.generate(..., num_beams=1, return_dict_in_generate=True, output_logits=True,
-        output_hidden_states=True)``, with no head attached.
-    mask : (n, prompt)
-        Attention mask of the prompts.
-    ends : sequence of int
-        Tokens that end a text.
+    ``output`` is that of ``model.generate(..., num_beams=1, return_dict_in_generate=True,
+    output_logits=True, output_hidden_states=True)``, with no head attached; several heads can be
+    compared on it. ``mask`` ``(n, prompt)`` is that of the prompts; the tokens ``ends`` end a text.
     """
     logits = torch.stack(output.logits, 1)
     tokens = output.sequences[:, mask.shape[1] :]

@@ -16,20 +16,12 @@ from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 
 _WEIGHTS = "calibration_head.safetensors"
-_CONFIG = "config.json"
-_CAP = 10.0
-"""Largest sharpness in their code."""
 _KNOWN = {"feature_key": "hidden_states", "normalize_logits": False, "hidden_act": "silu"}
 """Supported settings of their code; no head with others was published."""
-_DERIVED = "rotary_emb.inv_freq"
-"""Angles that some versions of transformers saved, though they follow from theta."""
 
 
 def read_official(
-    folder: str | os.PathLike[str],
-    model: Any,
-    *,
-    attention_heads: int | None = None,
+    folder: str | os.PathLike[str], model: Any, *, attention_heads: int | None = None
 ) -> FittedHead:
     """Read a head that was saved by the official code of ATS (Xie et al. 2024).
 
@@ -38,7 +30,7 @@ def read_official(
     that of ``config.json`` in the folder, or else of the model.
     """
     place, fingerprint = Path(folder), fingerprint_of(model)
-    configured = _attention_heads(place / _CONFIG, model)
+    configured = _attention_heads(place / "config.json", model)
     try:
         tensors = load_file(place / _WEIGHTS)
     except FileNotFoundError:
@@ -48,7 +40,7 @@ def read_official(
     state = {
         name.removeprefix("transformer.").replace("linear_head.", "last."): value
         for name, value in tensors.items()
-        if not name.endswith(_DERIVED)
+        if not name.endswith("rotary_emb.inv_freq")  # which some versions of transformers saved
     }
     width = state["last.weight"].shape[1] if "last.weight" in state else None
     if width != fingerprint.hidden_size:
@@ -61,7 +53,7 @@ def read_official(
         width=fingerprint.hidden_size,
         attention_heads=attention_heads or configured,
         inner=None if inner is None else len(inner),
-        cap=_CAP,
+        cap=10.0,  # as in their code
     )
     wanted = head.state_dict()
     missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))

@@ -50,21 +50,11 @@ def read_documents(
     Parameters
     ----------
     path : path
-        File of documents.
     limit : int, optional
         Read only the first documents. Of ``.jsonl`` and ``.txt`` the rest is not read at all.
     skip_bad : bool
         Leave out documents in another form, with a warning that lists them. By default they are
         an error, which lists them too.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "documents.jsonl"
-    ...     _ = file.write_text('{"prompt": "2 + 2 =", "answer": " 4"}')
-    ...     read_documents(file)
-    [('2 + 2 =', ' 4')]
     """
     return _convert_documents(path, lambda document, _: document, limit, skip_bad)
 
@@ -147,16 +137,14 @@ def _counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = 
         # the path of another file in a folder stays
         where = error.place.replace(f" of {file},", ",", 1).removesuffix(f" of {file}")
         places.setdefault(error.reason, []).append(where)
-    lines = [f"{_first(where, _MAX_PLACES)}: {reason}" for reason, where in places.items()]
-    more = len(lines) - _MAX_REASONS
-    lines[_MAX_REASONS:] = [f"and {more} more reasons"] if more > 0 else []
+    lines = []
+    for reason, where in places.items():
+        rest = f" and {len(where) - _MAX_PLACES} more" if len(where) > _MAX_PLACES else ""
+        lines.append(f"{', '.join(where[:_MAX_PLACES])}{rest}: {reason}")
+    if len(lines) > _MAX_REASONS:
+        lines[_MAX_REASONS:] = [f"and {len(lines) - _MAX_REASONS} more reasons"]
     title = f"{len(bad)} of {len(bad) + usable} {counts} of {file}:"
     return "\n  ".join([title, *lines])
-
-
-def _first(names: Sequence[str], count: int) -> str:
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_text(file: Path) -> str:

@@ -21,21 +21,11 @@ _ROWS = 256
 class ModelFingerprint:
     """Identity of a model, as far as its hidden states and logits are concerned.
 
-    Attributes
-    ----------
-    name : str
-        From the configuration. It is not compared: models are copied and renamed.
-    hidden_size : int
-        Width of the hidden states that go into the output embedding.
-    vocabulary : int
-        Number of logits.
-    digest : str
-        Hash of some rows of the output embedding, rounded to bfloat16.
-    softcap : float or None
-        Bound of the logits, in models of the Gemma family and some others.
-    half : str
-        The hash of the same rows, rounded to float16 first. With both, a float32 model matches its
-        own copies in either half precision; these do not match each other.
+    ``name`` comes from the configuration, and is not compared: models are copied and renamed.
+    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, ``half`` that of
+    the same rows, rounded to float16 first: with both, a float32 model matches its own copies in
+    either half precision, which do not match each other. ``softcap`` is the bound of the logits, in
+    models of the Gemma family and some others.
     """
 
     name: str

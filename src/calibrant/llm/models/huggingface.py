@@ -120,18 +120,8 @@ def _end_tokens(model: Any) -> set[int]:
 class ModelReader(NamedTuple):
     """The parts of a model that compute hidden states and logits.
 
-    Attributes
-    ----------
-    backbone : module
-        Computes the hidden states.
-    layer : module
-        Output embeddings.
-    scale : float
-        Factor of the raw logits.
-    softcap : float or None
-        Bound of the logits.
-    device : torch.device
-        Of the inputs.
+    ``layer`` are the output embeddings, ``scale`` is the factor of the raw logits, ``softcap``
+    their bound, ``device`` that of the inputs.
     """
 
     backbone: Any

@@ -32,19 +32,11 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer, and return both.
 
-    A checkpoint that lacks some of the weights is refused. The tokenizer of a ``.gguf`` file adds
-    the beginning-of-text token if the file says so.
-
-    Parameters
-    ----------
-    path : path
-        A Hugging Face folder, a name on the hub, or a ``.gguf`` file.
-    device : str, optional
-        A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
-    dtype : str
-        A torch dtype; ``auto`` keeps that of the file.
-    trust_remote_code : bool
-        Run Python code that comes with the model; if False, a model that needs it is refused.
+    ``path`` is a Hugging Face folder, a name on the hub, or a ``.gguf`` file, whose tokenizer adds
+    the beginning-of-text token if the file says so. A checkpoint that lacks some of the weights is
+    refused. With ``device="cuda"`` each process of ``torchrun`` gets its own GPU;
+    ``dtype="auto"`` keeps the precision of the file. Python code that comes with a model runs only
+    with ``trust_remote_code``.
     """
     device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
     tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)

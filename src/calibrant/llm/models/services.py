@@ -28,10 +28,7 @@ Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[st
 class ServiceError(ValueError):
     """A request failed, even when the client repeated it.
 
-    Attributes
-    ----------
-    status : int or None
-        Of the response; None if there was none in time.
+    ``status`` is that of the response; None if there was none in time.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -47,16 +44,10 @@ class ServiceError(ValueError):
 class Connection(NamedTuple):
     """How to reach a service.
 
-    Attributes
-    ----------
-    url : str or None
-        Of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
-    timeout : float
-        Seconds to wait for a response.
-    max_retries : int
-        How often the client repeats a request that may succeed later: after lost connections and
-        statuses such as 429 and 500, as long as the service asks for (``Retry-After``) or after
-        growing waits.
+    ``url`` is that of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
+    ``timeout`` are the seconds to wait for a response. The client repeats a request that may
+    succeed later up to ``max_retries`` times: after lost connections and statuses such as 429 and
+    500, as long as the service asks for (``Retry-After``) or after growing waits.
     """
 
     url: str | None = None
@@ -104,7 +95,18 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
         except UnicodeEncodeError as error:
             problem = ServiceError(f"a message is not valid text ({error})", status=400)
         else:
-            return _body(response.http_response.text)
+            text = response.http_response.text
+            try:
+                body = json.loads(text)
+            except (ValueError, RecursionError):
+                body = None
+            if isinstance(body, Mapping):
+                return body
+            problem = ServiceError(
+                f"the endpoint did not return a JSON object but {_without_key(text)!r:.60}: check "
+                "the url, which mostly ends with /v1",
+                status=200,
+            )
         raise problem  # not within the handler: the original error may hold the key
 
     return service
@@ -131,20 +133,6 @@ def _litellm(model: str, connection: Connection) -> Service:
         raise problem
 
     return service
-
-
-def _body(text: str) -> Mapping[str, Any]:
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, Mapping):
-        raise ServiceError(
-            f"the endpoint did not return a JSON object but {_without_key(text)!r:.60}: check the "
-            "url, which mostly ends with /v1",
-            status=200,
-        )
-    return body
 
 
 def _error(error: Exception, connection: Connection) -> ServiceError:

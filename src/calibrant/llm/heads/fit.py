@@ -16,15 +16,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from scipy.special import expit
 
-from calibrant._core.checks import IntArray, check_whole
+from calibrant._core.checks import IntArray, check_choice, check_whole
 from calibrant._core.engines import steps
-from calibrant._core.options import Options, check_options, unknown_option
+from calibrant._core.options import Options, check_options, options_of, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.ats import _document_batches
+from calibrant.llm.heads.ats import _document_batches, _selective
 from calibrant.llm.heads.fitted import (
     HEADS,
     FittedHead,
@@ -36,7 +38,6 @@ from calibrant.llm.heads.fitted import (
     _predict_rows,
 )
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, _shape_features
-from calibrant.llm.heads.objectives import OBJECTIVES, _brier_correct, _objective_options, loss
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics.clustered import Gain, paired_gain
 
@@ -62,6 +63,35 @@ _MAX_CROSS_FITTED = 1000
 _RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
 _LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
+
+
+def _bce(records: Records, u: LogSharpness) -> Measured:
+    r"""Log-loss of the confidence p that the top token is right.
+
+    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
+    """
+    rest, slope = records.log_rest(np.exp(u))
+    sign, share = np.where(records.correct, 1.0, -1.0), records.share
+    value = share @ np.logaddexp(0, sign * rest)
+    return Measured(float(value), share * sign * expit(sign * rest) * slope)
+
+
+def _brier_correct(records: Records, u: LogSharpness) -> Measured:
+    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
+    rest, slope = records.log_rest(np.exp(u))
+    confidence, share = expit(-rest), records.share
+    gap = confidence - records.correct
+    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
+
+
+OBJECTIVES: dict[str, Callable[..., Measured]] = {
+    "nll": nll,
+    "selective": _selective,
+    "bce": _bce,
+    "brier": _brier_correct,
+    "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
+}
+"""Objectives by name; the Brier score is that of the confidence."""
 
 
 def fit_head(
@@ -176,6 +206,13 @@ def options_for(head: str, objective: str | None = None) -> Options:
     if head == "global":
         return known
     return {**known, **_objective_options(objective or _default_objective(head))}
+
+
+def _objective_options(name: str) -> Options:
+    """Return the options of an objective; ``alpha`` is one of :func:`fit_head` itself."""
+    check_choice("objective", name, tuple(OBJECTIVES))
+    inner = ("records", "u", "curve", "alpha")
+    return {key: one for key, one in options_of(OBJECTIVES[name]).items() if key not in inner}
 
 
 def _default_objective(head: str) -> str:
@@ -305,7 +342,8 @@ class _Trainer(NamedTuple):
                 optimiser.zero_grad()
                 records = self.table.records(rows)
                 u = _log_sharpness(head, self.table, rows, records)
-                loss(objective, records, u).backward()
+                gradient = objective(records, u.detach().cpu().double().numpy()).gradient
+                u.backward(torch.from_numpy(gradient).to(u))
                 optimiser.step()
             report()
             score = self._stop_score(head, stop)

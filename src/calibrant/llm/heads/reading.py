@@ -138,9 +138,9 @@ def _counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = 
         where = error.place.replace(f" of {file},", ",", 1).removesuffix(f" of {file}")
         places.setdefault(error.reason, []).append(where)
     lines = []
-    for reason, where in places.items():
-        rest = f" and {len(where) - _MAX_PLACES} more" if len(where) > _MAX_PLACES else ""
-        lines.append(f"{', '.join(where[:_MAX_PLACES])}{rest}: {reason}")
+    for reason, listed in places.items():
+        rest = f" and {len(listed) - _MAX_PLACES} more" if len(listed) > _MAX_PLACES else ""
+        lines.append(f"{', '.join(listed[:_MAX_PLACES])}{rest}: {reason}")
     if len(lines) > _MAX_REASONS:
         lines[_MAX_REASONS:] = [f"and {len(lines) - _MAX_REASONS} more reasons"]
     title = f"{len(bad)} of {len(bad) + usable} {counts} of {file}:"

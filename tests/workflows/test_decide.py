@@ -241,7 +241,7 @@ def test_decisions_stand_behind_the_columns_of_a_table_as_they_are(tmp_path, suf
     write = table.to_csv if suffix == ".csv" else table.to_parquet
     write(tmp_path / f"in{suffix}", index=False)
     data = calibrant.open_dataset(tmp_path / f"in{suffix}", labels="truth", probs="score")
-    rule = decide(data, recall=0.8).rule
+    rule: Any = decide(data, recall=0.8).rule
     apply_rule(rule, data, tmp_path / f"out{suffix}")
     read = pd.read_csv if suffix == ".csv" else pd.read_parquet
     written = read(tmp_path / f"out{suffix}")

@@ -28,7 +28,7 @@ from calibrant.llm.answers.confidence import (
 )
 from calibrant.llm.answers.judges.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
-from calibrant.llm.heads.evaluate import Evaluations
+from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
 

@@ -38,7 +38,7 @@ from calibrant.llm.answers.confidence import SUREST, evaluate_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
+from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.tables import Table
 

@@ -32,7 +32,7 @@ from calibrant.llm.answers.signal_calibrator import (
     fit_signals,
 )
 from calibrant.llm.answers.signals import signal_values, signals_of
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
 

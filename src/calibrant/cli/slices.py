@@ -18,7 +18,11 @@ SEARCH = ("columns", "depth")
 
 @verb()
 @click.argument("pred", type=FILE)
-@option("--columns", metavar="COLUMN,...", help="Columns to form subgroups of.  [default: all]")
+@option(
+    "--columns",
+    metavar="COLUMN,...",
+    help="Columns to form subgroups of.  [default: all but identifiers]",
+)
 @option("--by", metavar="COLUMN", help="Compare the groups of this column; search nothing.")
 @shared.CALIBRATOR
 @shared.split_option("search")

@@ -288,13 +288,9 @@ def _subgroups_off(subject: Subject) -> Result | None:
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
         return None
-    found = subject.slices.slices
-    named = _listed(f"{one.name} ({one.n:,} examples, {one.finding()})" for one in found)
-    return Result(
-        _severity(max(one.least for one in found)),
-        f"{len(found)} of {subject.slices.searched:,} subgroups are off by more than such a search "
-        f"finds by chance: {named}.",
-    )
+    worst, *others = subject.slices.slices
+    named = f" Then: {_listed(f'{one.name} ({one.n:,} examples)' for one in others)}."
+    return Result(_severity(worst.least), f"{subject.slices.verdict()}{named if others else ''}")
 
 
 @check(

@@ -21,7 +21,7 @@ SEARCH = ("columns", "depth")
 @option(
     "--columns",
     metavar="COLUMN,...",
-    help="Columns to form subgroups of.  [default: all but identifiers]",
+    help="Columns that form subgroups.  [default: all but identifiers]",
 )
 @option("--by", metavar="COLUMN", help="Compare the groups of this column; search nothing.")
 @shared.CALIBRATOR

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import about, comma_separated
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
@@ -337,16 +337,6 @@ def examples_for_yes(evaluation: Evaluation) -> int:
     The interval of the ECE must end below a large error, and narrows with their root.
     """
     return math.ceil(MARGIN_FOR_YES * evaluation.n * (evaluation["ece"].high / LARGE) ** 2)
-
-
-def about(count: int) -> str:
-    """Return a number of examples, rounded up to two digits.
-
-    >>> about(1234), about(80)
-    ('1,300', '80')
-    """
-    unit = 10 ** max(len(str(max(count, 1))) - 2, 0)
-    return f"{-(-count // unit) * unit:,}"
 
 
 @check(

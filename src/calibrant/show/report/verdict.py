@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
+from calibrant._core.messages import about
 from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
@@ -16,7 +17,6 @@ from calibrant.show.report.findings import (
     LARGE,
     SMALL,
     Finding,
-    about,
     cannot_tell,
     examples_for_yes,
     is_off,

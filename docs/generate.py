@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shutil
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -114,6 +115,7 @@ def write(folder: Path) -> None:
     for name, text in api_pages().items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
+    shutil.copy(folder.parent / "CHANGELOG.md", folder / "changelog.md")
     for page in (folder / "quickstart.md", *folder.glob("tutorial_*.md")):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
         notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
@@ -260,8 +262,8 @@ def commands(command, path: str):
 
 
 def help_of(command, path: str) -> str:
-    """The help of a command, as a terminal of 88 columns shows it."""
-    settings = {"terminal_width": 88, "help_option_names": ["-h", "--help"]}
+    """The help of a command, as a terminal of 80 columns shows it."""
+    settings = {"terminal_width": 80, "help_option_names": ["-h", "--help"]}
     context = command.context_class(command, info_name=path, **settings)
     return command.get_help(context)
 

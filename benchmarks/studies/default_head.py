@@ -30,8 +30,8 @@ from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
 from calibrant.llm.heads import fit
-from calibrant.llm.heads.documents import BadDocument, Encoded, encode_document
-from calibrant.llm.heads.evaluate import paired_gain
+from calibrant.llm.heads.documents import BadDocument, Encoded, _encode_document
+from calibrant.llm.heads.evaluate import _paired_gain
 from calibrant.llm.heads.tables import TokenTable
 
 SIZES = {"lima": (120, 60), "short": (200, 200)}
@@ -104,7 +104,7 @@ def encoded(corpus: str, data: Path, tokenizer: Any) -> list[Encoded]:
     found = []
     for document in documents[: 2 * sum(SIZES[corpus])]:
         try:
-            text = encode_document(document, corpus, tokenizer, LENGTH)
+            text = _encode_document(document, corpus, tokenizer, LENGTH)
         except BadDocument:  # an answer is empty
             continue
         found += [text] if len(text.targets) else []  # nothing of the answer is within the length
@@ -170,7 +170,7 @@ def trained(
         row |= {"kept": int(fitted.kept and clear), "seconds": f"{seconds:.1f}"}
         for score, own in told["head"].scores().items():
             simple = told["global"].scores()[score]
-            gain = paired_gain(simple, own, test.documents, told["head"].weight)
+            gain = _paired_gain(simple, own, test.documents, told["head"].weight)
             row |= {score: f"{gain.mean:.6f}", f"{score}_error": f"{gain.error:.6f}"}
         row |= {f"ece_{key}": f"{each.figures()['ece']:.5f}" for key, each in told.items()}
         print(row, flush=True)

@@ -33,7 +33,7 @@ from scipy.special import expit, logit, logsumexp
 
 import calibrant as cal
 from calibrant.monitor import Monitor
-from calibrant.monitor.e_process import TILTS, bin_ranges, range_sums
+from calibrant.monitor.e_process import TILTS, _bin_ranges, _range_sums
 
 Array = NDArray[np.float64]
 Truth = Callable[[Array, int], Array]
@@ -246,7 +246,7 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
             c = claims(rng, WINDOW)
             pairs = cal.metrics.Pairs(c, right(rng, c if k < begins else drift(c)))
             sums += watch.tolerated.window(pairs).log_factors()
-            if logsumexp(range_sums(sums) + bin_ranges(watch.bins).log_stake) >= math.log(20):
+            if logsumexp(_range_sums(sums) + _bin_ranges(watch.bins).log_stake) >= math.log(20):
                 hit = (k + 1) * WINDOW
                 break
         taken.append(hit)

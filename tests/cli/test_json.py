@@ -1,4 +1,4 @@
-"""JSON of every command beside docs/json.md, which the fixture ``run`` compares with all of it."""
+"""JSON of every command beside ``docs/formats.md``, with which ``run`` compares all of it."""
 
 import json
 import math

@@ -19,7 +19,7 @@ from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.metrics.intervals import Estimate
-from calibrant.show.workflows import methods_table
+from calibrant.show.workflows import _methods_table
 from calibrant.workflows.choice import MethodChoice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
@@ -522,7 +522,7 @@ def test_printed_table(both):
     assert lines[-1] == found.advice()
     assert max(map(len, lines[1:4])) <= 80
     ece = found["x"].evaluation["ece"]  # type: ignore[index]
-    cells = dict(zip(methods_table(found).headings, methods_table(found).rows[0], strict=True))
+    cells = dict(zip(_methods_table(found).headings, _methods_table(found).rows[0], strict=True))
     assert cells["ECE %"] == f"*{100 * ece.value:.2f}"  # of one method it is the best
     assert cells["90 % interval"] == f"[{100 * ece.low:.2f}, {100 * ece.high:.2f}]"
     assert cells["changed"] == str(found["x"].argmax_changed)

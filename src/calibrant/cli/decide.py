@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.decide import AppliedRule, FittedRule
@@ -19,54 +19,54 @@ CONDITION = (
 UNSEEN = " The calibrator must not have seen the examples of the fit."
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@option(
+@_option(
     "--max-error",
     **shared.FRACTION,
     help="Find a threshold: at most this share of the accepted answers is wrong.",
 )
-@option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
-@option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
-@option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
-@option(
+@_option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
+@_option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
+@_option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
+@_option(
     "--max-cost",
     type=float,
     metavar="COST",
     help="Largest mean cost of an example, with --cost.",
 )
-@option(
+@_option(
     "--cost",
     metavar="TN,FP,FN,TP",
     callback=lambda _, __, text: _costs(text),
     help="Costs of the four decisions; the cheapest threshold is taken.",
 )
-@option(
+@_option(
     "--positive", metavar="CLASS", help="Class to flag, by name or number.  [default: 1 of two]"
 )
-@option(
+@_option(
     "--certainty", default=0.95, metavar="FRACTION", help="Probability that the limits are kept."
 )
-@option(
+@_option(
     "--coverage",
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
-@option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
-@option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
+@_option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
+@_option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
-@option(
+@_option(
     "--fit-split",
     metavar="NAME",
     help="Split to fit the rule on.  [default: val; with --calibrator half of test]",
 )
-@option("--split", metavar="NAME", help="Split to check it on.  [default: test, or what is left]")
-@option("--save", "target", type=FILE, metavar="DIR", help="Folder to save the rule in.")
-@option(
+@_option("--split", metavar="NAME", help="Split to check it on.  [default: test, or what is left]")
+@_option("--save", "target", type=FILE, metavar="DIR", help="Folder to save the rule in.")
+@_option(
     "-o", "--out", type=FILE, metavar="FILE", help="Write decisions; the suffix chooses the format."
 )
 @shared.AS_JSON
-@engine.reads_predictions(engine=False, skip_bad=False)
+@engine._reads_predictions(engine=False, skip_bad=False)
 def decide(
     pred: str,
     coverage: float | None,
@@ -118,7 +118,7 @@ def decide(
     options |= {"coverage": coverage, "test_split": split}
     if (positive := options["positive"]) is not None and positive.isdecimal():
         options["positive"] = int(positive)
-    written = [shared.how_written(name) for name in (target, out) if name]
+    written = [shared._how_written(name) for name in (target, out) if name]
     with source.working():
         data = source.open(pred)
         result: AppliedRule | FittedRule
@@ -138,7 +138,7 @@ def decide(
     if target:
         save(result.rule, target)
     about: dict[str, Any] = {"saved": target or saved, "decisions": out}
-    shared.show_result(form, result, show=lambda: _print_result(result, pred), **about)
+    shared._show_result(form, result, show=lambda: _print_result(result, pred), **about)
     for line in written:
         shared.say(line)
     return 2 if decides_nothing else 0
@@ -156,7 +156,7 @@ def _costs(text: str | None) -> list[list[float]] | None:
 
 
 def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
-    console, rule = shared.new_console(), result.rule
+    console, rule = shared._new_console(), result.rule
     shared.write(console, title, "bold")
     colour = shared.COLOURS["bad" if rule.decides_nothing else "good"]
     shared.write(console, rule.instruction(), colour)
@@ -166,5 +166,5 @@ def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
     shared.write(console, rule.describe(), "dim")
     console.print()
     rows = [(name or "unnamed split", *rule.cells(t)) for name, t in result.tallies.items()]
-    console.print(shared.text_table(("", *rule.headings), rows))
+    console.print(shared._text_table(("", *rule.headings), rows))
     shared.write(console, result.verdict())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import AS_JSON, LEVEL, Commands, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, LEVEL, Commands, _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.judges.judged import Scale
@@ -104,12 +104,12 @@ def estimate(
     report = judge_report(
         read_judged(answers, scale=scale), cut=cut, level=level, position=position
     )
-    with until_closed():
+    with _until_closed():
         if form == "json":
-            shared.write_json(report.to_dict(width))
+            shared._write_json(report.to_dict(width))
             return
         _print_table(file, report.table(), level)
-        console = new_console()
+        console = _new_console()
         for line in report.remarks(width):
             console.print(line, soft_wrap=True)
 
@@ -118,16 +118,16 @@ def _print_pairs(file: str, answers: AnswerRows, level: float, form: str | None)
     from calibrant.llm.answers.judges.report import figures_of, pairs_of, position_rows
 
     position = pairs_of(answers, level)
-    with until_closed():
+    with _until_closed():
         if form == "json" and position is not None:
-            shared.write_json({"level": level, "position_bias": figures_of(position)})
+            shared._write_json({"level": level, "position_bias": figures_of(position)})
         else:
             _print_table(file, position_rows(position), level)
 
 
 def _print_table(file: str, rows: list[tuple[str, str, str]], level: float) -> None:
     headings = [file, "value", f"{100 * level:g} % interval"]
-    new_console().print(shared.text_table(headings, rows))
+    _new_console().print(shared._text_table(headings, rows))
 
 
 @judge.command("fit")
@@ -151,9 +151,9 @@ def fit_map(file: str, scale: Scale | None, out: str, stage: Any, form: str | No
     judged = read_judged(file, scale=scale)
     fitted = fit_judge(judged, stage=stage)
     evaluations = cross_validated_judge(judged, stage=stage)
-    written = shared.how_written(out, "saved in")
+    written = shared._how_written(out, "saved in")
     save(fitted, out)
-    shared.show_evaluations(form, file, evaluations)
+    shared._show_evaluations(form, file, evaluations)
     say(f"{written}; to use it: calibrant llm judge apply {out} FILE -o OUT")
 
 
@@ -179,6 +179,6 @@ def apply_map(mapped: str, file: str, scale: Scale | None, out: str) -> None:
 
     check_suffix(out)
     rows = apply_judge(load(mapped, AnswerCalibrator), read_answers(file), scale)
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from calibrant.cli import llm_fields, llm_logs, llm_signals, shared
-from calibrant.cli.shared import AS_JSON, Commands, Verb, option, say
+from calibrant.cli.shared import AS_JSON, Commands, Verb, _option, say
 
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
@@ -21,19 +21,19 @@ def answers() -> None:
 
 @answers.command("fit", **VERB)
 @click.argument("file")
-@option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
-@option(
+@_option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
+@_option(
     "--confidence",
     type=click.Choice(CONFIDENCES[:-1]),
     help="Compute confidences from the token probabilities.  [default: those of FILE, else "
     "geometric]",
 )
-@option(
+@_option(
     "--signals",
     metavar="NAMES",
     help="Combine signals in place of the confidence: 'all', or names with commas.",
 )
-@option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
+@_option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
 @AS_JSON
 def fit_map(
     file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
@@ -72,9 +72,9 @@ def fit_map(
     warn_of_few(len(graded.rows), "answers")
     fitted = fit_answers(graded, **options)
     evaluations = cross_validated_answers(graded, **options)
-    written = shared.how_written(out, "saved in")
+    written = shared._how_written(out, "saved in")
     save(fitted, out)
-    shared.show_evaluations(form, file, evaluations)
+    shared._show_evaluations(form, file, evaluations)
     usage = f"calibrant llm answers apply {out} FILE -o OUT"
     source = fitted.source_
     asked = source.confidence in CONFIDENCES and source.prompt in ("chat", "plain")
@@ -86,7 +86,7 @@ def fit_map(
 @answers.command("apply", **VERB)
 @click.argument("mapped", metavar="MAP")
 @click.argument("file")
-@option("-o", "--out", required=True, metavar="FILE", help="File to write.")
+@_option("-o", "--out", required=True, metavar="FILE", help="File to write.")
 def apply_map(mapped: str, file: str, out: str) -> None:
     """Write answers with the chance that each is right, as 'calibrated'.
 
@@ -104,7 +104,7 @@ def apply_map(mapped: str, file: str, out: str) -> None:
 
     check_suffix(out)
     rows = load(mapped, AnswerMap).apply(read_answers(file))
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")
 

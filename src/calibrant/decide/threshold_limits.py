@@ -50,7 +50,7 @@ _EXAMPLES = {
 }
 
 
-class Limits(Data, total=False):
+class _Limits(Data, total=False):
     """What a threshold is to keep, and the examples."""
 
     max_error: float | None
@@ -62,14 +62,14 @@ class Limits(Data, total=False):
     cost: ArrayLike | None
 
 
-@keywords(Limits)
+@keywords(_Limits)
 def threshold(
     logits: Input = None,
     labels: Input = None,
     *,
     positive: int | None = None,
     certainty: float = 0.95,
-    **options: Unpack[Limits],
+    **options: Unpack[_Limits],
 ) -> Threshold:
     r"""Threshold of a probability that keeps limits with a guaranteed certainty.
 
@@ -236,7 +236,7 @@ def _checked_wishes(
             raise TypeError("max_cost= needs the costs of decisions: pass cost= with 2 x 2 of them")
         costs = None
     else:
-        costs = np.asarray(options["cost"], np.float64)
+        costs = as_float64(options["cost"])
         wanted = "cost must be [[true negative, false positive], [false negative, true positive]]"
         if costs.shape != (2, 2) or not np.isfinite(costs).all():
             raise ValueError(f"{wanted}, got {options['cost']!r:.100}")

@@ -23,7 +23,7 @@ from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
-from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
+from calibrant.deploy.attach import CalibratedModel, Layer, _fitted_calibrator
 
 SUFFIXES = (".onnx", ".pt2")
 """Suffixes of the files that :func:`export` writes."""
@@ -136,9 +136,9 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
             "without the model, or write a .pt2 file"
         )
     program = graph.program()
-    with graph.explained("torch.onnx"), quiet():
+    with graph.explained("torch.onnx"), _quiet():
         converted = torch.onnx.export(
-            precise(program),
+            _precise(program),
             dynamo=True,
             verbose=False,
             opset_version=opset,
@@ -147,7 +147,7 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
             dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
         )
     assert converted is not None
-    converted.model.metadata_props.update(metadata(graph.calibrator))
+    converted.model.metadata_props.update(_metadata(graph.calibrator))
     converted.save(file, external_data=False)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
@@ -160,12 +160,12 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
 
 def _write_program(graph: _Graph, file: Path) -> _Run:
     """Write a program of ``torch.export``, and return the function that runs it."""
-    extra = {"calibrant.json": json.dumps(metadata(graph.calibrator))}
+    extra = {"calibrant.json": json.dumps(_metadata(graph.calibrator))}
     written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
-    with quiet():
+    with _quiet():
         torch.export.save(graph.program(), written, extra_files=extra)
     file.write_bytes(written.getbuffer())
-    with file.open("rb") as read, quiet():
+    with file.open("rb") as read, _quiet():
         again = torch.export.load(read).module()
 
     def run(inputs: tuple[Tensor, ...]) -> Tensor:
@@ -200,7 +200,7 @@ class _Graph(nn.Module):
             raise ValueError("model and example belong together: pass both or neither")
         self.by_name, self.varying = isinstance(example, Mapping), 2 if tokens else 1
         self.probabilities = probabilities
-        calibrator = fitted_calibrator(calibrator)
+        calibrator = _fitted_calibrator(calibrator)
         inner: Calibrator | CalibratedModel = calibrator
         if model is None:
             shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)
@@ -265,7 +265,7 @@ class _Graph(nn.Module):
             )
         args, named = self.arguments(self.inputs.values())
         shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
-        with self.explained("torch.export"), quiet(), torch.no_grad():
+        with self.explained("torch.export"), _quiet(), torch.no_grad():
             return torch.export.export(self, args, named, dynamic_shapes=shapes, strict=False)
 
     @contextmanager
@@ -300,7 +300,7 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
     return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
 
 
-def metadata(calibrator: Calibrator) -> dict[str, str]:
+def _metadata(calibrator: Calibrator) -> dict[str, str]:
     """Return method, classes and version, to be stored in the file."""
     from calibrant import __version__
 
@@ -318,7 +318,7 @@ def metadata(calibrator: Calibrator) -> dict[str, str]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence warnings and log messages of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -487,7 +487,7 @@ _PRECISE: dict[Any, Callable[..., Tensor]] = {
 """Replacements of operators."""
 
 
-def precise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _precise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return the program with the replacements of operators."""
     graphs = [part.graph for part in program.graph_module.modules() if hasattr(part, "graph")]
     names = {_operator(node.target) for graph in graphs for node in graph.nodes}

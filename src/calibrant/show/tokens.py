@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-from calibrant.show.html import Html, asset, rendered
+from calibrant.show.html import Html, _asset, _rendered
 from calibrant.show.tables import Table
 
 STRONGEST = 55
@@ -36,8 +36,8 @@ def shaded_tokens(tokens: Sequence[str], probs: Sequence[float]) -> Html:
     '<span class="cal-t" style="--c:5%" title="90.0 %">Lima</span></div>'
     """
     shown = [(text.split("\n"), _shade(float(p))) for text, p in zip(tokens, probs, strict=True)]
-    style = Html("".join(asset("tokens.css").splitlines()))
-    return rendered("tokens.html", tokens=shown, style=style)
+    style = Html("".join(_asset("tokens.css").splitlines()))
+    return _rendered("tokens.html", tokens=shown, style=style)
 
 
 def _shade(prob: float) -> dict[str, object]:
@@ -52,7 +52,7 @@ def token_scale(unit: str = "token") -> Html:
     """Return the key of the shades; ``unit`` is what has a probability."""
     steps = (1.0, 0.75, 0.5, 0.25, 0.0)
     swatches = shaded_tokens([f" {100 * step:.0f} % " for step in steps], steps)
-    return rendered("token_scale.html", swatches=swatches, unit=unit)
+    return _rendered("token_scale.html", swatches=swatches, unit=unit)
 
 
 def token_table(tokens: Sequence[str], probs: Sequence[float], unit: str = "token") -> Html:
@@ -60,4 +60,4 @@ def token_table(tokens: Sequence[str], probs: Sequence[float], unit: str = "toke
     pairs = islice(zip(tokens, probs, strict=True), LISTED)
     rows = [(repr(text)[1:-1], "-" if math.isnan(p) else f"{100 * p:.1f} %") for text, p in pairs]
     left = len(tokens) - len(rows)
-    return rendered("token_table.html", table=Table((unit, "probability"), rows), left=left)
+    return _rendered("token_table.html", table=Table((unit, "probability"), rows), left=left)

@@ -85,7 +85,7 @@ class Outcomes(NamedTuple):
         )
 
 
-class EncodedExamples(NamedTuple):
+class _EncodedExamples(NamedTuple):
     """Labelled examples of a chunk."""
 
     outcomes: Outcomes
@@ -183,7 +183,7 @@ class Reading:
         """Return the columns of the labelled rows by name, before they are encoded."""
         values = {name: chunk.columns[key][kept] for name, key in self.metadata.items()}
         if self.centres is not None:
-            values[CLUSTER] = nearest(chunk.columns["features"][kept], self.centres)
+            values[CLUSTER] = _nearest(chunk.columns["features"][kept], self.centres)
         return {**values, **self._predictions(probs)} if self.predictions else values
 
     def _predictions(self, probs: FloatArray) -> dict[str, Array]:
@@ -200,11 +200,11 @@ class Reading:
             SECOND: names[others.argmax(1)],
         }
 
-    def encoded(self, chunk: Chunk) -> EncodedExamples:
+    def encoded(self, chunk: Chunk) -> _EncodedExamples:
         """Return the labelled examples of a chunk, with the codes of their columns."""
         outcomes, probs, kept = self.labelled(chunk)
         codes = encode(self.columns, self.values(chunk, probs, kept), len(probs))
-        return EncodedExamples(outcomes, codes, kept)
+        return _EncodedExamples(outcomes, codes, kept)
 
 
 def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows: int) -> IntArray:
@@ -213,7 +213,7 @@ def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows:
     return np.stack(codes, 1) if codes else np.zeros((rows, 0), np.int64)
 
 
-def nearest(features: Array, centres: FloatArray) -> IntArray:
+def _nearest(features: Array, centres: FloatArray) -> IntArray:
     """Return the number of the nearest centre of each row of features ``(n, width)``."""
     rows = np.asarray(features, np.float64).reshape(len(features), -1)
     distances = (centres**2).sum(1) - 2 * rows @ centres.T
@@ -230,7 +230,7 @@ class SampledExamples(NamedTuple):
     row: IntArray  # their numbers in the split
 
 
-def draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
+def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
@@ -274,7 +274,7 @@ def _joined_samples(parts: Sequence[SampledExamples]) -> SampledExamples:
     )
 
 
-def with_columns(
+def _with_columns(
     reading: Reading, sample: SampledExamples, min_size: int, bins: int, most: int
 ) -> tuple[Reading, list[str]]:
     """Learn the codes of the columns; return also the names of those that form no subgroups."""
@@ -295,7 +295,7 @@ def with_columns(
     return replace(reading, columns=columns), left_out
 
 
-def cluster_centres(features: FloatArray, seed: int) -> FloatArray:
+def _cluster_centres(features: FloatArray, seed: int) -> FloatArray:
     """Return the centres of clusters of features ``(n, width)``, by k-means."""
     from scipy.cluster.vq import kmeans2
 

@@ -89,7 +89,7 @@ class Off(NamedTuple):
     largest: float
 
 
-def count_off(estimand: str, gaps: FloatArray) -> list[Off]:
+def _count_off(estimand: str, gaps: FloatArray) -> list[Off]:
     """Return the groups that are off in each direction; ``gaps`` are values, low and high ends."""
     value, low, high = gaps
     sets = [value[low > 0], value[high < 0]]
@@ -100,12 +100,12 @@ def count_off(estimand: str, gaps: FloatArray) -> list[Off]:
     ]
 
 
-def off_alike(off: Off, groups: str, probability: str) -> str:
+def _off_alike(off: Off, groups: str, probability: str) -> str:
     """Return in words that groups are off in the direction in which the whole model is.
 
-    >>> off_alike(Off("top_label", 9, 7, 0.14, 0.19), "groups", "")
+    >>> _off_alike(Off("top_label", 9, 7, 0.14, 0.19), "groups", "")
     '7 of 9 groups are over-confident by 14.0 to 19.0 points, as the model is as a whole'
-    >>> off_alike(Off("binary", 3, 3, -0.01, -0.02), "groups", "P(y = 1)")
+    >>> _off_alike(Off("binary", 3, 3, -0.01, -0.02), "groups", "P(y = 1)")
     'P(y = 1) is too low by 1.0 to 2.0 points in all 3 groups, as it is over all examples'
     """
     which = (
@@ -205,7 +205,7 @@ class Slices:
         """Return how all examples are off, and how many subgroups are in the same direction."""
         for off in self.off:
             if off.estimand == one.estimand and off.smallest * one.gap.value > 0:
-                return f"{off_alike(off, 'subgroups', self.probability)}."
+                return f"{_off_alike(off, 'subgroups', self.probability)}."
         return f"The model as a whole {one.finding()}."
 
     def remarks(self) -> list[str]:

@@ -31,16 +31,16 @@ from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import calibrated_sums, method_in_use
 from calibrant.workflows.fit import (
-    fit_table,
-    fit_whole,
-    fit_without,
-    fits_from_table,
-    looked_at,
-    row_folds,
+    _fit_table,
+    _fit_whole,
+    _fit_without,
+    _fits_from_table,
+    _looked_at,
+    _row_folds,
 )
 from calibrant.workflows.gain import LossReduction, paired_losses
 from calibrant.workflows.inputs import input_names
-from calibrant.workflows.large import halves, in_memory, is_many
+from calibrant.workflows.large import _halves, _in_memory, _is_many
 
 FOR_SEVERAL_CLASSES = (
     *("none", "ts", "ets", "vector", "sms", "pts", "smart"),
@@ -133,13 +133,13 @@ def compare(
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
         splits = (splits[0].floored(), splits[1])
-        if is_many(splits[0]):
+        if _is_many(splits[0]):
             inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
-            splits = (in_memory(splits[0], seed, inputs), splits[1])
+            splits = (_in_memory(splits[0], seed, inputs), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
-        some, arrays = looked_at(splits[0], *calibrators.values())
+        some, arrays = _looked_at(splits[0], *calibrators.values())
         if mistake := watching.mistake_of(some):
             warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
@@ -181,16 +181,16 @@ def compared_splits(
     names = _described(one), _described(other)
     if one.name != other.name:
         return (one, other), names, None
-    if is_many(one):
-        return *fit_and_test(dataset, fit_split, test_split, seed), None
+    if _is_many(one):
+        return *_fit_and_test(dataset, fit_split, test_split, seed), None
     units = one.rows if one.groups is None else len(np.unique(one.groups))
     folds = max(2, min(FOLDS_OF_MANY if one.rows > MANY_FOR_FOLDS else FOLDS, units))
-    fold = row_folds(one, folds, seed)
+    fold = _row_folds(one, folds, seed)
     how = f"the same, each by a fit on the other folds; {folds} folds, seed {seed}"
     return (one, one.with_column("fold", fold)), (names[0], how), fold
 
 
-def fit_and_test(
+def _fit_and_test(
     dataset: Dataset,
     fit_split: str | None,
     test_split: str | None,
@@ -206,9 +206,9 @@ def fit_and_test(
     if one.name != other.name:
         return (one, other), (_described(one), _described(other))
     names = f"a random half of the {_described(one)}, seed {seed}", "the other half"
-    if is_many(one) and dataset.groups is None:
-        return halves(one, seed), names  # so many that every class has its share
-    halved = row_folds(one, 2, seed, stratified=stratified)
+    if _is_many(one) and dataset.groups is None:
+        return _halves(one, seed), names  # so many that every class has its share
+    halved = _row_folds(one, 2, seed, stratified=stratified)
     fold = spread(halved, one.labels.shape, "fold")
     half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
     return (one.with_column("labels", half), one.with_column("labels", rest)), names
@@ -303,7 +303,7 @@ class _Bench:
 
         Return the number of examples to measure on, and of classes.
         """
-        from_table = [fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
+        from_table = [_fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
         if any(from_table):
             start = time.perf_counter()
             self.records = records_of(self.fit_on)
@@ -326,7 +326,7 @@ class _Bench:
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""
-        from_table = fits_from_table(calibrator, self.fit_on)
+        from_table = _fits_from_table(calibrator, self.fit_on)
         evaluation, changed, error = None, None, None
         folds = 0 if self.fold is None else int(self.fold.max()) + 1
         by_fold = [copy.deepcopy(calibrator) for _ in range(folds)]
@@ -337,9 +337,9 @@ class _Bench:
                 try:
                     with limited(self.time_limit):
                         if from_table and self.records is not None:
-                            fit_table(calibrator, self.fit_on, self.records)
+                            _fit_table(calibrator, self.fit_on, self.records)
                         else:
-                            fit_whole(calibrator, self.fit_on)
+                            _fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
                 with warnings.catch_warnings(), watching.told():
@@ -348,7 +348,7 @@ class _Bench:
                         assert self.fold is not None
                         records = self.records if from_table else None
                         with limited(self.time_limit):
-                            fit_without(one, self.fit_on, self.fold, i, records)
+                            _fit_without(one, self.fit_on, self.fold, i, records)
                 calibrators = by_fold or [calibrator]
                 sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
                 evaluation, changed = sums.after.compute(), sums.changed
@@ -368,7 +368,7 @@ class _Bench:
 
         None where it changes nothing, or of so many examples that hardly any gain is noise.
         """
-        if row is None or row.calibrator is None or is_many(self.measure_on):
+        if row is None or row.calibrator is None or _is_many(self.measure_on):
             return None
         if isinstance(method_in_use(row.calibrator), Identity):
             return None

@@ -37,14 +37,14 @@ from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.workflows.apply import (
+    _check_target,
+    _part_of,
+    _scored_splits,
+    _write_splits,
     check_fits,
-    check_target,
     empty_array,
-    part_of,
-    scored_splits,
-    write_splits,
 )
-from calibrant.workflows.compare import fit_and_test
+from calibrant.workflows.compare import _fit_and_test
 from calibrant.workflows.inputs import input_names, whole_inputs
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def decide(
         dataset = dataset.in_order(calibrator.class_names_)
     if calibrator is not None and fit_split is None and dataset.find("test") is not None:
         fit_split = test_split = test_split or "test"
-    splits, names = fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
+    splits, names = _fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
     if calibrator is not None:
         for split in splits:
             check_fits(calibrator, split)
@@ -295,17 +295,17 @@ def apply_rule(
     """
     dataset = as_dataset(data)
     ordered = dataset.in_order(rule.class_names)
-    splits = scored_splits(ordered)
+    splits = _scored_splits(ordered)
     for split in splits:
         _check_split(rule, split)
         split.warn_if_probs()
     tallies: dict[str, Tally] = {}
     if out is None:
         for split in splits:
-            with part_of(splits, split):
+            with _part_of(splits, split):
                 tallies[split.name] = _walk(rule, split)
         return AppliedRule(rule, tallies)
-    check_target(dataset, Path(out))
+    _check_target(dataset, Path(out))
     if Path(out).suffix == TEXT:
         with (
             replacing(Path(out)) as temporary,
@@ -314,7 +314,7 @@ def apply_rule(
             further = dict.fromkeys(name for split in splits for name in split.further)
             lines = _CsvLines(rule, file, list(further))
             for split in splits:
-                with part_of(splits, split):
+                with _part_of(splits, split):
                     tallies[split.name] = _walk(rule, split, lines.of(split), further=split.further)
         return AppliedRule(rule, tallies)
 
@@ -326,7 +326,7 @@ def apply_rule(
         return columns.arrays
 
     left_out = ["features", *([] if Path(out).suffix == ".npz" else [CLASS_NAMES])]
-    write_splits(dataset, scored_splits(dataset), Path(out), make, left_out=left_out)
+    _write_splits(dataset, _scored_splits(dataset), Path(out), make, left_out=left_out)
     return AppliedRule(rule, tallies)
 
 

@@ -57,7 +57,7 @@ def asked(rng, monkeypatch):
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
     monkeypatch.setattr(grading, "Auto", light)
-    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
 
 
@@ -111,7 +111,7 @@ def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch)
 def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
-    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: few)
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: few)
     assert list(evaluations((model, tokenizer), labels[:99])) == ["before"]
 
 

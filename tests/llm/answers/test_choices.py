@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from calibrant.llm.answers.choices import (
+    _choice_logits,
+    _choice_tokens,
+    _p_true,
     _spellings,
     ask_choices,
     ask_texts_each,
     ask_true,
-    choice_logits,
     choice_logits_from_likelihoods,
     choice_logits_from_top,
-    choice_tokens,
-    p_true,
 )
-from calibrant.llm.answers.questions import Question, choice_prompt, short_prompt
+from calibrant.llm.answers.questions import Question, _choice_prompt, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import (
@@ -44,16 +44,16 @@ class Words:
 
 
 def test_tokens_of_choices():
-    assert choice_tokens(Words()) == [1, 2, 3, 4]
-    assert choice_tokens(Words(), ("A", "B"), prefix="") == [5, 6]
+    assert _choice_tokens(Words()) == [1, 2, 3, 4]
+    assert _choice_tokens(Words(), ("A", "B"), prefix="") == [5, 6]
     with pytest.raises(ValueError, match="with the prefix ' ' choice 'Lima' is 2 tokens"):
-        choice_tokens(Words(), ("A", "Lima"), prefix=" ")
+        _choice_tokens(Words(), ("A", "Lima"), prefix=" ")
     with pytest.raises(ValueError, match=r"prefix ' ' choice 'Lima' .*prefix '' choice 'Lima' is"):
-        choice_tokens(Words(), ("A", "Lima"))
+        _choice_tokens(Words(), ("A", "Lima"))
     with pytest.raises(ValueError, match="no token of its own for 'x', 'y'"):
-        choice_tokens(Words(), ("x", "y"))
+        _choice_tokens(Words(), ("x", "y"))
     with pytest.raises(ValueError, match="no token of its own"):
-        choice_tokens(Words(), ("?", "A"), prefix="")
+        _choice_tokens(Words(), ("?", "A"), prefix="")
 
 
 def sentencepiece(*, doubled):
@@ -75,25 +75,25 @@ def sentencepiece(*, doubled):
 
 def test_letters_of_a_tokenizer_that_adds_spaces():
     llama = sentencepiece(doubled=True)
-    assert choice_tokens(llama) == choice_tokens(llama, prefix="") == [6, 7, 8, 9]
+    assert _choice_tokens(llama) == _choice_tokens(llama, prefix="") == [6, 7, 8, 9]
     # what follows a prompt is the same token
     assert llama.encode("D: A", add_special_tokens=False)[-1] == 6
     with pytest.raises(ValueError, match=r"with the prefix ' ' choice 'A' is 2 tokens"):
-        choice_tokens(llama, prefix=" ")
+        _choice_tokens(llama, prefix=" ")
     with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
-        choice_tokens(llama, ("AB", "C"))
+        _choice_tokens(llama, ("AB", "C"))
 
 
 def test_letters_with_and_without_a_space():
     plain = sentencepiece(doubled=False)
-    assert choice_tokens(plain) == choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
-    assert choice_tokens(plain, prefix="") == [2, 3, 4, 5]
+    assert _choice_tokens(plain) == _choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
+    assert _choice_tokens(plain, prefix="") == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_choices_are_a_softmax_over_their_tokens(kind, rng):
     logits = 3 * rng.normal(size=(6, 20))
-    found = choice_logits(kind(logits), [7, 3, 11])
+    found = _choice_logits(kind(logits), [7, 3, 11])
     for row, got in zip(logits, found, strict=True):
         total = sum(math.exp(row[t]) for t in (7, 3, 11))
         np.testing.assert_allclose(np.exp(got), [math.exp(row[t]) / total for t in (7, 3, 11)])
@@ -125,23 +125,23 @@ def test_choices_of_a_service_are_renormalised():
 def test_p_true_is_a_share_of_two_sets(kind, rng):
     logits = 3 * rng.normal(size=(5, 12))
     yes, no = np.exp(logits[:, [1, 4]]).sum(1), np.exp(logits[:, [2, 3, 9]]).sum(1)
-    np.testing.assert_allclose(p_true(kind(logits), [1, 4], [2, 3, 9]), yes / (yes + no))
+    np.testing.assert_allclose(_p_true(kind(logits), [1, 4], [2, 3, 9]), yes / (yes + no))
 
 
 def test_bad_choices_are_refused():
     logits = np.zeros((2, 5))
     with pytest.raises(ValueError, match="this model's tokenizer"):
-        choice_logits(logits, [1, 5])
+        _choice_logits(logits, [1, 5])
     with pytest.raises(ValueError, match="two choices or more"):
-        choice_logits(logits, [1])
+        _choice_logits(logits, [1])
     with pytest.raises(ValueError, match="masked"):
-        choice_logits(np.full((1, 3), -np.inf), [0, 1])
+        _choice_logits(np.full((1, 3), -np.inf), [0, 1])
     with pytest.raises(ValueError, match="this model's tokenizer"):
-        p_true(logits, [1], [-1])
+        _p_true(logits, [1], [-1])
     with pytest.raises(ValueError, match="share none"):
-        p_true(logits, [1, 2], [2])
+        _p_true(logits, [1, 2], [2])
     with pytest.raises(ValueError, match="share none"):
-        p_true(logits, [1], np.zeros(0, dtype=int))  # type: ignore[arg-type]
+        _p_true(logits, [1], np.zeros(0, dtype=int))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most 0"):
         choice_logits_from_likelihoods([[1.0, -2.0]])
     with pytest.raises(ValueError, match="two choices or more"):
@@ -167,7 +167,7 @@ def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
     assert labels.tolist() == [1, 0, 3]
     letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
     for question, row in zip(QUESTIONS, found, strict=True):
-        prompt = choice_prompt(question, shots)
+        prompt = _choice_prompt(question, shots)
         with torch.no_grad():
             logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
         wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)

@@ -10,11 +10,11 @@ from calibrant.llm.answers.collecting import (
     STATE,
     Asked,
     RequestPlan,
+    _p_true_of,
+    _without_statement,
     collect_answers,
     cost_of,
-    p_true_of,
     read_asked,
-    without_statement,
 )
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, ServiceError, service_for
@@ -253,13 +253,13 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     ],
 )
 def test_the_last_line_states_the_confidence(said, answer, stated):
-    assert without_statement({"answer": said}) == {"answer": answer, "stated": stated}
+    assert _without_statement({"answer": said}) == {"answer": answer, "stated": stated}
 
 
 def test_tokens_of_the_statement_leave_with_it():
     tokens = ["Li", "ma", "\n", "Conf", "idence: 9%"]
     reply = {"answer": "".join(tokens), "tokens": tokens, "token_probs": [0.1, 0.2, 0.3, 0.4, 0.5]}
-    row = without_statement(reply)
+    row = _without_statement(reply)
     assert row["tokens"] == ["Li", "ma"]
     assert row["token_probs"] == [0.1, 0.2]
 
@@ -269,7 +269,7 @@ def test_tokens_of_the_statement_leave_with_it():
     [({"True": -1.0, "False": -1.0}, 0.5), ({" false": 0.0}, 0.0), ({"Yes": -0.1}, None)],
 )
 def test_p_true_sums_spellings(shown, chance):
-    assert p_true_of(shown) == chance
+    assert _p_true_of(shown) == chance
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_p_true_sums_spellings(shown, chance):
 )
 def test_a_word_below_the_top_tokens_may_be_as_likely_as_the_least_of_them(shown, chance):
     logprobs = {token: math.log(one) for token, one in shown.items()}
-    assert p_true_of(logprobs) == pytest.approx(chance)
+    assert _p_true_of(logprobs) == pytest.approx(chance)
 
 
 def test_options_and_chats_change_the_key_and_grades_do_not():

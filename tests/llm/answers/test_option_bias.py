@@ -5,13 +5,13 @@ import pytest
 from scipy.special import log_softmax
 from scipy.stats import chi2
 
-from calibrant.llm.answers.choices import ask_choices, ask_permuted_each
+from calibrant.llm.answers.choices import _ask_permuted_each, ask_choices
 from calibrant.llm.answers.grading import QuestionSet, grade_questions
 from calibrant.llm.answers.option_bias import (
     PermutedChoices,
+    _option_orders,
+    _reordered,
     option_bias,
-    option_orders,
-    reordered,
 )
 from calibrant.llm.answers.questions import Question
 
@@ -29,7 +29,7 @@ def shown(options, preference, orders):
 @pytest.mark.parametrize("permutations", ["cyclic", "all"])
 def test_averages_over_orders_have_no_preference(rng, permutations):
     options = rng.normal(size=(50, 4))
-    orders = option_orders(permutations, 4)
+    orders = _option_orders(permutations, 4)
     assert len({*orders}) == len(orders) == {"cyclic": 4, "all": 24}[permutations]
     logits = shown(options, [3.0, 0.0, -1.0, 0.5], orders)
     found = PermutedChoices(logits, rng.integers(4, size=50), orders).averaged()
@@ -38,12 +38,12 @@ def test_averages_over_orders_have_no_preference(rng, permutations):
 
 
 def test_right_letters_follow_the_orders(rng):
-    labels, orders = np.array([2, 0]), option_orders("cyclic", 3)
+    labels, orders = np.array([2, 0]), _option_orders("cyclic", 3)
     bias = PermutedChoices(np.zeros((2, 3, 3)), labels, orders).bias()
     np.testing.assert_allclose(bias.right, 1 / 3)
     asked = Question("?", ("c",), ("a", "b", "c"), 2)
-    assert [reordered(asked, order).answer for order in orders] == [2, 1, 0]
-    assert reordered(asked, orders[1]).choices == ("b", "c", "a")
+    assert [_reordered(asked, order).answer for order in orders] == [2, 1, 0]
+    assert _reordered(asked, orders[1]).choices == ("b", "c", "a")
 
 
 def stuart_maxwell(chosen, right, letters):
@@ -71,7 +71,7 @@ def test_the_test_is_that_of_stuart_and_maxwell(rng):
 
 def test_orders_of_a_question_count_together():
     """A model without a preference is suspected in one of twenty cases, not more."""
-    orders, rejected = option_orders("cyclic", 4), 0
+    orders, rejected = _option_orders("cyclic", 4), 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
         logits = shown(3 * rng.normal(size=(60, 4)), 0.0, orders)
@@ -89,7 +89,7 @@ def test_forms_of_the_result(rng):
     with pytest.raises(ValueError, match="logits must be"):
         option_bias(np.zeros((3, 2)), np.zeros(2, int))
     with pytest.raises(ValueError, match="permutations must be"):
-        option_orders("some", 4)  # type: ignore[arg-type]
+        _option_orders("some", 4)  # type: ignore[arg-type]
 
 
 def test_a_model_is_asked_in_every_order(model, tokenizer):
@@ -109,7 +109,7 @@ def test_graded_answers_have_both_forms_and_their_preference(model, tokenizer):
     asked = QuestionSet(QUESTIONS, [], "letters")
     found = grade_questions(model, tokenizer, asked, permutations="all")
     assert [*found] == ["before", "permuted"]
-    permuted = ask_permuted_each(model, tokenizer, QUESTIONS, {"": None}, permutations="all")[""]
+    permuted = _ask_permuted_each(model, tokenizer, QUESTIONS, {"": None}, permutations="all")[""]
     claimed = {name: each.answers.confidences()[0] for name, each in found.items()}
     np.testing.assert_allclose(claimed["permuted"], np.exp(permuted.averaged().max(-1)))
     plain = grade_questions(model, tokenizer, asked)["before"]

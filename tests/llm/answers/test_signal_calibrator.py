@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
 from calibrant.llm.answers.rows import Source
-from calibrant.llm.answers.signal_calibrator import Regression, folds
+from calibrant.llm.answers.signal_calibrator import Regression, _folds
 
 N = 900
 
@@ -82,7 +82,7 @@ def test_shares_of_nothing_and_all_do_not_outweigh_the_others():
 
 def test_groups_stay_in_one_fold():
     groups = np.arange(60) // 3
-    for train, test in folds(groups):
+    for train, test in _folds(groups):
         assert len(train) + len(test) == 60
         assert not {*groups[train]} & {*groups[test]}
 

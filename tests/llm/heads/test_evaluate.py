@@ -13,9 +13,9 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant.llm.heads import evaluate as module
-from calibrant.llm.heads.evaluate import evaluate_table, evaluate_tokens, paired_gain
+from calibrant.llm.heads.evaluate import _paired_gain, evaluate_table, evaluate_tokens
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.fitted import FittedHead, make_head, token_predictions
+from calibrant.llm.heads.fitted import FittedHead, _make_head, token_predictions
 from calibrant.metrics.ranking import auroc_with_error
 from tests.support.language_models import simulated_table
 
@@ -218,14 +218,14 @@ def test_paired_gain_against_the_bootstrap():
     before = rng.normal(size=len(documents)) + shared + 0.3
     after = rng.normal(size=len(documents))
     weight = rng.uniform(0.5, 2, len(documents))
-    gain = paired_gain(before, after, documents, weight)
+    gain = _paired_gain(before, after, documents, weight)
     assert gain.mean == pytest.approx(np.average(before - after, weights=weight))
     total = np.bincount(documents, weight * (before - after))
     mass = np.bincount(documents, weight)
     drawn = rng.integers(0, 200, (2000, 200))
     means = total[drawn].sum(1) / mass[drawn].sum(1)
     assert gain.error == pytest.approx(means.std(), rel=0.1)
-    assert paired_gain(before[:1], after[:1], documents[:1], weight[:1]).error == math.inf
+    assert _paired_gain(before[:1], after[:1], documents[:1], weight[:1]).error == math.inf
 
 
 def test_paired_gain_of_unequal_documents():
@@ -234,7 +234,7 @@ def test_paired_gain_of_unequal_documents():
     documents = np.repeat(np.arange(6), lengths)
     change = rng.normal(size=6)[documents] + rng.normal(size=lengths.sum())
     weight = rng.uniform(0.5, 2, lengths.sum())
-    gain = paired_gain(change, np.zeros_like(change), documents, weight)
+    gain = _paired_gain(change, np.zeros_like(change), documents, weight)
     without = [
         np.average(change[documents != one], weights=weight[documents != one]) for one in range(6)
     ]
@@ -242,7 +242,7 @@ def test_paired_gain_of_unequal_documents():
     assert gain.error == pytest.approx(wanted)
     # one document that holds everything says nothing about others
     weight[documents != 5] = 0
-    assert paired_gain(change, np.zeros_like(change), documents, weight).error == math.inf
+    assert _paired_gain(change, np.zeros_like(change), documents, weight).error == math.inf
 
 
 def test_paired_gain_seldom_finds_what_is_not_there():
@@ -250,7 +250,7 @@ def test_paired_gain_seldom_finds_what_is_not_there():
     found, times = 0, 3000
     for _ in range(times):
         mass = rng.lognormal(3, 2, 20)
-        gain = paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
+        gain = _paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
         found += gain.mean > gain.error
     assert found / times < 0.23  # 0.16 with many documents, 0.165 with 20 of one length
 
@@ -280,6 +280,6 @@ def test_heads_without_a_temperature_to_compare_with():
     single = FittedHead.from_temperature(2.0, table.fingerprint)
     assert list(evaluate_table(table, single, level=None).evaluations) == ["before", "global"]
     assert list(evaluate_table(table, level=None).evaluations) == ["before"]
-    given = FittedHead(make_head("linear", width=16), table.fingerprint, "given")
+    given = FittedHead(_make_head("linear", width=16), table.fingerprint, "given")
     found = evaluate_table(table, given, level=None)
     assert (list(found.evaluations), found.gains) == (["before", "head"], {})

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import calibrant as cal
-from calibrant.llm.heads.fitted import HEADS, FittedHead, TokenPredictions, make_head
+from calibrant.llm.heads.fitted import HEADS, FittedHead, TokenPredictions, _make_head
 from tests.llm.heads.test_modules import inputs_of
 from tests.support.definitions import slow_ece
 from tests.support.language_models import TINY, random_head
@@ -36,7 +36,7 @@ def test_round_trip(tmp_path, kind):
 
 
 def test_an_unfinished_head_is_not_written(tmp_path):
-    head = make_head("linear", width=16)
+    head = _make_head("linear", width=16)
     head.last.bias.data.fill_(math.nan)  # type: ignore[union-attr, operator]
     with pytest.raises(ValueError, match=r"last\.bias holds NaN or infinity"):
         cal.save(FittedHead(head, TINY, "bce"), tmp_path / "head")

@@ -12,7 +12,7 @@ import pytest
 import calibrant as cal
 from calibrant import use
 from calibrant.data import save_predictions
-from calibrant.show.report.verdict import snippets
+from calibrant.show.report.verdict import _snippets
 from tests.show.report.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}
@@ -145,7 +145,7 @@ def test_there_is_no_command_for_arrays(files):
 
 def advised(result, language):
     """The commands, or lines of Python, that a report says to copy."""
-    copied = [each for each in snippets(result.subjects[0]) if each.language == language]
+    copied = [each for each in _snippets(result.subjects[0]) if each.language == language]
     return [line for snippet in copied for line in snippet.code.splitlines()]
 
 
@@ -180,7 +180,7 @@ def test_everything_to_copy_runs(files, run, kind, factor):
     else:
         data = names
     result = cal.report(data, methods=["none", "ts"])
-    said = snippets(result.subjects[0])
+    said = _snippets(result.subjects[0])
     assert any(f"{day} is your file" in each.title for each in said)
     for each in said:
         if each.language == "python":

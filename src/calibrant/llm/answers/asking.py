@@ -15,8 +15,8 @@ from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.heads import generation as generations
-from calibrant.llm.heads.attach import matching_model
-from calibrant.llm.heads.documents import prompt_ids
+from calibrant.llm.heads.attach import _matching_model
+from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -161,7 +161,7 @@ def ask(
     progress : callable, optional
         Called with the prompts done and their number.
     """
-    answers = ask_each(
+    answers = _ask_each(
         model,
         tokenizer,
         prompts,
@@ -175,7 +175,7 @@ def ask(
     return answers[""]
 
 
-def ask_each(
+def _ask_each(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -190,7 +190,7 @@ def ask_each(
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
-    for name, generation, _ in calibrated_generations(
+    for name, generation, _ in _calibrated_generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
         columns = generation.tokens, generation.log_probs, generation.written
@@ -228,7 +228,7 @@ def draw_answers(
     check_whole("samples", samples)
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
     options = {**_SAMPLED, "num_return_sequences": samples}
-    device = huggingface.inputs_device(model)
+    device = huggingface._inputs_device(model)
     drawn: list[list[str]] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -242,7 +242,7 @@ def draw_answers(
     return drawn
 
 
-def calibrated_generations(
+def _calibrated_generations(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -255,18 +255,18 @@ def calibrated_generations(
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
-    inner = huggingface.plain_model(model)
+    inner = huggingface._plain_model(model)
     plain = FittedHead.from_temperature(1.0, fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
-        matching_model(inner, fitted)
-    if huggingface.has_head(inner):
+        _matching_model(inner, fitted)
+    if huggingface._has_head(inner):
         raise ValueError("this model has a head attached already: ask outside of attached")
     done, ends = 0, sorted(limit.ends)
     for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, generations.calibrated_generation(fitted.head, output, mask, ends), first
+            yield name, generations._calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))
@@ -278,7 +278,7 @@ def end_ids(model: Any, tokenizer: Any) -> set[int]:
     Besides those of the generation config these are all special ones: from some files, such as
     ``.gguf``, the config of a chat model lacks the token that ends a turn.
     """
-    return set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
+    return set(tokenizer.all_special_ids) | huggingface._end_tokens(model)
 
 
 def _outputs(
@@ -293,8 +293,8 @@ def _outputs(
     from transformers import StoppingCriteriaList
 
     check_whole("batch", batch)
-    ids = checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
-    device = huggingface.inputs_device(model)
+    ids = _checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
+    device = huggingface._inputs_device(model)
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
     ends = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad}
@@ -327,7 +327,7 @@ def _breaks(text: str) -> bool:
     return "\n" in text.lstrip()
 
 
-def checked_prompts(
+def _checked_prompts(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int
 ) -> list[list[int]]:
     """Return the token ids of the prompts; raise if any of them is too long for the model."""
@@ -340,8 +340,8 @@ def checked_prompts(
             raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
         if not prompt:
             raise ValueError(f"prompt {number} is empty")
-    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    positions = huggingface.positions_of(model)
+    ids = [_prompt_ids(tokenizer, prompt) for prompt in prompts]
+    positions = huggingface._positions_of(model)
     for number, row in enumerate(ids if positions else ()):
         if len(row) + max_new_tokens > (positions or 0):
             raise ValueError(

@@ -14,10 +14,10 @@ from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signal_calibrator import (
     FOLDS,
     SignalCalibrator,
-    enough_for_folds,
-    folds,
-    signal_calibrator,
-    with_signals,
+    _enough_for_folds,
+    _folds,
+    _signal_calibrator,
+    _with_signals,
 )
 from calibrant.llm.answers.signals import signal_values
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
@@ -69,7 +69,7 @@ def cross_validated(
         return evaluations
     after = np.empty_like(confidence)
     with silenced():  # the fit to all answers repeats what is worth saying
-        for train, test in folds(groups):
+        for train, test in _folds(groups):
             fitted = AnswerCalibrator.of_confidences(
                 confidence[train], correct[train], source, stage
             )
@@ -117,21 +117,21 @@ def fit_signals(
     answers, and refuses others. Answers to one question, such as the fields of one document, stay
     in one fold, and the intervals are those of independent questions.
     """
-    answers = with_signals(answers)
+    answers = _with_signals(answers)
     values, right, groups = signal_values(answers, names), answers.grades(), answers.groups
-    fitted = signal_calibrator(answers, names, stage=stage)
+    fitted = _signal_calibrator(answers, names, stage=stage)
     known = {name: ~np.isnan(column) for name, column in values.items()}
     raw = {
         name: evaluate_answers(values[name][has], right[has], groups=groups[has], level=level)
         for name, has in known.items()
         if has.any()
     }
-    if not enough_for_folds(right, groups):
+    if not _enough_for_folds(right, groups):
         return SignalFit(fitted, {}, raw)
 
     def held_out(chosen: Mapping[str, FloatArray]) -> ConfidenceEvaluation:
         chances = np.empty(len(right))
-        for train, test in folds(groups):
+        for train, test in _folds(groups):
             one = SignalCalibrator(stage=stage)
             some = {name: column[train] for name, column in chosen.items()}
             one.fit(some, right[train], groups=groups[train])

@@ -119,7 +119,7 @@ class AnswerMap(WithOptions):
         answers must not be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers)
-        outcome = outcomes(correct, len(confidence))
+        outcome = _outcomes(correct, len(confidence))
         self.threshold_ = threshold(
             confidence=confidence, outcome=outcome, max_error=max_error, certainty=certainty
         )
@@ -229,9 +229,9 @@ class AnswerCalibrator(AnswerMap):
             )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
-            limits = halfway(_confidences(answers))
+            limits = _halfway(_confidences(answers))
         odds = self._odds(answers, limits)
-        _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
+        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = _fit_stage(self.stage, odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         self.source_ = origin
@@ -311,16 +311,16 @@ class AnswerCalibrator(AnswerMap):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
+        _check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
         made, learned = cls(state["how"], stage=state["stage"]), state["learned"]
         # by the learned values of each kind of map, or their number
         sizes = {"sigmoid": {"line": 2}, "beta": {"line": 3}}.get(made.stage)
         if sizes is None:
             sizes = dict.fromkeys(("odds", "prob"), max(1, np.size(learned["odds"])))
-        check_state(learned, tuple(sizes), cls)
-        made.learned_ = {name: finite_numbers(learned[name], n, name) for name, n in sizes.items()}
+        _check_state(learned, tuple(sizes), cls)
+        made.learned_ = {name: _finite_numbers(learned[name], n, name) for name, n in sizes.items()}
         if state["limits"] is not None:
-            low, high = finite_numbers(state["limits"], 2, "limits").tolist()
+            low, high = _finite_numbers(state["limits"], 2, "limits").tolist()
             if not 0 < low < high < 1:
                 raise ValueError(f"limits must rise between 0 and 1, got {low:g} and {high:g}")
             made.limits_ = low, high
@@ -344,7 +344,7 @@ class AnswerCalibrator(AnswerMap):
     def _odds(self, answers: Answers | Values, limits: tuple[float, float] | None) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
-            logs = confidences.log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
+            logs = confidences._log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
             return confidences.log_odds(logs)
         confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
@@ -382,7 +382,7 @@ def _confidences(answers: Answers | Values) -> FloatArray:
     return confidence
 
 
-def outcomes(correct: Values, answers: int) -> FloatArray:
+def _outcomes(correct: Values, answers: int) -> FloatArray:
     """Return whether each answer is right, as 0 and 1, or raise."""
     outcome = as_float64(correct)
     if outcome.shape != (answers,):
@@ -395,20 +395,20 @@ def outcomes(correct: Values, answers: int) -> FloatArray:
     return outcome
 
 
-def halfway(confidence: FloatArray) -> tuple[float, float]:
+def _halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
     between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
 
 
-def check_state(state: Any, keys: Sequence[str], kind: type) -> None:
+def _check_state(state: Any, keys: Sequence[str], kind: type) -> None:
     """Raise unless a state that was saved has the values of its kind of object."""
     if not isinstance(state, Mapping) or {*state} != {*keys}:
         raise ValueError(f"a saved {kind.__name__} has {sorted(keys)}, got {state!r:.200}")
 
 
-def finite_numbers(values: Any, size: int, name: str) -> FloatArray:
+def _finite_numbers(values: Any, size: int, name: str) -> FloatArray:
     """Return the numbers of a saved list of a length, or raise."""
     numbers = as_float64(values)
     if numbers.shape != (size,) or not np.isfinite(numbers).all():

@@ -27,17 +27,17 @@ from calibrant._core.checks import (
 )
 from calibrant._core.engines import Progress
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.asking import LengthLimit, calibrated_generations, end_ids
+from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, end_ids
 from calibrant.llm.answers.option_bias import (
     Permutations,
     PermutedChoices,
-    option_orders,
-    reordered,
+    _option_orders,
+    _reordered,
 )
-from calibrant.llm.answers.questions import LETTERS, Question, choice_prompt, short_prompt
-from calibrant.llm.answers.topk import TopLogprobs, by_token, shown_tokens
+from calibrant.llm.answers.questions import LETTERS, Question, _choice_prompt, short_prompt
+from calibrant.llm.answers.topk import TopLogprobs, _by_token, _shown_tokens
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.documents import Encoded, encode_documents
+from calibrant.llm.heads.documents import Encoded, _encode_documents
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 
@@ -63,7 +63,7 @@ def ask_choices(
     shots : sequence of Question
         Solved examples; those with the subject of a question precede it, or all if none has it.
     prefix : str, optional
-        As for ``calibrant.llm.answers.choices.choice_tokens``.
+        As for ``calibrant.llm.answers.choices._choice_tokens``.
     permutations : {"cyclic", "all"}, optional
         Ask each question with its options in several orders, and average their log-probabilities:
         a preference for some letters cancels. It takes as many times longer.
@@ -72,15 +72,15 @@ def ask_choices(
     """
     options: Any = {"shots": shots, "prefix": prefix, "batch": batch, "progress": progress}
     if permutations is not None:
-        asked = ask_permuted_each(
+        asked = _ask_permuted_each(
             model, tokenizer, questions, {"": fitted}, permutations=permutations, **options
         )[""]
         return asked.averaged(), asked.labels
-    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
+    logits, labels = _ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
     return logits[""], labels
 
 
-def ask_permuted_each(
+def _ask_permuted_each(
     model: nn.Module,
     tokenizer: Any,
     questions: Sequence[Question],
@@ -93,9 +93,9 @@ def ask_permuted_each(
 
     ``options`` are those of :func:`ask_choices`. The solved examples keep their orders.
     """
-    orders = option_orders(permutations, _common_choices(questions))
-    asked = [reordered(question, order) for question in questions for order in orders]
-    logits, _ = ask_choices_each(model, tokenizer, asked, heads, **options)
+    orders = _option_orders(permutations, _common_choices(questions))
+    asked = [_reordered(question, order) for question in questions for order in orders]
+    logits, _ = _ask_choices_each(model, tokenizer, asked, heads, **options)
     labels = np.array([question.answer for question in questions])
     shape = len(questions), len(orders), -1
     return {
@@ -104,7 +104,7 @@ def ask_permuted_each(
     }
 
 
-def ask_choices_each(
+def _ask_choices_each(
     model: nn.Module,
     tokenizer: Any,
     questions: Sequence[Question],
@@ -116,13 +116,13 @@ def ask_choices_each(
     progress: Progress | None = None,
 ) -> tuple[dict[str, FloatArray], IntArray]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
-    letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
-    prompts = choice_prompts(questions, shots)
+    letters = _choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
+    prompts = _choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
     first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = calibrated_generations(model, tokenizer, prompts, heads, first_token, batch, progress)
+    runs = _calibrated_generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
-        logits[name] += [choice_logits(first * generation.sharpness, letters)]
+        logits[name] += [_choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
 
@@ -137,12 +137,12 @@ def _common_choices(questions: Sequence[Question]) -> int:
     return counts.pop()
 
 
-def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
+def _choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
     """Make the prompts of :func:`ask_choices`."""
     prompts = []
     for question in questions:
         own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(choice_prompt(question, own))
+        prompts.append(_choice_prompt(question, own))
     return prompts
 
 
@@ -162,10 +162,10 @@ def ask_true(
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
     first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = calibrated_generations(
+    runs = _calibrated_generations(
         model, tokenizer, prompts, {"": fitted}, first_token, batch, progress
     )
-    parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
+    parts = [_p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
 
 
@@ -210,7 +210,7 @@ def ask_texts_each(
         As for :func:`~calibrant.llm.ask`.
     """
     check_whole("batch", batch)
-    texts = encoded_choices(model, tokenizer, questions, shots)
+    texts = _encoded_choices(model, tokenizer, questions, shots)
     sizes = np.cumsum([len(question.choices) for question in questions])
     logits, total = {}, len(heads) * len(texts)
     for number, (name, fitted) in enumerate(heads.items()):
@@ -226,7 +226,7 @@ def ask_texts_each(
     return logits
 
 
-def encoded_choices(
+def _encoded_choices(
     model: Any, tokenizer: Any, questions: Sequence[Question], shots: Sequence[Question]
 ) -> list[Encoded]:
     """Return the tokens of each choice after its question; raise if any is too long."""
@@ -236,7 +236,7 @@ def encoded_choices(
         for choice in question.choices
     ]
     whole = 1 << 30  # nothing is cut
-    texts, positions = encode_documents(pairs, tokenizer, whole), huggingface.positions_of(model)
+    texts, positions = _encode_documents(pairs, tokenizer, whole), huggingface._positions_of(model)
     for (prompt, choice), text in zip(pairs, texts, strict=True):
         if positions and len(text.ids) > positions:
             raise ValueError(
@@ -249,7 +249,7 @@ def encoded_choices(
 
 def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[FloatArray]:
     """Yield the total log-probabilities of the tokens that count, for each batch of texts."""
-    device = huggingface.inputs_device(model)
+    device = huggingface._inputs_device(model)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(texts), batch):
             some = texts[start : start + batch]
@@ -270,7 +270,7 @@ def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[F
             yield np.array(totals)
 
 
-def choice_tokens(
+def _choice_tokens(
     tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str | None = None
 ) -> list[int]:
     """Return the token ids by which a model names its choice, all different.
@@ -305,13 +305,13 @@ def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> st
     return ""
 
 
-def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
+def _choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
     """Compute the log-probabilities ``(..., choices)`` of the choices from the logits of a model.
 
     ``logits`` ``(..., vocabulary)`` are those at the position of the choice, ``tokens`` from
-    :func:`choice_tokens`.
+    :func:`_choice_tokens`.
 
-    >>> np.exp(choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
+    >>> np.exp(_choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
     array([[0.5, 0.5]])
     """
     scores = as_scores(logits)
@@ -358,25 +358,25 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    shown = shown_tokens(top)
+    shown = _shown_tokens(top)
     if shown is None:
         raise TypeError(f"top must hold tokens with their log-probabilities, got {top!r:.80}")
     logs = np.full((len(shown), len(choices)), -np.inf)
     for i, position in enumerate(shown):
-        for token, value in by_token(position).items():
+        for token, value in _by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
                 logs[i, at] = np.logaddexp(logs[i, at], value)
         missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
-                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens of "
+                f"choice {missing[0]!r} is not among the {len(_by_token(position))} tokens of "
                 f"question {i}: request more (top_logprobs), or use logit_bias"
             )
     return np.asarray(log_softmax(logs, axis=-1))
 
 
-def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
+def _p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
     r"""P(True): confidence of a model in an answer that it is shown (Kadavath et al. 2022).
 
     A second prompt shows question and answer and asks if it is true. The confidence is the share
@@ -388,7 +388,7 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     ``logits`` ``(..., vocabulary)`` are those at the position of the verdict; the tokens may be
     those of " True", "True" and " Yes", for instance.
 
-    >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
+    >>> _p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
     array([0.42])
     """
     scores = as_scores(logits)

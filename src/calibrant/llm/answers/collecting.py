@@ -19,21 +19,21 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
 from calibrant.llm.answers.logs.completions import (
-    chat_form,
-    completion,
-    question_of,
-    request_source,
+    _chat_form,
+    _completion,
+    _question_of,
+    _request_source,
 )
 from calibrant.llm.answers.questions import (
     Question,
-    contains_reference,
+    _contains_reference,
     exact_match,
     read_questions,
     verdict_prompt,
 )
-from calibrant.llm.answers.rows import CUT_OFF, Row, placed_rows, usable
+from calibrant.llm.answers.rows import CUT_OFF, Row, _placed_rows, usable
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.models.services import Service, ServiceError, without_key
+from calibrant.llm.models.services import Service, ServiceError, _without_key
 
 _MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
@@ -53,7 +53,7 @@ _REFERENCES = ("references", "reference", "answers", "answer")
 
 Grading = Literal["contains", "exact", "none"]
 _GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
-    "contains": contains_reference,
+    "contains": _contains_reference,
     "exact": exact_match,
 }
 """Functions that compare an answer with references."""
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
     @property
     def question(self) -> str:
         """Text of the question."""
-        return question_of(self.messages)
+        return _question_of(self.messages)
 
 
 def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
@@ -102,7 +102,7 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     if path.suffix == ".txt":
         asked = [Asked(_chat(one.text), one.references) for one in read_questions(path)]
     elif path.suffix in (".jsonl", ".csv"):
-        asked = [_asked(row, place) for place, row in usable(placed_rows(path))]
+        asked = [_asked(row, place) for place, row in usable(_placed_rows(path))]
     else:
         raise ValueError(f"{path} must be .jsonl, .csv or .txt, got the suffix {path.suffix!r}")
     if not asked:
@@ -176,7 +176,7 @@ class RequestPlan:
     @property
     def prompt(self) -> str:
         """Form of the prompt, which is part of the source of a confidence."""
-        return chat_form(self.system) + (", stated confidence" if self.stated else "")
+        return _chat_form(self.system) + (", stated confidence" if self.stated else "")
 
     @property
     def requests(self) -> int:
@@ -192,7 +192,7 @@ class RequestPlan:
         first = [{"role": "system", "content": self.system}] if self.system else []
         *before, last = asked.messages
         if self.stated:
-            last = {**last, "content": f"{question_of([last])}\n\n{STATE}"}
+            last = {**last, "content": f"{_question_of([last])}\n\n{STATE}"}
         return [*first, *before, last]
 
     def tokens(self, asked: Asked) -> tuple[int, int]:
@@ -212,11 +212,11 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
     messages, place = plan.messages(asked), f"the response to {asked.question!r:.60}"
     greedy = {"temperature": 0, "max_tokens": plan.max_tokens}
     shown = {"logprobs": True} if plan.logprobs else {}
-    first = completion(service(messages, _fields(plan, {**greedy, **shown})), place)
+    first = _completion(service(messages, _fields(plan, {**greedy, **shown})), place)
     if plan.logprobs and "token_probs" not in first:
         raise BadDocument(place, "has no logprobs: leave --logprobs out, or ask another service")
     if plan.stated:
-        first = without_statement(first)
+        first = _without_statement(first)
     row: Row = {
         "id": asked.id,
         "key": plan.key(asked),
@@ -225,13 +225,13 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
         "prompt": plan.prompt,
         "model": plan.model,
         "head": "none",
-        "sampling": request_source(_fields(plan, greedy))["sampling"],
+        "sampling": _request_source(_fields(plan, greedy))["sampling"],
         "kind": asked.kind,
     }
     if plan.samples:
         drawn = _fields(plan, {**greedy, "temperature": 1})
-        replies = [completion(service(messages, drawn), place) for _ in range(plan.samples)]
-        texts = map(without_statement, replies) if plan.stated else replies
+        replies = [_completion(service(messages, drawn), place) for _ in range(plan.samples)]
+        texts = map(_without_statement, replies) if plan.stated else replies
         row["samples"] = [str(reply["answer"]) for reply in texts]
     if plan.p_true:
         row |= _verdict(plan, asked, row, service, place)
@@ -245,12 +245,12 @@ def _fields(plan: RequestPlan, usual: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in together.items() if value is not None}
 
 
-def without_statement(reply: Row) -> Row:
+def _without_statement(reply: Row) -> Row:
     r"""Move the last line, which states a confidence, from the answer to ``stated``.
 
     Its tokens leave the answer with it. Without such a line ``stated`` is None.
 
-    >>> without_statement({"answer": "Lima\nConfidence: 90%"})
+    >>> _without_statement({"answer": "Lima\nConfidence: 90%"})
     {'answer': 'Lima', 'stated': 'Confidence: 90%'}
     """
     text = reply["answer"]
@@ -271,24 +271,26 @@ def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
     fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
-    reply = completion(service([{"role": "user", "content": prompt}], _fields(plan, fields)), place)
+    reply = _completion(
+        service([{"role": "user", "content": prompt}], _fields(plan, fields)), place
+    )
     shown = reply.get("top_logprobs") or []
     if not shown:
         raise BadDocument(place, "has no top_logprobs, which P(True) needs: leave --p-true out")
-    chance = p_true_of(shown[0])
+    chance = _p_true_of(shown[0])
     signals: Row = {"signals": {"p_true": chance}}
     if "token_probs" in row or chance is None:
         return signals
     return {**signals, "confidence": chance, "source": "p_true"}
 
 
-def p_true_of(shown: Mapping[str, float]) -> float | None:
+def _p_true_of(shown: Mapping[str, float]) -> float | None:
     """Return the share of True against False among the top tokens; None if neither is there.
 
     If one is not there, it counts as the least likely of these tokens, or as the rest if that is
     less.
 
-    >>> round(p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
+    >>> round(_p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
     0.95
     """
     sums, chances = {"true": 0.0, "false": 0.0}, []
@@ -435,7 +437,7 @@ def _collect(
                     stream.flush()
                     in_a_row = 0
                 except (ServiceError, BadDocument) as error:
-                    failures.append(without_key(printable(str(error))))
+                    failures.append(_without_key(printable(str(error))))
                     in_a_row += 1
                     if getattr(error, "is_final", False) or in_a_row == _MAX_FAILURES:
                         raise told("stopped") from None
@@ -451,7 +453,7 @@ def _collect(
 def _left(questions: Sequence[Asked], plan: RequestPlan, target: Path) -> list[Asked]:
     """Return the questions without an answer; raise if the file has those of another plan."""
     finished = set()
-    for place, row in placed_rows(target) if target.exists() else ():
+    for place, row in _placed_rows(target) if target.exists() else ():
         if isinstance(row, BadDocument):
             if row.reason == CUT_OFF:
                 continue

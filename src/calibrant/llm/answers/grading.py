@@ -28,7 +28,7 @@ from calibrant.llm.answers.confidence import (
 from calibrant.llm.answers.option_bias import OptionBias, Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
-from calibrant.llm.heads.evaluate import Evaluations, Gains, gains_over_one_temperature
+from calibrant.llm.heads.evaluate import Evaluations, Gains, _gains_over_one_temperature
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
@@ -85,15 +85,15 @@ def read_question_set(
     if Path(path).is_dir():
         if chat:
             raise ValueError(f"{path} is answered by letters, not as a chat: leave chat out")
-        solved = question_sets.first_of_each(question_sets.read_mmlu(path, "dev"), shots)
+        solved = question_sets._first_of_each(question_sets.read_mmlu(path, "dev"), shots)
         whole = question_sets.read_mmlu(path, "test")
-        drawn = question_sets.subset(whole, limit or len(whole), seed=seed)
+        drawn = question_sets._subset(whole, limit or len(whole), seed=seed)
         return QuestionSet(drawn, solved, "letters")
     is_csv, shots = str(path).endswith(".csv"), 0 if chat else shots
     whole = (question_sets.read_truthfulqa if is_csv else question_sets.read_questions)(path)
     if len(whole) <= shots:
         raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
-    drawn = question_sets.subset(whole, (limit or len(whole)) + shots, seed=seed)
+    drawn = question_sets._subset(whole, (limit or len(whole)) + shots, seed=seed)
     form: Form = "texts" if is_csv and not chat else "written"
     return QuestionSet(drawn[shots:], drawn[:shots], form)
 
@@ -161,7 +161,7 @@ draw_answers`, from the model without a head.
         rule, limit = confidence or "geometric", max_new_tokens or (SENTENCES if chat else ONE_LINE)
         return _written(network, asked, heads, rule, chat, grade, samples, limit, progress)
     shots = f"{len(asked.shots)} shots"
-    sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
+    sources = {name: _source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "letters":
         return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
     texts = choices.ask_texts_each(
@@ -183,9 +183,9 @@ def _written(
 ) -> dict[str, Graded]:
     model, tokenizer = network
     prompts, form, prompt = _prompts(tokenizer, asked, chat)
-    match = question_sets.contains_reference if chat else question_sets.exact_match
+    match = question_sets._contains_reference if chat else question_sets.exact_match
     limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not chat, "progress": progress}
-    answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+    answers = asking._ask_each(model, tokenizer, prompts, heads, **limits)
     drawn: list[list[str]] = []
     if samples is not None:
         batch = max(1, _DRAWN_TOGETHER // samples)
@@ -194,7 +194,7 @@ def _written(
     graded = {}
     for name, head in heads.items():
         values = _confidences(network, asked.questions, answers[name], head, rule, form)
-        source, rows = source_of(model, head, rule, prompt).row(), []
+        source, rows = _source_of(model, head, rule, prompt).row(), []
         pairs = zip(asked.questions, answers[name], strict=True)
         for i, (question, answer) in enumerate(pairs):
             row: Row = {"question": question.text, "answer": answer.text}
@@ -230,17 +230,17 @@ def check_lengths(
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
     if asked.form == "texts":
-        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
+        choices._encoded_choices(model, tokenizer, asked.questions, asked.shots)
     elif asked.form == "letters":
-        prompts = choices.choice_prompts(asked.questions, asked.shots)
-        asking.checked_prompts(model, tokenizer, prompts, 1)
+        prompts = choices._choice_prompts(asked.questions, asked.shots)
+        asking._checked_prompts(model, tokenizer, prompts, 1)
     else:
         longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
         prompts, form, _ = _prompts(tokenizer, asked, chat)
-        asking.checked_prompts(model, tokenizer, prompts, longest)
+        asking._checked_prompts(model, tokenizer, prompts, longest)
         if confidence == "p_true":
             second = [form(question_sets.verdict_prompt(one, "")) for one in asked.questions]
-            asking.checked_prompts(model, tokenizer, second, longest + 1)
+            asking._checked_prompts(model, tokenizer, second, longest + 1)
 
 
 def _lettered(
@@ -255,9 +255,9 @@ def _lettered(
     options: Any = {"shots": asked.shots, "progress": progress}
     permuted: dict[str, PermutedChoices] = {}
     if permutations is None:
-        logits, labels = choices.ask_choices_each(*network, asked.questions, heads, **options)
+        logits, labels = choices._ask_choices_each(*network, asked.questions, heads, **options)
     else:
-        permuted = choices.ask_permuted_each(
+        permuted = choices._ask_permuted_each(
             *network, asked.questions, heads, permutations=permutations, **options
         )
         logits = {name: each.logits[:, 0] for name, each in permuted.items()}
@@ -321,7 +321,7 @@ def gains_of_graded(graded: Mapping[str, Graded]) -> Gains:
         own = np.where(answers.grades(), confidence, 1 - confidence)
         scores[name] = {"nll": -np.log(np.maximum(own, SMALLEST)), "brier": (1 - own) ** 2}
     count = len(graded["before"].answers.rows)
-    return gains_over_one_temperature(scores, np.arange(count), np.ones(count))
+    return _gains_over_one_temperature(scores, np.arange(count), np.ones(count))
 
 
 def answer_question(
@@ -345,7 +345,7 @@ def answer_question(
     rule = confidence_of(calibrator, confidence)
     form, prompt = _chat_form(tokenizer) if chat else (str, "plain")
     if calibrator is not None:
-        calibrator.source_.check(source_of(model, fitted, rule, prompt), _REMEDY)
+        calibrator.source_.check(_source_of(model, fitted, rule, prompt), _REMEDY)
     (answer,) = asking.ask(
         model, tokenizer, [form(question)], fitted=fitted, max_new_tokens=max_new_tokens
     )
@@ -399,14 +399,14 @@ def _chat_form(tokenizer: Any) -> tuple[Callable[[str], str], str]:
     return lambda text: asking.chat_prompt(tokenizer, text), name
 
 
-def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
+def _source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
     """Return the source of confidences of a model."""
-    digest = fingerprint_of(huggingface.plain_model(model)).digest
-    head = "none" if fitted is None else head_digest(fitted)
+    digest = fingerprint_of(huggingface._plain_model(model)).digest
+    head = "none" if fitted is None else _head_digest(fitted)
     return Source(confidence, prompt, digest, head, "greedy")
 
 
-def head_digest(fitted: FittedHead) -> str:
+def _head_digest(fitted: FittedHead) -> str:
     """Return a hash of the kind and the learned values of a head."""
     total = hashlib.sha256(fitted.head.kind.encode())
     for name, value in sorted(fitted.state_dict().items()):

@@ -30,10 +30,10 @@ Order: TypeAlias = tuple[int, ...]
 """Numbers of the options in the order in which they are shown."""
 
 
-def option_orders(permutations: Permutations, choices: int) -> list[Order]:
+def _option_orders(permutations: Permutations, choices: int) -> list[Order]:
     """Return the orders in which a question with so many options is asked, its own first.
 
-    >>> option_orders("cyclic", 3)
+    >>> _option_orders("cyclic", 3)
     [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
     """
     check_choice("permutations", permutations, ("cyclic", "all"))
@@ -43,10 +43,10 @@ def option_orders(permutations: Permutations, choices: int) -> list[Order]:
     return [numbers[i:] + numbers[:i] for i in numbers]
 
 
-def reordered(question: Question, order: Order) -> Question:
+def _reordered(question: Question, order: Order) -> Question:
     """Return a question with its options in another order.
 
-    >>> reordered(Question("2 + 2?", ("4",), ("3", "4"), 1), (1, 0))
+    >>> _reordered(Question("2 + 2?", ("4",), ("3", "4"), 1), (1, 0))
     Question(text='2 + 2?', references=('4',), choices=('4', '3'), answer=0, subject='')
     """
     choices = tuple(question.choices[i] for i in order)

@@ -28,10 +28,10 @@ from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,
     Map,
-    check_state,
-    finite_numbers,
-    halfway,
-    outcomes,
+    _check_state,
+    _finite_numbers,
+    _halfway,
+    _outcomes,
 )
 from calibrant.llm.answers.confidence import SUREST
 from calibrant.llm.answers.rows import AnswerRows, Source
@@ -80,7 +80,7 @@ class Regression(NamedTuple):
     def fit(cls, values: FloatArray, right: BoolArray) -> Regression:
         """Fit to the signals ``(n, k)`` of graded answers, NaN where an answer lacks one."""
         missing = np.isnan(values)
-        ends = [halfway(column[~gap]) for column, gap in zip(values.T, missing.T, strict=True)]
+        ends = [_halfway(column[~gap]) for column, gap in zip(values.T, missing.T, strict=True)]
         low, high = np.clip(np.transpose(ends), SUREST, 1 - SUREST)
         odds = logit(np.clip(values, low, high))
         count = np.maximum((~missing).sum(0), 1)
@@ -103,9 +103,9 @@ class Regression(NamedTuple):
     @classmethod
     def from_state(cls, state: Any, signals: int) -> Regression:
         """Make the regression of so many signals from its saved numbers."""
-        check_state(state, cls._fields, cls)
+        _check_state(state, cls._fields, cls)
         sizes = {name: signals for name in cls._fields} | {"offset": 1}
-        made = cls(**{name: finite_numbers(state[name], n, name) for name, n in sizes.items()})
+        made = cls(**{name: _finite_numbers(state[name], n, name) for name, n in sizes.items()})
         if not ((made.scale > 0) & (made.low > 0) & (made.low < made.high) & (made.high < 1)).all():
             raise ValueError("scale must be above 0, and low and high rise between 0 and 1")
         return made
@@ -204,7 +204,7 @@ class SignalCalibrator(AnswerMap):
         later.
         """
         values = _as_table(signals)
-        right = outcomes(correct, len(values)) == 1
+        right = _outcomes(correct, len(values)) == 1
         member = np.arange(len(values)) if groups is None else checks.as_labels(groups, "groups")
         if member.shape != (len(values),):
             raise ValueError(
@@ -215,14 +215,14 @@ class SignalCalibrator(AnswerMap):
         self.coverage_ = dict(zip(self.names_, (~np.isnan(values)).mean(0).tolist(), strict=True))
         self.source_, self.threshold_ = (source or Source())._replace(confidence=""), None
         self.regression_, self.map_ = Regression.fit(values, right), None
-        if not enough_for_folds(right, member):
+        if not _enough_for_folds(right, member):
             checks.warn(
                 f"{len(right):,} answers, {int(right.sum()):,} of them right, are too few to "
                 "calibrate the combined signals on held-out ones: grade more answers"
             )
             return self
         scores = np.empty(len(right))
-        for train, test in folds(member):
+        for train, test in _folds(member):
             scores[test] = Regression.fit(values[train], right[train]).score(values[test])
         with checks.silenced():  # the figures of the fit show signals that tell nothing
             self.map_ = AnswerCalibrator(None, stage=self.stage).fit(scores, right)
@@ -249,7 +249,7 @@ class SignalCalibrator(AnswerMap):
 
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
-        values = signal_values(with_signals(answers), self.names_)
+        values = signal_values(_with_signals(answers), self.names_)
         for name, column in values.items():
             lacking = len(column) >= _ENOUGH_TO_HAVE_A_SIGNAL and np.isnan(column).all()
             if lacking and self.coverage_[name]:
@@ -310,13 +310,13 @@ class SignalCalibrator(AnswerMap):
     def from_state(cls, state: Mapping[str, Any]) -> SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         keys = ("stage", "names", "coverage", "regression", "map", "threshold", "source")
-        check_state(state, keys, cls)
+        _check_state(state, keys, cls)
         made, names = cls(stage=state["stage"]), state["names"]
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not texts or not names or len({*names}) != len(names):
             raise ValueError(f"names must be different texts, got {names!r:.80}")
         made.names_ = list(names)
-        shares = finite_numbers(state["coverage"], len(names), "coverage").tolist()
+        shares = _finite_numbers(state["coverage"], len(names), "coverage").tolist()
         made.coverage_ = dict(zip(names, shares, strict=True))
         made.regression_ = Regression.from_state(state["regression"], len(names))
         if state["map"] is not None:
@@ -337,7 +337,7 @@ def _box(fitted: SignalCalibrator) -> Box:
     return Box("Signal calibrator", [fitted.describe()], parts=parts)
 
 
-def signal_calibrator(
+def _signal_calibrator(
     answers: AnswerRows, names: Sequence[str] | None = None, *, stage: Map = "beta"
 ) -> SignalCalibrator:
     """Fit a map to the signals that graded answers have, ``names`` of them or all."""
@@ -346,7 +346,7 @@ def signal_calibrator(
     return SignalCalibrator(stage=stage).fit(values, answers.grades(), **about)
 
 
-def with_signals(answers: AnswerRows) -> AnswerRows:
+def _with_signals(answers: AnswerRows) -> AnswerRows:
     """Compute the signals of rows; warn of stated numbers that have another scale."""
     found = signals_of(answers)
     reasons = [row.get(UNREAD, {}).get("stated", "") for row in found.rows]
@@ -360,7 +360,7 @@ def with_signals(answers: AnswerRows) -> AnswerRows:
     return found
 
 
-def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     """Yield the numbers of the answers of all folds but one, and of that one.
 
     Answers with the same number in ``groups`` ``(n,)`` stay together.
@@ -371,7 +371,7 @@ def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
-def enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
+def _enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
     """Return True if every fold can leave right and wrong answers to the others."""
     return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _FEWEST)
 

@@ -22,12 +22,12 @@ from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.rows import (
     AnswerRows,
     Row,
-    numbers,
-    stated_number,
-    token_probs_of,
-    unpacked_cell,
+    _numbers,
+    _stated_number,
+    _token_probs_of,
+    _unpacked_cell,
 )
-from calibrant.llm.answers.samples import Same, agreement, clusters, same_text, semantic_entropy
+from calibrant.llm.answers.samples import Same, _same_text, agreement, clusters, semantic_entropy
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs
 
@@ -119,7 +119,7 @@ def top_token_confidence(
     {'top_probability': 0.861, 'top_margin': 0.796, 'top_entropy': 0.249}
     """
     check_choice("bound", bound, ("low", "middle"))
-    logs = topk.top_logprobs(top)
+    logs = topk._top_logprobs(top)
     shown = np.isfinite(logs)
     if vocabulary < shown.sum(1).max():
         raise ValueError(f"vocabulary is {vocabulary}, but {shown.sum(1).max()} tokens are shown")
@@ -232,14 +232,14 @@ def signals_of(
         return {**dict.fromkeys(stored), **found, **given}, reasons
 
     def of_samples(row: Row) -> Computed:
-        return _of_samples(unpacked_cell(row["samples"]), row.get("answer"), same, meaning)
+        return _of_samples(_unpacked_cell(row["samples"]), row.get("answer"), same, meaning)
 
     def of_statement(row: Row) -> Computed:
         found = stated_confidence(row["stated"], scale=stated_scale)
         return {"stated": found.reason if found.value is None else found.value}
 
     def of_top_tokens(row: Row) -> Computed:
-        top = unpacked_cell(row["top_logprobs"])
+        top = _unpacked_cell(row["top_logprobs"])
         return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
 
     material: dict[str, Callable[[Row, str], Computed]] = {
@@ -248,9 +248,9 @@ def signals_of(
         "stated": lambda row, _: of_statement(row),
         "samples": lambda row, _: of_samples(row),
         "option_logits": _of_options,
-        "judges": lambda row, _: _of_judges(unpacked_cell(row["judges"])),
+        "judges": lambda row, _: _of_judges(_unpacked_cell(row["judges"])),
         "confidence": lambda row, place: {
-            str(row.get("source") or "confidence"): stated_number(row, place)
+            str(row.get("source") or "confidence"): _stated_number(row, place)
         },
     }
     pairs = [computed(row, place) for place, row in zip(*placed, strict=True)]
@@ -287,7 +287,7 @@ def _stored(row: Row, place: str) -> Found:
     """Return the signals that a row has already."""
     values = row.get("signals")
     try:
-        values = {} if values is None else unpacked_cell(values)
+        values = {} if values is None else _unpacked_cell(values)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"signals of {place} are not JSON ({error})") from error
     if not isinstance(values, Mapping):
@@ -303,7 +303,7 @@ def _stored(row: Row, place: str) -> Found:
 
 
 def _of_tokens(row: Row, place: str) -> Computed:
-    probs = [token_probs_of(row, place)]
+    probs = [_token_probs_of(row, place)]
     return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
 
@@ -311,7 +311,7 @@ def _of_samples(texts: Any, answer: Any, same: Same | None, meaning: str) -> Com
     if not isinstance(texts, list) or not isinstance(answer, str):
         raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
     values: Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
-    ways = [("", same_text)] + ([] if same is None else [(f":{meaning}", same)])
+    ways = [("", _same_text)] + ([] if same is None else [(f":{meaning}", same)])
     for ending, alike in ways:
         grouped, few = clusters(texts, alike), "it takes two samples"
         several = len(texts) > 1
@@ -326,7 +326,7 @@ def _of_samples(texts: Any, answer: Any, same: Same | None, meaning: str) -> Com
 
 
 def _of_options(row: Row, place: str) -> Computed:
-    first, margin = option_confidence(numbers(row["option_logits"], "option_logits", place))
+    first, margin = option_confidence(_numbers(row["option_logits"], "option_logits", place))
     return {"option_probability": first, "option_margin": margin}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, checked_prompts, end_ids
+from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, _checked_prompts, end_ids
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
@@ -75,7 +75,7 @@ def stream(
     """
     if options.get("assistant_model") is not None or options.get("prompt_lookup_num_tokens"):
         raise ValueError("tokens of an assistant come several at a time: leave assistants out")
-    (ids,) = checked_prompts(model, tokenizer, [prompt], max_new_tokens)
+    (ids,) = _checked_prompts(model, tokenizer, [prompt], max_new_tokens)
     ends = end_ids(model, tokenizer)
     greedy = {name: value for name, value in GREEDY.items() if name not in _OUTPUTS}
     rules = {} if options.get("do_sample") else greedy
@@ -142,7 +142,7 @@ class _Writer:
     def _generate(self) -> None:
         from transformers import StoppingCriteriaList
 
-        inner, device = huggingface.plain_model(self.model), huggingface.inputs_device(self.model)
+        inner, device = huggingface._plain_model(self.model), huggingface._inputs_device(self.model)
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model))
             stack.enter_context(torch.no_grad())

@@ -41,7 +41,7 @@ from calibrant.llm.answers.calibrating import fit_answers
 from calibrant.llm.answers.calibrator import Map
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
-from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, unscored
+from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _unscored
 
 _MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be guaranteed."""
@@ -49,7 +49,7 @@ _ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
 
 
-class Scored(NamedTuple):
+class _Scored(NamedTuple):
     """Graded answers with calibrated confidences; each ``(answers,)``.
 
     Attributes
@@ -65,9 +65,9 @@ class Scored(NamedTuple):
     unit: IntArray
     kind: NDArray[np.str_]
 
-    def where(self, chosen: BoolArray) -> Scored:
+    def where(self, chosen: BoolArray) -> _Scored:
         """Return the chosen answers."""
-        return Scored._make(values[chosen] for values in self)
+        return _Scored._make(values[chosen] for values in self)
 
     @property
     def units(self) -> int:
@@ -75,7 +75,9 @@ class Scored(NamedTuple):
         return np.unique(self.unit).size
 
 
-def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
+def _find_threshold(
+    answers: _Scored, *, unit: Unit, max_error: float, certainty: float
+) -> Threshold:
     """Return the lowest threshold that keeps its guarantee about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
@@ -199,7 +201,7 @@ def fit_gate(
             graded = answers if rises else answers.where(parts == 0)
             calibrator = fit_answers(graded, aggregate=aggregate, stage=stage)
         chances = calibrator.predict_rows(answers)
-        scored = Scored(chances, answers.grades(), numbers, kinds)
+        scored = _Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:
             sets = _sets_of_kinds(kinds, parts, terms)
@@ -212,7 +214,7 @@ def fit_gate(
 
 def _scored_wholly(answers: AnswerRows) -> AnswerRows:
     """Return the answers that a gate can accept, about which the guarantee is."""
-    whole = np.array([not unscored(row) for row in answers.rows], dtype=bool)
+    whole = np.array([not _unscored(row) for row in answers.rows], dtype=bool)
     if not whole.all():
         warn(
             f"{(~whole).sum():,} of {len(whole):,} graded answers are cut off, empty, or without "
@@ -300,7 +302,7 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
 
 
 def _band(
-    scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
+    scored: _Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
 ) -> Band:
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
     options: Any = {"unit": terms.unit, "certainty": certainty}
@@ -310,7 +312,7 @@ def _band(
             f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
             "grade more of them, or leave them out"
         )
-    accept = find_threshold(chosen, max_error=terms.max_error, **options)
+    accept = _find_threshold(chosen, max_error=terms.max_error, **options)
     if kinds is not None and not accept.coverage:
         warn(f"no answer of kinds {comma_separated(kinds)} is accepted")
     if terms.verifier_misses is None:
@@ -320,7 +322,7 @@ def _band(
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
     limit = terms.max_to_verify
     if limit < 1 and below.units:
-        return Band(accept, find_threshold(below, max_error=limit, **options), kinds)
+        return Band(accept, _find_threshold(below, max_error=limit, **options), kinds)
     lowest, coverage, error = math.inf, 0.0, math.nan
     if below.units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
@@ -329,7 +331,7 @@ def _band(
     return Band(accept, verify, kinds)
 
 
-def _drift(answers: Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:
+def _drift(answers: _Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:
     """Make the reference of one answer of each unit."""
     order = rng.permutation(len(answers.unit))
     one = rng.permutation(order[np.unique(answers.unit[order], return_index=True)[1]])

@@ -35,8 +35,8 @@ from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrator import check_state, finite_numbers
-from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.calibrator import _check_state, _finite_numbers
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, _unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.metrics.reductions import Pairs
@@ -96,8 +96,8 @@ class DriftReference(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> DriftReference:
         """Make the reference of what :meth:`state` returned."""
-        check_state(state, cls._fields, cls)
-        cuts = finite_numbers(state["cuts"], CUTS, "cuts")
+        _check_state(state, cls._fields, cls)
+        cuts = _finite_numbers(state["cuts"], CUTS, "cuts")
         if not ((cuts >= 0) & (cuts <= 1)).all():
             raise ValueError(f"cuts must be in [0, 1], got {state['cuts']!r:.80}")
         grades, confidences = (Monitor.from_state(state[name]) for name in cls._fields[1:])
@@ -231,7 +231,7 @@ class Band(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Band:
         """Make a band of what :meth:`state` returned."""
-        check_state(state, cls._fields, cls)
+        _check_state(state, cls._fields, cls)
         verify, kinds = state["verify"], state["kinds"]
         return cls(
             Threshold.from_state(state["accept"]),
@@ -370,7 +370,7 @@ class Gate:
         known = "" if by_signals else self.source.confidence
         unnamed = f"its confidence has no source, and the gate is for {known}"
         scores: list[float | str] = [
-            unscored(row)
+            _unscored(row)
             or (unnamed if known and "confidence" in row and not row.get("source") else "")
             for row in answers.rows
         ]
@@ -484,7 +484,7 @@ class Gate:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Gate:
         """Make a gate of what :meth:`state` returned."""
-        check_state(state, ("map", "bands", "terms", "drift"), cls)
+        _check_state(state, ("map", "bands", "terms", "drift"), cls)
         calibrator = class_of(state["map"]["kind"]).from_state(state["map"]["state"])
         if not isinstance(getattr(calibrator, "source_", None), Source):
             raise ValueError(f"a gate needs a map of answers, got a {type(calibrator).__name__}")
@@ -498,10 +498,10 @@ _SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
 """Tokens that are not text, such as those that end a turn."""
 
 
-def unscored(row: Row) -> str:
+def _unscored(row: Row) -> str:
     """Return why the confidence of an answer is not that of its whole text; empty if it is.
 
-    >>> unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
+    >>> _unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
     'its tokens make up another text than the answer, so that a part of it was not scored'
     """
     cut = (
@@ -513,10 +513,10 @@ def unscored(row: Row) -> str:
     answer = row.get("answer")
     if isinstance(answer, str) and not answer.strip():
         return "the answer is empty"
-    texts = unpacked_cell(row.get("tokens", row.get("token_texts")))
+    texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
     if "token_probs" not in row or not isinstance(texts, list):
         return ""
-    if len(texts) != len(unpacked_cell(row["token_probs"])):
+    if len(texts) != len(_unpacked_cell(row["token_probs"])):
         return "it has not one probability for each of its tokens"
     if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
         return (

@@ -20,7 +20,7 @@ from calibrant.llm.gate.serving import (
     Call,
     Form,
     Judge,
-    async_chunks_with_verdict,
+    _async_chunks_with_verdict,
 )
 
 _FORMS: dict[str, Form] = {
@@ -95,7 +95,7 @@ class GateCallback(CustomLogger):
             async for chunk in response:
                 yield chunk
             return
-        async for chunk in async_chunks_with_verdict(response, call):
+        async for chunk in _async_chunks_with_verdict(response, call):
             if getattr(chunk, "calibrant", None) is not None and hasattr(chunk, "choices"):
                 # chunks without such fields are written by a shortcut that knows no others
                 chunk.provider_specific_fields = chunk.provider_specific_fields or {}

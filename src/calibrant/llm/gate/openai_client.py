@@ -14,8 +14,8 @@ from calibrant.llm.gate.serving import (
     Call,
     Form,
     Judge,
-    async_chunks_with_verdict,
-    chunks_with_verdict,
+    _async_chunks_with_verdict,
+    _chunks_with_verdict,
 )
 
 Client = TypeVar("Client")
@@ -77,7 +77,7 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
             if not request.get("stream"):
                 return call.finish(result)
             is_async = hasattr(result, "__aiter__")
-            chunks = async_chunks_with_verdict if is_async else chunks_with_verdict
+            chunks = _async_chunks_with_verdict if is_async else _chunks_with_verdict
             return JudgedStream(result, chunks(result, call))
 
         async def awaited(result: Any) -> Any:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.logs.completions import (
-    asked_in,
-    completion,
-    question_of,
-    request_source,
+    _asked_in,
+    _completion,
+    _question_of,
+    _request_source,
 )
 from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
@@ -222,10 +222,10 @@ class Call:
         if problem:
             return Verdict.unknown(problem)
         try:
-            answer = completion(body, "it", number)
-            question = question_of(asked_in(self.request))
+            answer = _completion(body, "it", number)
+            question = _question_of(_asked_in(self.request))
             row: Row = {"question": question, "kind": self.kind, "turn": self._turn()}
-            row |= {**request_source(self.request), **answer}
+            row |= {**_request_source(self.request), **answer}
         except BadDocument as error:
             return Verdict.unknown(str(error))
         except WRONG_FORM as error:
@@ -236,14 +236,14 @@ class Call:
 
     def _turn(self) -> int:
         """Return the number of the answer in its conversation, from 1."""
-        asked = asked_in(self.request)
+        asked = _asked_in(self.request)
         said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
         earlier = bool(self.request.get("previous_response_id") or self.request.get("conversation"))
         answered = [one for one in said if one.get("role") == "assistant"]
         return 1 + int(earlier) + len(answered)
 
 
-def chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
+def _chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
     """Yield the chunks of a stream as they come, one of them with the verdict.
 
     A stream that breaks ends with the verdict "person", before its error.
@@ -259,8 +259,8 @@ def chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
         yield rest
 
 
-async def async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[Any]:
-    """:func:`chunks_with_verdict` of an asynchronous stream."""
+async def _async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[Any]:
+    """:func:`_chunks_with_verdict` of an asynchronous stream."""
     try:
         async for chunk in stream:
             yield call.chunk(chunk)

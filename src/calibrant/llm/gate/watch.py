@@ -14,7 +14,7 @@ import numpy as np
 from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
-from calibrant.llm.answers.calibrator import check_state
+from calibrant.llm.answers.calibrator import _check_state
 from calibrant.llm.answers.rows import AnswerRows, Row
 from calibrant.llm.gate.gate import DriftReference, Gate, above
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
@@ -119,7 +119,7 @@ class GateWatch:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> GateWatch:
         """Make a watch of what :meth:`state` returned."""
-        check_state(state, ("gate", "cuts", "grades", "confidences", "counts", "waiting"), cls)
+        _check_state(state, ("gate", "cuts", "grades", "confidences", "counts", "waiting"), cls)
         made = cls.__new__(cls)
         made.gate = str(state["gate"])
         reference = {name: state[name] for name in DriftReference._fields}

@@ -7,7 +7,7 @@ selective smoothing: likelihood where the model is right, a uniform target where
     fitted = fit_head(table, "ats", alpha=0.5, keep_always=True)  # as in the paper
 
 :func:`~calibrant.llm.fit_head` starts an :class:`ATSHead` at the best temperature for all tokens
-and takes steps of AdamW on :func:`selective`, each on one of :func:`document_batches`: the head
+and takes steps of AdamW on :func:`_selective`, each on one of :func:`_document_batches`: the head
 looks at all earlier tokens, so that whole documents are trained on, prompts included.
 """
 
@@ -177,7 +177,7 @@ def _matrix(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-def selective(
+def _selective(
     records: Records,
     u: LogSharpness,
     *,
@@ -241,7 +241,7 @@ def selective(
     return Measured(float(weight @ (linear + value)), weight * (linear + slope))
 
 
-def document_batches(
+def _document_batches(
     table: TokenTable, rows: IntArray, size: int, rng: np.random.Generator
 ) -> Iterator[IntArray]:
     """Yield the rows of whole documents of similar length, ``size`` tokens with padding each."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from calibrant.llm.heads.ats import ATSHead, Memory
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import Head, bounded, shape_features_of_logits
+from calibrant.llm.heads.modules import Head, _shape_features_of_logits, bounded
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
-from calibrant.llm.models.huggingface import SCALES, output_embeddings
+from calibrant.llm.models.huggingface import SCALES, _output_embeddings
 
 STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""
@@ -60,13 +60,13 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         From :func:`~calibrant.llm.fit_head`, :func:`calibrant.load` or
         ``heads.official.read_official``.
     """
-    inner = matching_model(model, fitted)
-    if huggingface.has_head(inner):
+    inner = _matching_model(model, fitted)
+    if huggingface._has_head(inner):
         raise ValueError(
             "this model has a head attached already: leave that block, do not copy a model in it"
         )
-    layer = output_embeddings(inner)
-    with huggingface.weights_loaded(layer):
+    layer = _output_embeddings(inner)
+    with huggingface._weights_loaded(layer):
         head = on_device(fitted.head, layer.weight.device)
     call = _CallState()
 
@@ -111,7 +111,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         if isinstance(head, ATSHead):
             follower = _TextFollower(head, call)
             stack.callback(follower.detach)
-            backbone = huggingface.backbone_of(inner)
+            backbone = huggingface._backbone_of(inner)
             hooked(backbone.register_forward_pre_hook, follower.before, with_kwargs=True)
             hooked(backbone.register_forward_hook, follower.after, with_kwargs=True)
         elif head.wants == "hidden":
@@ -124,11 +124,11 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         yield model
 
 
-def matching_model(model: Any, fitted: FittedHead) -> Any:
+def _matching_model(model: Any, fitted: FittedHead) -> Any:
     """Return the plain causal language model; raise if the head belongs to another one."""
     if not isinstance(fitted, FittedHead):
         raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load it")
-    inner = huggingface.plain_model(model)
+    inner = huggingface._plain_model(model)
     fingerprint_of(inner).check(fitted.fingerprint, "the head")
     return inner
 
@@ -145,7 +145,7 @@ def log_sharpness_of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -
         assert hidden is not None
         seen = hidden.float()
     else:
-        seen = shape_features_of_logits(logits) if head.wants == "shape" else logits
+        seen = _shape_features_of_logits(logits) if head.wants == "shape" else logits
     return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
 
 

@@ -213,10 +213,10 @@ def evaluate_table(
     }
     scores = {name: p.scores() for name, p in tokens.items()}
     weight = tokens["before"].weight
-    return HeadEvaluation(evaluations, gains_over_one_temperature(scores, table.documents, weight))
+    return HeadEvaluation(evaluations, _gains_over_one_temperature(scores, table.documents, weight))
 
 
-def gains_over_one_temperature(
+def _gains_over_one_temperature(
     scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
 ) -> Gains:
     """Return the gains of all others over ``global`` in each score; empty without ``global``."""
@@ -224,13 +224,13 @@ def gains_over_one_temperature(
     if simple is None:
         return {}
     return {
-        name: {x: paired_gain(simple[x], own[x], documents, weight) for x in own}
+        name: {x: _paired_gain(simple[x], own[x], documents, weight) for x in own}
         for name, own in scores.items()
         if name != "global"
     }
 
 
-def paired_gain(
+def _paired_gain(
     before: FloatArray, after: FloatArray, documents: IntArray, weight: FloatArray
 ) -> Gain:
     """Mean difference of the scores of tokens, with documents as the sampling unit.

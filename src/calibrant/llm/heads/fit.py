@@ -24,20 +24,20 @@ from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.ats import document_batches
-from calibrant.llm.heads.evaluate import Gain, paired_gain
+from calibrant.llm.heads.ats import _document_batches
+from calibrant.llm.heads.evaluate import Gain, _paired_gain
 from calibrant.llm.heads.fitted import (
     HEADS,
     FittedHead,
     TokenPredictions,
-    check_prompts,
-    head_options,
-    log_sharpness,
-    make_head,
-    predict_rows,
+    _check_prompts,
+    _head_options,
+    _log_sharpness,
+    _make_head,
+    _predict_rows,
 )
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, shape_features
-from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss, objective_options
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, _shape_features
+from calibrant.llm.heads.objectives import OBJECTIVES, _brier_correct, _objective_options, loss
 from calibrant.llm.heads.tables import TokenTable
 
 Alpha: TypeAlias = float | Literal["search"]
@@ -138,12 +138,12 @@ def fit_head(
     of_head, objectives = _checked(head, objective, alpha, dict(options or {}))
     check_whole("epochs", epochs)
     check_whole("batch", batch)
-    check_prompts(HEADS[head], table)
+    _check_prompts(HEADS[head], table)
     width = table.fingerprint.hidden_size
     trainer = _Trainer(
         table,
         score="nll" if objective == "nll" else "brier",
-        new_head=partial(make_head, head, width=width, **of_head),
+        new_head=partial(_make_head, head, width=width, **of_head),
         objectives=objectives,
         epochs=epochs,
         batch=batch,
@@ -191,10 +191,10 @@ def fit_head(
 
 def options_for(head: str, objective: str | None = None) -> Options:
     """Return the options of a head and of its objective."""
-    known = head_options(head)
+    known = _head_options(head)
     if head == "global":
         return known
-    return {**known, **objective_options(objective or _default_objective(head))}
+    return {**known, **_objective_options(objective or _default_objective(head))}
 
 
 def _default_objective(head: str) -> str:
@@ -208,7 +208,7 @@ def _checked(
     """Return the options of the head, and the objectives to train with by their alpha."""
     if "alpha" in options:
         raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
-    of_objective, known = objective_options(objective), options_for(head, objective)
+    of_objective, known = _objective_options(objective), options_for(head, objective)
     for name in options.keys() - known.keys():
         raise unknown_option(f"the {head} head", name, known)
     checked = check_options(known, options)
@@ -228,7 +228,7 @@ def _checked(
     return of_head, {each: partial(measure, alpha=each) for each in alphas}
 
 
-def split_documents(
+def _split_documents(
     documents: IntArray, seed: int, fold: int | None
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Split tokens ``(n,)`` by document, into rows for training, for stopping and for testing.
@@ -284,12 +284,12 @@ class _Trainer(NamedTuple):
         It starts at the one temperature with the best score on all documents but the test's;
         without objectives that is the result.
         """
-        train, stop, test = split_documents(self.table.documents, self.seed, fold)
+        train, stop, test = _split_documents(self.table.documents, self.seed, fold)
         records = self.table.records(_enough(np.concatenate([train, stop])))
         if self.score == "nll":
             solution = best_sharpness(records)
         else:
-            solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
+            solution = minimise_scalar(lambda u: _brier_correct(records, u).value, -LIMIT, LIMIT)
         start = float(np.clip(solution.x[0], -LIMIT, LIMIT))
         runs = [
             _Run(test, start, *self._trained(train, stop, start, objective, report), alpha)
@@ -314,7 +314,7 @@ class _Trainer(NamedTuple):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
             head = self.new_head(start=start).to(self.device)
         if isinstance(head, ShapeHead):
-            head.standardise(shape_features(self.table.records(_enough(train))))
+            head.standardise(_shape_features(self.table.records(_enough(train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
         best, best_epoch, state = self._stop_score(head, stop), 0, deepcopy(head.state_dict())
@@ -323,7 +323,7 @@ class _Trainer(NamedTuple):
                 check_time()
                 optimiser.zero_grad()
                 records = self.table.records(rows)
-                u = log_sharpness(head, self.table, rows, records)
+                u = _log_sharpness(head, self.table, rows, records)
                 loss(objective, records, u).backward()
                 optimiser.step()
             report()
@@ -336,14 +336,14 @@ class _Trainer(NamedTuple):
         return head, best_epoch, best
 
     def _stop_score(self, head: Head, stop: IntArray) -> float:
-        predictions = predict_rows(head, self.table, stop)
+        predictions = _predict_rows(head, self.table, stop)
         scores = predictions.scores()[self.score]
         return float(np.average(scores, weights=predictions.weight))
 
     def _batches(self, head: Head, rows: IntArray, rng: np.random.Generator) -> Iterator[IntArray]:
         """Yield the rows of each step of an epoch, in a new order."""
         if head.wants == "sequence":
-            yield from document_batches(self.table, rows, self.batch, rng)
+            yield from _document_batches(self.table, rows, self.batch, rng)
             return
         chunks = np.array_split(rows, -(-len(rows) // CHUNK))
         for chunk in rng.permutation(len(chunks)):
@@ -362,8 +362,8 @@ class _Trainer(NamedTuple):
             for run in runs:
                 simple = GlobalHead(start=run.start if name == "global" else 0.0)
                 own = run.head if name == "head" else simple
-                parts.append(predict_rows(own, self.table, run.test))
+                parts.append(_predict_rows(own, self.table, run.test))
             results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
         before, after = (results[name].scores()[self.score] for name in ("global", "head"))
         documents = self.table.documents[np.concatenate([run.test for run in runs])]
-        return results, paired_gain(before, after, documents, results["head"].weight)
+        return results, _paired_gain(before, after, documents, results["head"].weight)

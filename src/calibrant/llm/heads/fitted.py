@@ -24,8 +24,8 @@ from calibrant.llm.heads.modules import (
     LinearHead,
     MLPHead,
     ShapeHead,
+    _shape_features,
     bounded,
-    shape_features,
 )
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
@@ -48,16 +48,16 @@ HEADS: dict[str, type[Head]] = {
 """Temperature heads by name."""
 
 
-def head_options(kind: str) -> Options:
+def _head_options(kind: str) -> Options:
     """Return the options of a kind of head; its width and start are those of the data."""
     check_choice("head", kind, tuple(HEADS))
     options = options_of(HEADS[kind])
     return {name: options[name] for name in options if name not in ("width", "start")}
 
 
-def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
+def _make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
     """Make a new head for hidden states of a width."""
-    known = head_options(kind)
+    known = _head_options(kind)
     for option in options.keys() - known.keys():
         raise unknown_option(f"the {kind} head", option, known)
     build: Any = HEADS[kind]
@@ -177,7 +177,7 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = make_head(head, **{"width": 1, **options})
+        made = _make_head(head, **{"width": 1, **options})
         if made.config() != options:
             wanted = made.config()
             raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
@@ -249,18 +249,18 @@ def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> To
     """Predict the tokens of a table, with a temperature head of the same model or without."""
     everything = np.arange(len(table))
     if fitted is None:
-        return predict_rows(GlobalHead(), table, everything)
+        return _predict_rows(GlobalHead(), table, everything)
     fitted.fingerprint.check(table.fingerprint, "the table")
-    check_prompts(fitted.head, table)
+    _check_prompts(fitted.head, table)
     if set(table.collections) & set(fitted.settings.get("tables", ())):
         warn(
             "the head was trained on tokens of this table and looks better on them than it is: use "
             "a table of other documents"
         )
-    return predict_rows(fitted.head, table, everything)
+    return _predict_rows(fitted.head, table, everything)
 
 
-def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
+def _check_prompts(head: Head | type[Head], table: TokenTable) -> None:
     """Raise if a head needs the states of prompts and a table has none."""
     if head.wants == "sequence" and not table.whole:
         raise ValueError(
@@ -269,7 +269,7 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
         )
 
 
-def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
+def _predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
     """Predict rows of a table; for an ATS head they must be whole documents."""
     if head.wants == "sequence":
         runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
@@ -279,14 +279,14 @@ def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredicti
     with torch.no_grad():
         for some in runs:
             records = table.records(some)
-            u = log_sharpness(head, table, some, records).cpu().double().numpy()
+            u = _log_sharpness(head, table, some, records).cpu().double().numpy()
             value = records.log_partition(np.exp(u)).value
             nll = np.exp(u) * records.own_gap + value
             chunks.append(TokenPredictions(nll, np.exp(-value), records.correct, records.weight))
     return TokenPredictions(*(np.concatenate(column) for column in zip(*chunks, strict=True)))
 
 
-def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
+def _log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
     """Log-sharpness ``(m,)`` of rows of a table by a head, within the limits.
 
     An ATS head needs all rows of each document, in order.
@@ -298,7 +298,7 @@ def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Record
         case "nothing":
             inputs = torch.empty(len(rows), 0)
         case "shape":
-            inputs = shape_features(records)
+            inputs = _shape_features(records)
         case _:
             inputs = torch.from_numpy(table.hidden(rows))
     return bounded(head(inputs.to(device).float()))

@@ -34,7 +34,7 @@ class CalibratedGeneration(NamedTuple):
 
 
 @torch.no_grad()
-def calibrated_generation(
+def _calibrated_generation(
     head: Head, output: Any, mask: Tensor, ends: Sequence[int]
 ) -> CalibratedGeneration:
     """Calibrate the texts that a model generated greedily; they do not change.

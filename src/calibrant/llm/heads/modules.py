@@ -30,7 +30,7 @@ class Head(WithOptions, nn.Module):
 
     A head ``wants`` ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them
     ``(batch, tokens, width)``, from the first token on; the ``"shape"`` of the logits,
-    :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
+    :func:`_shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
     the shape is used. ``kind`` is its name.
     """
 
@@ -128,7 +128,7 @@ class ShapeHead(Head):
         return cast(Tensor, self.last((features - self.centre) / self.spread))[..., 0]
 
 
-def shape_features(records: Records) -> Tensor:
+def _shape_features(records: Records) -> Tensor:
     """Features ``(n, 12)`` of the shape of the logits, from records.
 
     The log-odds against the top token at seven sharpnesses, the mean gap, and the gaps of the next
@@ -141,7 +141,7 @@ def shape_features(records: Records) -> Tensor:
     )
 
 
-def shape_features_of_logits(logits: Tensor) -> Tensor:
+def _shape_features_of_logits(logits: Tensor) -> Tensor:
     """The same features ``(..., 12)`` from logits ``(..., vocabulary)``."""
     logits = with_masks(logits.float(), mask_gap(logits))  # as the records have them
     best, top = logits.max(-1, keepdim=True)

@@ -19,10 +19,10 @@ from calibrant._core.checks import check_choice
 from calibrant._core.options import Options, options_of
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
-from calibrant.llm.heads.ats import selective
+from calibrant.llm.heads.ats import _selective
 
 
-def bce(records: Records, u: LogSharpness) -> Measured:
+def _bce(records: Records, u: LogSharpness) -> Measured:
     r"""Log-loss of the confidence p that the top token is right.
 
     With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
@@ -33,7 +33,7 @@ def bce(records: Records, u: LogSharpness) -> Measured:
     return Measured(float(value), share * sign * expit(sign * rest) * slope)
 
 
-def brier_correct(records: Records, u: LogSharpness) -> Measured:
+def _brier_correct(records: Records, u: LogSharpness) -> Measured:
     r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
     rest, slope = records.log_rest(np.exp(u))
     confidence, share = expit(-rest), records.share
@@ -43,9 +43,9 @@ def brier_correct(records: Records, u: LogSharpness) -> Measured:
 
 OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "nll": nll,
-    "selective": selective,
-    "bce": bce,
-    "brier": brier_correct,
+    "selective": _selective,
+    "bce": _bce,
+    "brier": _brier_correct,
     "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
 }
 """Objectives by name; the Brier score is that of the confidence."""
@@ -53,7 +53,7 @@ INNER = ("records", "u", "curve", "alpha")
 """Arguments of objectives that are no options; ``alpha`` is one of :func:`fit_head` itself."""
 
 
-def objective_options(name: str) -> Options:
+def _objective_options(name: str) -> Options:
     """Return the options of an objective."""
     check_choice("objective", name, tuple(OBJECTIVES))
     known = options_of(OBJECTIVES[name])

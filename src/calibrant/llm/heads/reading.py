@@ -66,10 +66,10 @@ def read_documents(
     ...     read_documents(file)
     [('2 + 2 =', ' 4')]
     """
-    return convert_documents(path, lambda document, _: document, limit, skip_bad)
+    return _convert_documents(path, lambda document, _: document, limit, skip_bad)
 
 
-def check_document_file(path: str | os.PathLike[str]) -> Path:
+def _check_document_file(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file of documents; raise if it has another suffix or is not there."""
     file = Path(path)
     if file.suffix not in SUFFIXES:
@@ -78,14 +78,14 @@ def check_document_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def convert_documents(
+def _convert_documents(
     path: str | os.PathLike[str],
     function: Callable[[Any, str], T],
     limit: int | None = None,
     skip_bad: bool = False,
 ) -> list[T]:
     """Apply a function to each document of a file and its place there, one after the other."""
-    file = check_document_file(path)
+    file = _check_document_file(path)
     results, bad = [], []
     for place, row in islice(_rows(file), limit):
         try:
@@ -95,9 +95,9 @@ def convert_documents(
     if not results and not bad:
         raise ValueError(f"{file} must hold one document or more, got none")
     if bad and not (skip_bad and results):
-        raise ValueError(refusal(bad, len(results), file))
+        raise ValueError(_refusal(bad, len(results), file))
     if bad:
-        warn(f"left out {counted(bad, len(results), file)}")
+        warn(f"left out {_counted(bad, len(results), file)}")
     return results
 
 
@@ -132,15 +132,15 @@ def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:
         raise ValueError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
+def _refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
     """Return the message of an error about what cannot be used in a file."""
     remedy = "correct it" if len(bad) == 1 else "correct them"
     remedy += " or pass skip_bad" if usable else ""
-    told = str(bad[0]) if len(bad) == 1 else f"cannot use {counted(bad, usable, file, counts)}"
+    told = str(bad[0]) if len(bad) == 1 else f"cannot use {_counted(bad, usable, file, counts)}"
     return f"{told}; {remedy}" if len(bad) == 1 else f"{told}\n{remedy}"
 
 
-def counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
+def _counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
     """Count and list bad documents, those with the same reason together."""
     places: dict[str, list[str]] = {}
     for error in bad:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import check_whole
-from calibrant.llm.models.huggingface import output_embeddings, softcap_of, weights_loaded
+from calibrant.llm.models.huggingface import _output_embeddings, _softcap_of, _weights_loaded
 
 ROWS = 256
 """Rows of the output embedding that are hashed."""
@@ -72,15 +72,15 @@ class ModelFingerprint:
 
 def fingerprint_of(model: nn.Module) -> ModelFingerprint:
     """Compute the fingerprint of a Hugging Face causal language model."""
-    layer = output_embeddings(model)
+    layer = _output_embeddings(model)
     config: Any = getattr(model, "config", None)
-    with weights_loaded(layer):
+    with _weights_loaded(layer):
         return ModelFingerprint(
             name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
             hidden_size=int(layer.weight.shape[1]),
             vocabulary=int(layer.weight.shape[0]),
             digest=_digest(layer.weight),
-            softcap=softcap_of(model),
+            softcap=_softcap_of(model),
             half=_digest(layer.weight, torch.float16),
         )
 

@@ -47,12 +47,12 @@ def load_model(
         Run Python code that comes with the model; if False, a model that needs it is refused.
     """
     device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
-    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
     options: Any = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    return load_weights(path, **options), tokenizer
+    return _load_weights(path, **options), tokenizer
 
 
-def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
+def _load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does."""
     place, options = _place(path)
     from transformers import AutoTokenizer
@@ -66,7 +66,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = Fa
     return tokenizer
 
 
-def load_weights(
+def _load_weights(
     path: str | os.PathLike[str],
     *,
     device: str | None = None,

@@ -140,7 +140,7 @@ def _body(text: str) -> Mapping[str, Any]:
         body = None
     if not isinstance(body, Mapping):
         raise ServiceError(
-            f"the endpoint did not return a JSON object but {without_key(text)!r:.60}: check the "
+            f"the endpoint did not return a JSON object but {_without_key(text)!r:.60}: check the "
             "url, which mostly ends with /v1",
             status=200,
         )
@@ -151,9 +151,9 @@ def _error(error: Exception, connection: Connection) -> ServiceError:
     status = getattr(error, "status_code", None)
     if status is None:
         where = connection.url or "the endpoint"
-        said = without_key(str(error))
+        said = _without_key(str(error))
         return ServiceError(f"{where} did not answer within {connection.timeout:g} s ({said:.100})")
-    said = without_key(printable(str(error)))
+    said = _without_key(printable(str(error)))
     hint = f": set {KEY}" if status == 401 else ""
     return ServiceError(
         f"the endpoint answered with status {status} ({said:.200}){hint}",
@@ -161,7 +161,7 @@ def _error(error: Exception, connection: Connection) -> ServiceError:
     )
 
 
-def without_key(text: str) -> str:
+def _without_key(text: str) -> str:
     """Return a text without the key: some services repeat it in errors."""
     key = os.environ.get(KEY)
     return text.replace(key, "***") if key else text

@@ -22,7 +22,7 @@ from calibrant.calibrators.auto import KeepArgmax
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
 from calibrant.data.opening import Data, as_dataset, is_data
-from calibrant.show.report.measure import find_subgroups, measure, try_methods, usual_methods
+from calibrant.show.report.measure import _find_subgroups, _try_methods, measure, usual_methods
 from calibrant.show.report.model import Subject
 from calibrant.show.report.report import Provenance, Report
 from calibrant.workflows.evaluate import AUTO
@@ -214,7 +214,7 @@ def _subject(
     steps.expect(len(methods))
     with silently():
         subject = measure(chosen, name, **figures)
-        found = find_subgroups(chosen, figures["level"], figures["seed"], searched)
+        found = _find_subgroups(chosen, figures["level"], figures["seed"], searched)
     subject = replace(subject, slices=found)
     steps.step()
     if not methods:
@@ -222,7 +222,7 @@ def _subject(
     named = {key: options[key] for key in ("fit_split", "keep_argmax")}
     try:
         with use(progress=lambda done, _: steps.step(int(done > 0))):  # a step for each method
-            remedy = try_methods(dataset, methods=methods, split=split, **named, **figures)
+            remedy = _try_methods(dataset, methods=methods, split=split, **named, **figures)
     except ValueError as problem:  # a split that is too small to be cut, for instance
         return replace(subject, remedy_error=str(problem))
     return replace(subject, remedy=remedy)

@@ -35,10 +35,10 @@ from calibrant.show.report.model import (
     Remedy,
     SourceFile,
     Subject,
+    _empty_part,
+    _merged_bins,
+    _parts_of,
     binomial_test,
-    empty_part,
-    merged_bins,
-    parts_of,
 )
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
@@ -111,8 +111,8 @@ def measure(
         walk = split.reduce(_Walk(total), *columns, rows=rows)
         evaluation = total.compute()
     pairs = total.kept_pairs()
-    answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
-    (everything,) = parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
+    answers, predicted = _answers_of(pairs, evaluation.estimand, walk.predicted)
+    (everything,) = _parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
     used = len(split.dataset.files)
     described = describe_skipped(split.dataset.skipped, used)
     return Subject(
@@ -130,7 +130,7 @@ def measure(
         ranges=_ranges(evaluation, level),
         classes=_classes(split, total, answers, predicted, level),
         margins=_margins(answers, walk.margin, level),
-        coverage=[] if evaluation.estimand == "multilabel" else coverage_of(answers),
+        coverage=[] if evaluation.estimand == "multilabel" else _coverage_of(answers),
         weighted=split.dataset.sample_weight is not None,
         ignored=walk.ignored,
         by=split.dataset.by,
@@ -139,7 +139,7 @@ def measure(
     )
 
 
-def answers_of(
+def _answers_of(
     pairs: WeightedPairs, estimand: Estimand, predicted: Sequence[IntArray] = ()
 ) -> tuple[WeightedPairs, IntArray]:
     """Return confidences in the predicted class, and that class, from pairs of the estimand."""
@@ -152,7 +152,7 @@ def answers_of(
     return WeightedPairs(claimed, right, pairs.weight), positive.astype(np.int64)
 
 
-def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
+def _coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     """Return thresholds that about 1, 2, ... 100 % of the examples reach; ties stay together."""
     claimed, right, weight = answers
     curve = risk_coverage(confidence=claimed, outcome=right, sample_weight=weight)
@@ -165,7 +165,7 @@ def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     return [Coverage(*(float(x[i]) for x in columns)) for i in index]
 
 
-def find_subgroups(
+def _find_subgroups(
     split: Split, level: float | None, seed: int, predictions: bool
 ) -> Slices | None:
     """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
@@ -181,14 +181,14 @@ def _sure(answers: WeightedPairs, level: float | None) -> Part:
     sums = answers.filled(np.array([0.0, SURE, 1.0]))
     name = f"confidence above {SURE:g}"
     if not sums.count[1]:
-        return empty_part(name)
-    return parts_of(sums, ["", name], level)[-1]
+        return _empty_part(name)
+    return _parts_of(sums, ["", name], level)[-1]
 
 
 def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
-    bins = merged_bins(evaluation.bins)
+    bins = _merged_bins(evaluation.bins)
     edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in bins.edges]
-    return parts_of(bins, [f"{low} to {high} %" for low, high in pairwise(edges)], level)
+    return _parts_of(bins, [f"{low} to {high} %" for low, high in pairwise(edges)], level)
 
 
 def _margins(
@@ -202,7 +202,7 @@ def _margins(
     index = np.searchsorted(cuts, margin, side="left")
     sums = fill_at(index, *answers[:2], np.arange(cuts.size + 2.0), answers.weight)
     names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(ends)]
-    return parts_of(sums, names, level)
+    return _parts_of(sums, names, level)
 
 
 def _classes(
@@ -222,13 +222,13 @@ def _classes(
         sums = fill_at(predicted, *answers[:2], edges, answers.weight)
     frequency, claimed = _frequencies(total, size)
     held = np.flatnonzero(sums.count).tolist()
-    parts = dict(zip(held, parts_of(sums, names, level), strict=True))
+    parts = dict(zip(held, _parts_of(sums, names, level), strict=True))
     # labels of a tag may be missing; every example is of some class
     whole = np.full(size, total.moments.effective)
     worth = (sums.effective if total.estimand == "multilabel" else whole).tolist()
     return [
         ClassFigures(
-            parts.get(k) or empty_part(names[k]),
+            parts.get(k) or _empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
             bias_p_value=1.0
@@ -290,7 +290,7 @@ def usual_methods(estimand: EstimandChoice, classes: int) -> tuple[str, ...]:
     return USUAL_OF_TWO if classes == 2 else USUAL
 
 
-def try_methods(
+def _try_methods(
     dataset: Dataset,
     *,
     methods: Sequence[str],
@@ -336,7 +336,7 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     if row.calibrator.multilabel:
         return remedy
     answers = WeightedPairs(losses.top, losses.correct.astype(np.float64), losses.weight)
-    remedy = replace(remedy, coverage=coverage_of(answers))
+    remedy = replace(remedy, coverage=_coverage_of(answers))
     if answers.weight is not None or remedy.comparison.folds:
         return remedy  # guarantees count examples, which the calibrator has not seen
     error = 1 - float(losses.correct.mean())

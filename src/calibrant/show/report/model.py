@@ -249,7 +249,7 @@ class Subject:
         """Return the numbers of a reliability diagram, in bins of enough examples."""
         one = evaluation or self.evaluation
         curve = reliability_of(
-            merged_bins(one.bins),
+            _merged_bins(one.bins),
             level=one.level,
             probability=event_probability(one.estimand),
             ece=one.metrics.get("ece"),
@@ -262,7 +262,7 @@ class Subject:
         return self.remedy.coverage if self.remedy and self.remedy.helps else self.coverage
 
 
-def merged_bins(bins: Bins) -> Bins:
+def _merged_bins(bins: Bins) -> Bins:
     """Join neighbouring bins until each that has examples has enough of them to show something.
 
     Empty stretches stay bins of their own.
@@ -285,7 +285,7 @@ def merged_bins(bins: Bins) -> Bins:
     return Bins(edges, *(np.add.reduceat(getattr(bins, f.name), starts) for f in fields(bins)[1:]))
 
 
-def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
+def _parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
     """Return the parts of an evaluation from sums; empty ones are left out."""
     if not bins.count.any():
         return []
@@ -299,7 +299,7 @@ def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part
     return parts
 
 
-def empty_part(name: str) -> Part:
+def _empty_part(name: str) -> Part:
     """Return a part without examples."""
     return Part(name, 0, 0.0, math.nan, math.nan, math.nan, math.nan, 1.0)
 

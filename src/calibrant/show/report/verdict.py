@@ -17,11 +17,11 @@ from calibrant.show.report.findings import (
     LARGE,
     SMALL,
     Finding,
+    _examples_for_yes,
+    _is_off,
+    _miscalibrated,
+    _worst_range,
     cannot_tell,
-    examples_for_yes,
-    is_off,
-    miscalibrated,
-    worst_range,
 )
 from calibrant.show.report.model import Subject
 from calibrant.show.style import percent, points
@@ -56,7 +56,7 @@ class Verdict:
         return f"{self.answer}. {self.sentence}"
 
 
-def verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
+def _verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
     """Answer the question for one set of predictions."""
     rows = dict(zip(subject.evaluation, subject.evaluation.table(), strict=True))
     figure, interval = rows["ece"][1:]
@@ -65,7 +65,7 @@ def verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
         doubt = codes["CAL010"].evidence
         return Verdict("bad", "Check the data first", doubt, figure, interval)
     severity, against = _severity(subject), None
-    for finding in miscalibrated(findings):
+    for finding in _miscalibrated(findings):
         if SEVERITIES.index(finding.severity) > SEVERITIES.index(severity):
             severity, against = finding.severity, finding
     conclusion = _conclusion(subject, severity)
@@ -84,7 +84,7 @@ def _severity(subject: Subject) -> Severity:
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
     if low >= LARGE:
         return "bad"
-    if is_off(evaluation) or worst_range(subject):
+    if _is_off(evaluation) or _worst_range(subject):
         return "warn"
     return "info" if cannot_tell(evaluation) else "good"
 
@@ -108,11 +108,11 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         return (
             f"With {subject.evaluation.n:,} {subject.counted} the error could be anywhere from "
             f"{percent(ece.low)} to {percent(ece.high)}. A yes needs about "
-            f"{about(examples_for_yes(subject.evaluation))}."
+            f"{about(_examples_for_yes(subject.evaluation))}."
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
-    worst = worst_range(subject)
+    worst = _worst_range(subject)
     if ece.low < SMALL and worst is not None:
         what = "the " * (subject.word == "tag") + subject.probability
         return (
@@ -130,7 +130,7 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     return f"The stated {subject.probability} is too high in some places and too low in others."
 
 
-def subgroups_text(subject: Subject, verdict: Verdict) -> str:
+def _subgroups_text(subject: Subject, verdict: Verdict) -> str:
     """Return what a search for subgroups says, so that silence is not taken for a pass."""
     found = subject.slices
     if found is None:
@@ -150,7 +150,7 @@ def subgroups_text(subject: Subject, verdict: Verdict) -> str:
     return f"Subgroups cannot be told from the model as a whole. {unseen}"
 
 
-def snippets(subject: Subject) -> list[Snippet]:
+def _snippets(subject: Subject) -> list[Snippet]:
     """Commands and code for what to do next."""
     first = _to_save(subject) if subject.path == IN_MEMORY else []
     if subject.remedy is not None and not subject.remedy.helps:
@@ -271,7 +271,7 @@ class Unchecked(NamedTuple):
         return f"{self.what} ({self.how})" if self.how else self.what
 
 
-def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
+def _unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
     """Return what was not checked about a subject; ``others`` are in the same report."""
     remedy, several = subject.remedy, subject.evaluation.classes > 2 and subject.word == "class"
     every = [

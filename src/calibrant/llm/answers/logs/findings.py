@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.showing import threshold_text
-from calibrant.llm.answers.logs.study import AnswerStudy, has_signals
+from calibrant.llm.answers.logs.study import AnswerStudy, _has_signals
 from calibrant.metrics.intervals import share_interval
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.findings import LARGE, SIGNIFICANT, SMALL, cannot_tell
@@ -25,7 +25,7 @@ _SHOWN = 5
 """Kinds that the evidence names."""
 
 
-class Note(NamedTuple):
+class _Note(NamedTuple):
     """One finding.
 
     Attributes
@@ -44,14 +44,14 @@ class Note(NamedTuple):
         return f"{self.title}: {self.evidence}"
 
 
-def notes_of(study: AnswerStudy) -> list[Note]:
+def _notes_of(study: AnswerStudy) -> list[_Note]:
     """Return all findings, the most serious first."""
     made = [check(study) for check in _CHECKS]
     found = [note for note in made if note is not None]
     return sorted(found, key=lambda note: -SEVERITIES.index(note.severity))
 
 
-def verdict_of(study: AnswerStudy) -> Note:
+def _verdict_of(study: AnswerStudy) -> _Note:
     """Return the answer to the question whether confidences are chances to be right."""
     evaluation, part = study.before, _whole(study)
     value, low, high = evaluation["ece"]
@@ -63,12 +63,12 @@ def verdict_of(study: AnswerStudy) -> Note:
     if tested and low < SMALL:
         if cannot_tell(evaluation):
             open_ = f"The error may be {percent(low)} or {percent(high)}."
-            return Note("info", "Too few answers to tell", f"{said} {open_}")
-        return Note("good", "Yes", f"{said} A confidence is off by {percent(value)} on average.")
+            return _Note("info", "Too few answers to tell", f"{said} {open_}")
+        return _Note("good", "Yes", f"{said} A confidence is off by {percent(value)} on average.")
     severity: Severity = "bad" if low >= LARGE else "warn"
     after = f"With the map the error is {percent(study.after['ece'].value)}."
     answer = "No" if severity == "bad" else "Not quite"
-    return Note(severity, answer, f"{said} A confidence is off by {percent(value)}. {after}")
+    return _Note(severity, answer, f"{said} A confidence is off by {percent(value)}. {after}")
 
 
 def _whole(study: AnswerStudy) -> Part:
@@ -101,7 +101,7 @@ def _part(name: str, confidence: FloatArray, correct: BoolArray, those: BoolArra
     return Part(name, count, count / len(correct), claimed, right, low, high, p_value)
 
 
-def _direction(study: AnswerStudy) -> Note | None:
+def _direction(study: AnswerStudy) -> _Note | None:
     part = _whole(study)
     low, high = part.gap_ends
     if part.p_value >= SIGNIFICANT or low <= 0 <= high:
@@ -113,41 +113,41 @@ def _direction(study: AnswerStudy) -> Note | None:
         f"[{100 * part.low:.1f}, {100 * part.high:.1f}] of the answers are right."
     )
     severity: Severity = "bad" if abs(part.gap) >= LARGE else "warn"
-    return Note(severity, title, evidence, "Use the map instead of the confidences as they are.")
+    return _Note(severity, title, evidence, "Use the map instead of the confidences as they are.")
 
 
-def _order(study: AnswerStudy) -> Note | None:
+def _order(study: AnswerStudy) -> _Note | None:
     value, low, high = study.before["auroc"]
     if math.isnan(value):
         evidence = "all answers are right, or all are wrong."
-        return Note("warn", "Nothing to tell apart", evidence, "Grade harder or easier questions.")
+        return _Note("warn", "Nothing to tell apart", evidence, "Grade harder or easier questions.")
     shown = f"AUROC {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
     if low <= 0.5 and high >= _USEFUL:
-        return Note(
+        return _Note(
             "warn",
             "Too few answers to see if confidence tells right from wrong",
             f"{shown}; 50 % is chance.",
             "Grade more answers.",
         )
     if low <= 0.5:
-        return Note(
+        return _Note(
             "bad",
             "Confidence does not tell right answers from wrong ones",
             f"{shown}; 50 % is chance.",
             "No map can mend this: use another signal, such as agreement of several samples.",
         )
     if high < _USEFUL:
-        return Note(
+        return _Note(
             "warn",
             "Confidence tells right answers from wrong ones poorly",
             f"{shown}; 50 % is chance.",
             "Another signal, or several together, may do better.",
         )
     advice = "Thresholds can make use of it: see which answers to accept."
-    return Note("good", "Confidence tells right answers from wrong ones", f"{shown}.", advice)
+    return _Note("good", "Confidence tells right answers from wrong ones", f"{shown}.", advice)
 
 
-def _map(study: AnswerStudy) -> Note | None:
+def _map(study: AnswerStudy) -> _Note | None:
     before, after = study.before["ece"], study.after["ece"]
     losses = study.before["nll"].value, study.after["nll"].value
     evidence = (
@@ -157,23 +157,23 @@ def _map(study: AnswerStudy) -> Note | None:
     )
     if losses[1] < losses[0]:
         advice = "Apply the map to new answers of this model, to questions in the same form."
-        return Note("good", "The map helps", evidence, advice)
+        return _Note("good", "The map helps", evidence, advice)
     advice = "Keep the confidences as they are, or grade more answers."
-    return Note("warn", "The map does not help", evidence, advice)
+    return _Note("warn", "The map does not help", evidence, advice)
 
 
-def _promise(study: AnswerStudy) -> Note:
+def _promise(study: AnswerStudy) -> _Note:
     found = study.threshold
     if math.isinf(found.threshold):
         most, certain = percent(found.max_error, 0), percent(found.certainty, 0)
-        return Note(
+        return _Note(
             "warn",
             "No threshold keeps the error rate",
             f"on {found.n:,} answers no confidence is high enough to show an error of at most "
             f"{most} with {certain} certainty.",
             "Allow more errors, grade more answers, or use a better signal.",
         )
-    return Note(
+    return _Note(
         "good",
         "A threshold with a guarantee",
         f"{found.promise()} It accepts calibrated chances from "
@@ -183,7 +183,7 @@ def _promise(study: AnswerStudy) -> Note:
     )
 
 
-def _kinds(study: AnswerStudy) -> Note | None:
+def _kinds(study: AnswerStudy) -> _Note | None:
     parts = kinds(study)
     adjusted = holm([part.p_value for part in parts])
     off = [part for part, p in zip(parts, adjusted, strict=True) if p < SIGNIFICANT]
@@ -194,7 +194,7 @@ def _kinds(study: AnswerStudy) -> Note | None:
         for part in off[:_SHOWN]
     ]
     more = f", and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
-    return Note(
+    return _Note(
         "warn",
         "Some kinds of questions are off after calibration",
         ", ".join(named) + more + ".",
@@ -202,13 +202,13 @@ def _kinds(study: AnswerStudy) -> Note | None:
     )
 
 
-def _signals(study: AnswerStudy) -> Note | None:
+def _signals(study: AnswerStudy) -> _Note | None:
     if study.signals is None:
-        if not has_signals(study.log.answers):
+        if not _has_signals(study.log.answers):
             return None
         evidence = f"{int(study.correct.sum()):,} of {len(study.rows):,} answers are right."
         title = "Too few answers to compare signals"
-        return Note("info", title, evidence, "Grade more; the map is one of the confidence alone.")
+        return _Note("info", title, evidence, "Grade more; the map is one of the confidence alone.")
     fitted, alone = study.signals.calibrator, study.signals.alone
     best, together = study.signals.best, study.signals.together
     evidence = f"of {len(fitted.names_)} signals {best} is the best alone"
@@ -221,10 +221,10 @@ def _signals(study: AnswerStudy) -> Note | None:
         helps = best in alone and together["nll"].value < alone[best]["nll"].value
         title = "Signals together do better than each" if helps else "One signal is enough"
     advice = "New answers need the same signals, computed in the same way."
-    return Note("info", title, f"{evidence}.", advice)
+    return _Note("info", title, f"{evidence}.", advice)
 
 
-def _options(study: AnswerStudy) -> Note | None:
+def _options(study: AnswerStudy) -> _Note | None:
     if study.options is None:
         return None
     before, after = study.options["before"], study.options["after"]
@@ -237,19 +237,19 @@ def _options(study: AnswerStudy) -> Note | None:
     )
     severity: Severity = "good" if after["nll"].value < before["nll"].value else "info"
     advice = "calibrant fit options.npz fits the calibrator of the options."
-    return Note(severity, "Options, calibrated and scored again", evidence, advice)
+    return _Note(severity, "Options, calibrated and scored again", evidence, advice)
 
 
-def _constant(study: AnswerStudy) -> Note | None:
+def _constant(study: AnswerStudy) -> _Note | None:
     sure = float((study.confidence >= 1).mean())
     if sure < 0.05:
         return None
     evidence = f"{percent(sure)} of the confidences are exactly 1."
     advice = "They cannot be told apart: a signal with more values orders answers better."
-    return Note("info", "Many confidences are 1", evidence, advice)
+    return _Note("info", "Many confidences are 1", evidence, advice)
 
 
-def _data(study: AnswerStudy) -> Note | None:
+def _data(study: AnswerStudy) -> _Note | None:
     truncated = sum(bool(row.get("truncated")) for row in study.rows)
     of_all = f"{truncated:,} of {len(study.rows):,} answers"
     facts = {
@@ -260,10 +260,10 @@ def _data(study: AnswerStudy) -> Note | None:
     }
     said = [text for text, count in facts.items() if count]
     advice = "Look at these answers before you rely on the figures."
-    return Note("info", "About the data", "; ".join(said) + ".", advice) if said else None
+    return _Note("info", "About the data", "; ".join(said) + ".", advice) if said else None
 
 
-_CHECKS: Sequence[Callable[[AnswerStudy], Note | None]] = (
+_CHECKS: Sequence[Callable[[AnswerStudy], _Note | None]] = (
     _direction,
     _order,
     _map,

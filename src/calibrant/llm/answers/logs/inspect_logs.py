@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.logs.completions import question_of, text_of, token_material
-from calibrant.llm.answers.rows import Item, Row, converted, parsed
+from calibrant.llm.answers.logs.completions import _question_of, _text_of, token_material
+from calibrant.llm.answers.rows import Item, Row, _converted, _parsed
 from calibrant.llm.heads.documents import BadDocument
 
 _ZSTANDARD = 93
@@ -32,24 +32,24 @@ LARGEST_LOG, EXPANSION = 1 << 29, 200
 _AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
-def inspect_files(folder: Path) -> list[Path]:
+def _inspect_files(folder: Path) -> list[Path]:
     """Return the logs of Inspect in a folder and those within it, by name."""
 
     def is_log(file: Path) -> bool:
-        whole = parsed(file.read_bytes(), str(file))
+        whole = _parsed(file.read_bytes(), str(file))
         return isinstance(whole, Mapping) and "eval" in whole
 
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
     return [file for file in files if file.suffix == ".eval" or is_log(file)]
 
 
-def read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
+def _read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
     """Yield the answers of a log, or of all logs of a folder, one for each question.
 
     ``outcome`` is the name of the scorer, by default the first. Answers of further epochs are
     ``samples`` of the first one.
     """
-    for file in inspect_files(path) if path.is_dir() else [path]:
+    for file in _inspect_files(path) if path.is_dir() else [path]:
         yield from _answers(file, outcome)
 
 
@@ -62,7 +62,7 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
             scorers.setdefault(name)
         return _answer(sample, place, outcome, about)
 
-    yield from _first_epochs(converted(samples, answer))
+    yield from _first_epochs(_converted(samples, answer))
     if len(scorers) > 1 and outcome is None:
         first, *others = map(printable, scorers)
         warn(
@@ -106,11 +106,11 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
     output = sample.get("output") or {}
     choices = output.get("choices") or [{}]
     score, right = _score(sample, outcome, place)
-    written = output.get("completion") or text_of(choices[0].get("message", {}).get("content"))
+    written = output.get("completion") or _text_of(choices[0].get("message", {}).get("content"))
     return {
         "id": str(sample["id"]),
         "epoch": int(sample.get("epoch") or 1),
-        "question": _resolved(question_of(_resolved(sample.get("input"), attached)), attached),
+        "question": _resolved(_question_of(_resolved(sample.get("input"), attached)), attached),
         "answer": _resolved(str(score.get("answer") or written), attached),
         "model": about["model"],
         "kind": about["kind"],
@@ -160,7 +160,7 @@ def _about(header: Mapping[str, Any]) -> Row:
 
 def _document(file: Path) -> tuple[Row, Iterator[Item]]:
     """Return what a ``.json`` log is about, and its samples."""
-    whole = parsed(file.read_bytes(), str(file))
+    whole = _parsed(file.read_bytes(), str(file))
     if isinstance(whole, BadDocument):
         raise whole
     samples = whole.get("samples") or []
@@ -210,7 +210,7 @@ def _object(file: Path, member: zipfile.ZipInfo) -> Any:
         size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
         return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {_AS_JSON}")
     try:
-        return parsed(_content(file, member), place)
+        return _parsed(_content(file, member), place)
     except ImportError:
         raise
     except Exception as error:  # each library of compression has its own

@@ -26,7 +26,7 @@ from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.rows import AnswerRows, Row
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator, signal_calibrator
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator, _signal_calibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.heads.evaluate import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
@@ -207,7 +207,7 @@ def study_answers(
     if signals is None:
         calibrator = fit_answers(fitted_on, stage=stage)
     else:
-        calibrator = signal_calibrator(signals_of(fitted_on), stage=stage)
+        calibrator = _signal_calibrator(signals_of(fitted_on), stage=stage)
     chances = calibrator.predict_rows(others)
     with silenced():  # what to do without a threshold is said in the findings
         calibrator.threshold_ = threshold(
@@ -227,7 +227,7 @@ def study_answers(
     )
 
 
-def has_signals(answers: AnswerRows) -> bool:
+def _has_signals(answers: AnswerRows) -> bool:
     """Return True if answers have signals besides a confidence."""
     return any(row.get(name) for row in answers.rows for name in SIGNALS)
 
@@ -237,7 +237,7 @@ def _figures(
 ) -> tuple[FloatArray, str, ConfidenceEvaluation, ConfidenceEvaluation, SignalFit | None]:
     """Return confidences, their name, figures before and after a map, and those of signals."""
     fit = None
-    if has_signals(answers):
+    if _has_signals(answers):
         with silenced():  # the fit to one half repeats what is worth saying
             fit = fit_signals(answers, stage=stage)
     if fit is None or fit.together is None:  # there are too few to combine them

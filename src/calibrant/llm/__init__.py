@@ -20,7 +20,6 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.rows import read_answers
-from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.answers.stated import stated_confidence
@@ -39,6 +38,7 @@ from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.loading import load_model
+from calibrant.show.tokens import shaded_text
 
 __all__ = [
     "Answer",

@@ -59,9 +59,10 @@ rows than the last number, where half of them suffice."""
 
 
 def compare(
-    data: Data | Values,
+    data: Data | Values | None = None,
     labels: Values | None = None,
     *,
+    probs: Values | None = None,
     methods: str | Sequence[str] | Mapping[str, Calibrator] | None = None,
     time_limit: float | None = 60.0,
     fit_split: str | None = None,
@@ -88,7 +89,9 @@ def compare(
         As for :func:`calibrant.evaluate`. Or a prediction file, a folder, a glob, or arrays by
         their keys in a file, such as ``{"val_logits": ..., "val_labels": ...}``, ...
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits or ``probs``; -100 is ignored.
+    probs : (..., classes) or (n,), optional
+        Probabilities in place of logits.
     methods : sequence of str, or mapping of str to Calibrator, optional
         Names from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` if the estimand is "multilabel",
         or calibrators by names of your own. By default a dozen: the best known of each kind that
@@ -124,7 +127,7 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    beside: Any = {"probs": probs, "sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=estimand == "multilabel", **beside)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     # closed before methods are fitted, whose warnings are notes

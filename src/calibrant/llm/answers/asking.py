@@ -13,8 +13,7 @@ from calibrant._core.engines import Progress
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.heads import generation as generations
-from calibrant.llm.heads.attach import _matching_model
+from calibrant.llm.heads.attach import CalibratedGeneration, _calibrated_generation, _matching_model
 from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
@@ -232,7 +231,7 @@ def _calibrated_generations(
     limit: LengthLimit,
     batch: int,
     progress: Progress | None,
-) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
+) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
@@ -248,7 +247,7 @@ def _calibrated_generations(
     for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, generations._calibrated_generation(fitted.head, output, mask, ends), first
+            yield name, _calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))

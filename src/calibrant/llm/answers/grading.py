@@ -29,10 +29,10 @@ from calibrant.llm.answers.confidence import (
 from calibrant.llm.answers.option_bias import OptionBias, Permutations, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
-from calibrant.llm.heads.evaluate import Evaluations, Gains, _gains_over_one_temperature
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.fitted import FittedHead, Gains, _gains_over_one_temperature
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.metrics.clustered import Evaluations
 from calibrant.workflows.fit import cross_fit
 
 FOLDS, MIN_QUESTIONS = 5, 100

@@ -90,6 +90,7 @@ def decide_by_group(
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> logits, site = 2 * rng.normal(size=4000), np.arange(4000) % 2
     >>> labels = (logits + rng.logistic(size=4000) > 0).astype(int)

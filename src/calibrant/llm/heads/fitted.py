@@ -107,7 +107,7 @@ class FittedHead:
     def from_temperature(
         cls, temperature: float, fingerprint: ModelFingerprint, reasons: str = ""
     ) -> FittedHead:
-        """Make a head of one temperature, for instance that of DACA."""
+        """Make a head of one temperature."""
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
@@ -171,11 +171,8 @@ class FittedHead:
         head: str,
         options: dict[str, Any],
         fingerprint: dict[str, Any],
-        objective: str,
-        kept: bool,
-        reasons: str,
         figures: dict[str, dict[str, float | None]],
-        settings: dict[str, Any],
+        **about: Any,
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
         made = _make_head(head, **{"width": 1, **options})
@@ -186,8 +183,7 @@ class FittedHead:
             group: {name: math.nan if v is None else float(v) for name, v in values.items()}
             for group, values in figures.items()
         }
-        model = ModelFingerprint(**fingerprint)
-        return cls(made, model, objective, kept, reasons, numbers, settings)
+        return cls(made, ModelFingerprint(**fingerprint), figures=numbers, **about)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learned values of the head."""

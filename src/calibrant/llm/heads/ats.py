@@ -200,15 +200,9 @@ def _selective(
         Tokens that the uniform distribution covers: all, or this many of the likeliest, up to 10.
     weighting : {"paper", "official"}
         ``official`` is that of the authors' code: means over the right and the wrong tokens of a
-        batch, weighted by the count of the *other* group,
-
-        .. math::
-            \frac{(1-\alpha) n_- \overline{\ell_+} + \alpha n_+ \overline{\ell_-}}
-                 {(1-\alpha) n_- + \alpha n_+},
-
-        so that the meaning of alpha changes with the accuracy of the batch. It is 0 if one group
-        is empty. Masked positions, which that code counts as wrong ones with a loss of 0, do not
-        count here.
+        batch, weighted by the count of the *other* group, so that the meaning of alpha changes with
+        the accuracy of the batch; 0 if one group is empty. Masked positions, which that code counts
+        as wrong ones with a loss of 0, do not count here.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")

@@ -171,8 +171,11 @@ class FittedHead:
         head: str,
         options: dict[str, Any],
         fingerprint: dict[str, Any],
+        objective: str,
+        kept: bool,
+        reasons: str,
         figures: dict[str, dict[str, float | None]],
-        **about: Any,
+        settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
         made = _make_head(head, **{"width": 1, **options})
@@ -183,7 +186,8 @@ class FittedHead:
             group: {name: math.nan if v is None else float(v) for name, v in values.items()}
             for group, values in figures.items()
         }
-        return cls(made, ModelFingerprint(**fingerprint), figures=numbers, **about)
+        model = ModelFingerprint(**fingerprint)
+        return cls(made, model, objective, kept, reasons, numbers, settings)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learned values of the head."""

@@ -66,7 +66,8 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
 def answer_lines(study: AnswerStudy) -> list[str]:
     """Return the findings in some ten lines, for a terminal."""
     verdict = _verdict_of(study)
-    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
+    source = study.source or "not stated"
+    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {source}"
     said = [f"{_QUESTION} {verdict.title}. {verdict.evidence}"]
     return [about, *said, *(f"- {note}" for note in _notes_of(study))]
 

@@ -29,7 +29,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import calibrated_sums, method_in_use
 from calibrant.workflows.fit import (
     _fit_table,
     _fit_whole,
@@ -38,6 +38,7 @@ from calibrant.workflows.fit import (
     _looked_at,
     _row_folds,
 )
+from calibrant.workflows.gain import LossReduction, paired_losses
 from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import _halves, _in_memory, _is_many
 
@@ -167,7 +168,9 @@ def compare(
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     folds = 0 if fold is None else int(fold.max()) + 1
-    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen, folds)
+    gain = bench.gain({row.method: row for row in rows}.get(chosen.method or ""))
+    level = stream.level
+    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen, folds, gain)
 
 
 def compared_splits(
@@ -362,6 +365,19 @@ class _Bench:
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
         return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
+
+    def gain(self, row: Row | None) -> LossReduction | None:
+        """Return what a method gains on the examples measured.
+
+        None where it changes nothing, or of so many examples that hardly any gain is noise.
+        """
+        if row is None or row.calibrator is None or _is_many(self.measure_on):
+            return None
+        if isinstance(method_in_use(row.calibrator), Identity):
+            return None
+        with silently():
+            losses = paired_losses(row.by_fold or [row.calibrator], self.measure_on)
+        return losses.reduction(self.stream.level or 0.9)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:

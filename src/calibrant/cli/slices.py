@@ -18,7 +18,11 @@ SEARCH = ("columns", "depth")
 
 @_verb()
 @click.argument("pred", type=FILE)
-@_option("--columns", metavar="COLUMN,...", help="Columns to form subgroups of.  [default: all]")
+@_option(
+    "--columns",
+    metavar="COLUMN,...",
+    help="Columns that form subgroups.  [default: all but identifiers]",
+)
 @_option("--by", metavar="COLUMN", help="Compare the groups of this column; search nothing.")
 @shared.CALIBRATOR
 @shared._split_option("search")

@@ -213,6 +213,19 @@ def learn_column(
     return MetadataColumn(name, "category", values=kept)
 
 
+def are_identifiers(values: Values) -> bool:
+    """Return True for whole numbers or texts that are all different, such as numbers of rows.
+
+    Decimal numbers and dates usually are all different, and tell examples apart nonetheless.
+    """
+    array = _storable(as_array(values))
+    if array.dtype.kind not in "iuSU" or _are_dates(array):
+        return False
+    numbers = _numbers_or_none(array)
+    whole = numbers is None or not np.any(numbers[~np.isnan(numbers)] % 1)
+    return whole and np.unique(array).size == array.size > _FEW_VALUES
+
+
 def learn_numbers(name: str, numbers: FloatArray, *, bins: int = 8) -> MetadataColumn | None:
     """Return the codes of a column of numbers, few different ones too, as :func:`learn_column`."""
     return _learn_numbers(name, "number", numbers, bins)

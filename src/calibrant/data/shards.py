@@ -88,7 +88,9 @@ class Shard:
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
             there = comma_separated(key for key in self.columns if key == key.strip())
-            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}")
+            hint = ": or name them, --labels NAME, open_dataset(path, labels=NAME)"
+            hint = hint if name == "labels" else ""
+            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}{hint}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))
         if column.shape[0] != self.rows:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 def comparison_box(comparison: Comparison) -> Box:
     """Return the methods in a table, and the intervals of ECE and NLL in charts."""
     chosen = comparison.choice()
-    said = Callout(comparison.advice(), "good" if chosen in comparison.measured else "warn")
+    kind: Kind = "good" if chosen in comparison.measured else "warn"
+    helps = comparison.gain is None or comparison.gain.low > 0
+    said = Callout(comparison.advice(), kind if helps else "")
     shown = [name for name in ("ece", "nll") if _ordered(comparison, name)]
     charts = Beside([Chart(_intervals_chart, comparison, name) for name in shown])
     return Box(

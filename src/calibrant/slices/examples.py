@@ -31,7 +31,7 @@ from calibrant._core.rows import uniform
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
-from calibrant.data.metadata import MetadataColumn, learn_column
+from calibrant.data.metadata import MetadataColumn, are_identifiers, learn_column
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
 
@@ -107,6 +107,7 @@ class Reading:
     calibrator: Calibrator | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     predictions: bool = True  # subgroups are formed of predictions as well
+    named: bool = False  # the columns were asked for, identifiers too
     centres: FloatArray | None = None  # (clusters, width)
     columns: tuple[MetadataColumn, ...] = ()
 
@@ -280,12 +281,15 @@ def _with_columns(
     fewest = min_size * sample.outcomes.claimed.size / sample.n
     stated = CONFIDENCE if reading.classes > 2 else reading.probability
     cuts = CONFIDENCE_CUTS if reading.classes > 2 else P_CUTS
-    learned = {
-        name: MetadataColumn(name, "number", cuts)
-        if name == stated and reading.predictions
-        else learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
-        for name, values in sample.values.items()
-    }
+
+    def learn(name: str, values: Array) -> MetadataColumn | None:
+        if name == stated and reading.predictions:
+            return MetadataColumn(name, "number", cuts)
+        if name in reading.metadata and not reading.named and are_identifiers(values):
+            return None
+        return learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
+
+    learned = {name: learn(name, values) for name, values in sample.values.items()}
     columns = tuple(column for column in learned.values() if column is not None)
     left_out = [name for name, column in learned.items() if column is None]
     return replace(reading, columns=columns), left_out

@@ -90,9 +90,10 @@ def find_slices(
     features : (n, width), optional
         With logits: clusters of them form subgroups as well.
     columns : sequence of str, optional
-        Columns of metadata to use; all by default. An empty one uses the predictions alone.
+        Columns of metadata to use; by default all but those of whole numbers or texts that are all
+        different, such as identifiers. An empty sequence uses the predictions alone.
     sample_weight : (n,), or the name of a column
-        Weights of the examples; 0 leaves one out.
+        Example weights; 0 excludes.
     calibrator : Calibrator, optional
         Applied to the logits first.
     split : str, optional
@@ -129,7 +130,8 @@ def find_slices(
     chosen, keys = _open_examples(
         data, labels, probs, metadata, features, sample_weight, split, calibrator
     )
-    reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
+    wanted, named = _wanted(keys, columns), columns is not None
+    reading = Reading(wanted, chosen.classes, chosen.dataset.class_names, named=named)
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
     return search(chosen, reading, settings).result()

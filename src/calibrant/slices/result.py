@@ -140,7 +140,8 @@ class Slices:
     searched : int
         Number of subgroups, and estimands, that were looked at.
     columns, left_out : list of str
-        Columns that subgroups were formed of, and those of which no value is frequent.
+        Columns that subgroups were formed of, and those of which no value is frequent, or each is
+        different.
     level : float
         Probability with which all intervals hold.
     critical : float
@@ -222,7 +223,7 @@ class Slices:
             )
         if self.left_out:
             names = comma_separated(self.left_out)
-            lines.append(f"Left out, since they tell no subgroups apart: {names}.")
+            lines.append(f"Left out, as identifiers or for want of frequent values: {names}.")
         if not self.searched:
             lines.append(f"Nothing was searched: no subgroup has {self.min_size:,} examples.")
         return lines

@@ -29,7 +29,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import calibrated_sums, method_in_use
 from calibrant.workflows.fit import (
     _fit_table,
     _fit_whole,
@@ -38,6 +38,7 @@ from calibrant.workflows.fit import (
     _looked_at,
     _row_folds,
 )
+from calibrant.workflows.gain import LossReduction, paired_losses
 from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import _halves, _in_memory, _is_many
 
@@ -58,9 +59,10 @@ rows than the last number, where half of them suffice."""
 
 
 def compare(
-    data: Data | Values,
+    data: Data | Values | None = None,
     labels: Values | None = None,
     *,
+    probs: Values | None = None,
     methods: str | Sequence[str] | Mapping[str, Calibrator] | None = None,
     time_limit: float | None = 60.0,
     fit_split: str | None = None,
@@ -87,7 +89,9 @@ def compare(
         As for :func:`calibrant.evaluate`. Or a prediction file, a folder, a glob, or arrays by
         their keys in a file, such as ``{"val_logits": ..., "val_labels": ...}``, ...
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits or ``probs``; -100 is ignored.
+    probs : (..., classes) or (n,), optional
+        Probabilities in place of logits.
     methods : sequence of str, or mapping of str to Calibrator, optional
         Names from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` if the estimand is "multilabel",
         or calibrators by names of your own. By default a dozen: the best known of each kind that
@@ -123,7 +127,7 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    beside: Any = {"probs": probs, "sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=estimand == "multilabel", **beside)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     # closed before methods are fitted, whose warnings are notes
@@ -164,7 +168,9 @@ def compare(
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     folds = 0 if fold is None else int(fold.max()) + 1
-    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen, folds)
+    gain = bench.gain({row.method: row for row in rows}.get(chosen.method or ""))
+    level = stream.level
+    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen, folds, gain)
 
 
 def compared_splits(
@@ -359,6 +365,19 @@ class _Bench:
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
         return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
+
+    def gain(self, row: Row | None) -> LossReduction | None:
+        """Return what a method gains on the examples measured.
+
+        None where it changes nothing, or of so many examples that hardly any gain is noise.
+        """
+        if row is None or row.calibrator is None or _is_many(self.measure_on):
+            return None
+        if isinstance(method_in_use(row.calibrator), Identity):
+            return None
+        with silently():
+            losses = paired_losses(row.by_fold or [row.calibrator], self.measure_on)
+        return losses.reduction(self.stream.level or 0.9)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:

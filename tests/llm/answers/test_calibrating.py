@@ -8,12 +8,7 @@ from scipy.stats import binom
 import calibrant as cal
 from calibrant._core.checks import IGNORED
 from calibrant.llm.answers import choices, grading
-from calibrant.llm.answers.calibrating import (
-    cross_validated_answers,
-    fit_answers,
-    fit_signals,
-)
-from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.calibrator import AnswerCalibrator, cross_validated_answers, fit_answers
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import (
     QuestionSet,
@@ -26,6 +21,7 @@ from calibrant.llm.answers.grading import (
 from calibrant.llm.answers.option_bias import PermutedChoices
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.calibrators import Shift

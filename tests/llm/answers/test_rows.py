@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import Source, _token_probs_of, read_answers, write_rows
 

@@ -12,8 +12,8 @@ import scipy
 import calibrant as cal
 from calibrant.show.report import CHECKS, report
 from calibrant.show.report.findings import MISCALIBRATED, _findings_of
-from calibrant.show.report.model import LossReduction
 from calibrant.show.report.verdict import _verdict_of
+from calibrant.workflows.gain import LossReduction
 from tests.show.report.conftest import drawn
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"

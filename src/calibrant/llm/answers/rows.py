@@ -89,11 +89,7 @@ class Source(NamedTuple):
         return {key: getattr(self, part) for part, key in SOURCE_KEYS.items()}
 
     def differences(self, other: Source) -> list[str]:
-        """Return the parts that both state differently, in words.
-
-        >>> Source("geometric", "chat").differences(Source("p_true", "", "0a1b"))
-        ['confidence geometric, not p_true']
-        """
+        """Return the parts that both state differently, in words."""
         parts = zip(self._fields, self, other, strict=True)
         return [
             f"{name} {one}, not {two}" for name, one, two in parts if one and two and one != two
@@ -201,14 +197,10 @@ def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
 
     Examples
     --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "graded.csv"
-    ...     text = "question,answer,confidence,source,correct"
-    ...     _ = file.write_text(f"{text}{chr(10)}Capital of Peru?,Lima,0.9,judge,yes")
-    ...     graded = read_answers(file)
-    >>> graded.confidences()[0], graded.grades(), graded.source().confidence
-    (array([0.9]), array([ True]), 'judge')
+    ::
+
+        graded = read_answers("graded.csv")
+        confidence, source = graded.confidences()
     """
     path = check_suffix(file)
     placed = list(usable(_placed_rows(path)))

@@ -37,8 +37,7 @@ from calibrant.decide.threshold_search import (
     level_shares,
     threshold_grid,
 )
-from calibrant.llm.answers.calibrating import fit_answers
-from calibrant.llm.answers.calibrator import Map
+from calibrant.llm.answers.calibrator import Map, fit_answers
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _unscored

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import about, comma_separated
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
@@ -288,13 +288,9 @@ def _subgroups_off(subject: Subject) -> Result | None:
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
         return None
-    found = subject.slices.slices
-    named = _listed(f"{one.name} ({one.n:,} examples, {one.finding()})" for one in found)
-    return Result(
-        _severity(max(one.least for one in found)),
-        f"{len(found)} of {subject.slices.searched:,} subgroups are off by more than such a search "
-        f"finds by chance: {named}.",
-    )
+    worst, *others = subject.slices.slices
+    named = f" Then: {_listed(f'{one.name} ({one.n:,} examples)' for one in others)}."
+    return Result(_severity(worst.least), f"{subject.slices.verdict()}{named if others else ''}")
 
 
 @check(
@@ -310,7 +306,7 @@ def _too_few(subject: Subject) -> Result | None:
         return None
     open_ = cannot_tell(evaluation)
     more = _examples_for_yes(evaluation) - evaluation.n
-    fix = f"Label about {_about(more)} more {subject.counted}: so many would allow a yes."
+    fix = f"Label about {about(more)} more {subject.counted}: so many would allow a yes."
     return Result(
         "warn" if open_ else "info",
         f"With {evaluation.n:,} {subject.counted} the ECE of {percent(value)} is only known to be "
@@ -341,16 +337,6 @@ def _examples_for_yes(evaluation: Evaluation) -> int:
     The interval of the ECE must end below a large error, and narrows with their root.
     """
     return math.ceil(MARGIN_FOR_YES * evaluation.n * (evaluation["ece"].high / LARGE) ** 2)
-
-
-def _about(count: int) -> str:
-    """Return a number of examples, rounded up to two digits.
-
-    >>> _about(1234), about(80)
-    ('1,300', '80')
-    """
-    unit = 10 ** max(len(str(max(count, 1))) - 2, 0)
-    return f"{-(-count // unit) * unit:,}"
 
 
 @check(
@@ -510,7 +496,7 @@ def _does_not_help(subject: Subject) -> Result | None:
     noise = "the ECE does not fall" if gain.low > 0 else "that is within noise"
     fix = None
     if gain.needed is not None and gain.needed > n:
-        more = f"label about {_about(gain.needed - n)} more {subject.counted}"
+        more = f"label about {about(gain.needed - n)} more {subject.counted}"
         fix = f"Leave the model as it is, and {more}: they would probably show such a gain."
     evidence = f"{chosen.method} {does} the log loss by {gain} on {n:,} {subject.counted}: {noise}."
     return Result("info", f"{evidence} {remedy.price(subject.counted)}", fix)

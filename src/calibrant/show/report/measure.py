@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from calibrant._core.binning import Bins, fill_at
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
+from calibrant._core.checks import IGNORED, FloatArray, IntArray
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
@@ -32,7 +31,6 @@ from calibrant.metrics.reductions import (
 from calibrant.show.report.model import (
     ClassFigures,
     Coverage,
-    LossReduction,
     Part,
     Remedy,
     SourceFile,
@@ -46,7 +44,7 @@ from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.effect import KeptLosses, calibrated_sums
+from calibrant.workflows.gain import paired_losses
 from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
@@ -278,9 +276,6 @@ def _sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-POWER, MAX_RATIO = 0.8, 30.0
-"""Probability with which a gain is seen on the examples that it needs; and the share of its
-standard error beyond which it is none to speak of."""
 USUAL = ("none", "ts", "smart", "auto")
 USUAL_OF_TWO = ("none", "ts", "sigmoid", "beta", "auto")
 USUAL_OF_TAGS = ("none", "pooled", "tags")
@@ -336,40 +331,15 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     row = remedy.chosen
     assert row is not None
     assert row.calibrator is not None
-    estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
-    losses, stated = KeptLosses(estimand), KeptLosses(estimand)
-    calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
-    top, correct, after = losses.joined()
-    before = stated.joined()[2]
-    kept, weight = measured.labels != IGNORED, None
-    if measured.weights is not None:
-        weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]
-    # tags of an example, tokens of a text and examples of a group are not independent
-    unit = np.nonzero(kept)[0] if measured.groups is None else measured.groups[np.nonzero(kept)[0]]
-    remedy = replace(remedy, gain=_gain(before - after, weight, unit, level))
+    losses = paired_losses(row.by_fold or [row.calibrator], measured)
+    remedy = replace(remedy, gain=losses.reduction(level))
     if row.calibrator.multilabel:
         return remedy
-    answers = WeightedPairs(top, correct.astype(np.float64), weight)
+    answers = WeightedPairs(losses.top, losses.correct.astype(np.float64), losses.weight)
     remedy = replace(remedy, coverage=_coverage_of(answers))
-    if weight is not None or remedy.comparison.folds:
+    if answers.weight is not None or remedy.comparison.folds:
         return remedy  # guarantees count examples, which the calibrator has not seen
-    error = 1 - float(correct.mean())
+    error = 1 - float(losses.correct.mean())
     sought = [most for most in MAX_ERRORS if most < error]
-    pairs: Any = {"confidence": top, "outcome": answers.outcome}
+    pairs: Any = {"confidence": losses.top, "outcome": answers.outcome}
     return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
-
-
-def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> LossReduction:
-    """Return by how much losses are lower on average, with an interval by independent units."""
-    share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
-    _, number = np.unique(unit, return_inverse=True)
-    mean, units = float(share @ lower), int(number.max()) + 1
-    by_unit = np.bincount(number, share * (lower - mean))
-    if units < 2:
-        return LossReduction(mean, -math.inf, math.inf, None)
-    error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
-    reach = float(stdtrit(units - 1, (1 + level) / 2))
-    # to be seen with a probability of 0.8, a gain must be so many of its standard errors
-    ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
-    needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
-    return LossReduction(mean, mean - reach * error, mean + reach * error, needed)

@@ -23,6 +23,7 @@ from calibrant.show.style import percent
 from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import method_in_use
+from calibrant.workflows.gain import LossReduction
 
 MIN_EXAMPLES_OF_CLASS = 10
 """Examples of a class that is shown and tested; the figures of fewer are noise."""
@@ -91,26 +92,6 @@ class Coverage:
     error: float
     expected: float
     """Share of errors that the confidences of these examples imply."""
-
-
-@dataclass(frozen=True)
-class LossReduction:
-    """By how much calibration lowers the log loss of an example, on average.
-
-    The interval is that of the differences between pairs of losses, of the same examples.
-    """
-
-    value: float
-    low: float
-    high: float
-    needed: int | None
-    """Examples that would probably show a gain of this size; None if there is none to show."""
-
-    def __str__(self) -> str:
-        value, low, high = self.value, self.low, self.high
-        if value < 0:
-            value, low, high = -value, -high, -low
-        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True)

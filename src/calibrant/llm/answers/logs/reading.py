@@ -108,21 +108,10 @@ def read_log(
 
     Examples
     --------
-    >>> import json, pathlib, tempfile
-    >>> line = {
-    ...     "request": {"messages": [{"role": "user", "content": "Capital of Peru?"}]},
-    ...     "response": {"model": "m", "choices": [{
-    ...         "message": {"content": "Lima"},
-    ...         "logprobs": {"content": [{"token": "Lima", "logprob": -0.2}]},
-    ...     }]},
-    ...     "correct": True,
-    ... }
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "log.jsonl"
-    ...     _ = file.write_text(json.dumps(line))
-    ...     log = read_log(file)
-    >>> log.format, log.answers.rows[0]["answer"], log.answers.confidences()[0].round(2)
-    ('openai', 'Lima', array([0.82]))
+    ::
+
+        log = read_log("batch_output.jsonl", outcomes="graded.csv")
+        confidence, source = log.answers.confidences()
     """
     file = Path(path)
     name = _format_of(file) if format is None else format

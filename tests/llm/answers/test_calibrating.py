@@ -23,7 +23,7 @@ from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.calibrators import Shift
 from tests.support.simulate import drawn, preferring
 

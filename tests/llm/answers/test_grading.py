@@ -11,7 +11,7 @@ from calibrant.llm.answers.grading import QuestionSet, grade_questions
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.rows import Source
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
 
 OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]

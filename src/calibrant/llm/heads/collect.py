@@ -40,7 +40,6 @@ from calibrant.llm.heads.documents import (
 )
 from calibrant.llm.heads.reading import _check_document_file, _convert_documents
 from calibrant.llm.models import loading
-from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import (
     ModelReader,
     _has_head,
@@ -48,6 +47,7 @@ from calibrant.llm.models.huggingface import (
     _plain_model,
     _positions_of,
     _weights_loaded,
+    fingerprint_of,
 )
 
 _MAX_LOGITS = 1 << 24

@@ -10,7 +10,7 @@ from scipy.special import expit
 import calibrant as cal
 from calibrant.llm import read_judged
 from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
-from calibrant.llm.answers.judges.judged import JudgedAnswers
+from calibrant.llm.answers.judged import JudgedAnswers
 from calibrant.llm.answers.rows import AnswerRows
 
 

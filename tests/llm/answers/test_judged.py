@@ -113,6 +113,15 @@ def test_the_map_is_the_truth_that_labels_were_drawn_from(rng, tmp_path):
     assert figures["after"]["nll"].value < figures["before"]["nll"].value
 
 
+def test_maps_of_votes_take_votes_in_words():
+    votes, labels = ["yes", "no", "no", "yes"] * 10, [1.0, 0.0, 1.0, 1.0] * 10
+    fitted = fit_answers(read_judged(rows_of(votes, labels)).graded(), stage="isotonic")
+    assert [row["calibrated"] for row in fitted.apply(rows_of(["Yes", 0], [np.nan] * 2))] == [
+        pytest.approx(0.9875),
+        pytest.approx(0.5),
+    ]
+
+
 def test_grades_are_predicted_in_the_mean(rng):
     shares = rng.random(3000)
     grades = np.clip(0.2 + 0.6 * shares + 0.1 * rng.normal(size=3000), 0, 1)

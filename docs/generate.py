@@ -77,7 +77,7 @@ MORE = {
         *("answers.requesting.Asked", "answers.requesting.read_asked"),
         *("answers.requesting.request_answers", "answers.requesting.cost_of"),
         *("models.services.service_for", "models.services.Connection"),
-        *("heads.daca.daca", "heads.official.read_official", "heads.tables.TokenTable"),
+        *("heads.official.read_official", "heads.tables.TokenTable"),
         *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
     ),
     "integrations": (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from calibrant.estimate.performance import PerformanceEstimator, estimate_performance
-from calibrant.estimate.result import PerformanceEstimate
+from calibrant.estimate.performance_estimate import PerformanceEstimate
 from calibrant.estimate.sampling import LabelSample, choose_labels
-from calibrant.estimate.watch import Shift
+from calibrant.estimate.shifts import Shift
 
 __all__ = [
     "LabelSample",

@@ -41,9 +41,9 @@ MORE = {
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
-    "monitor": ("report.Alarm", "report.Drift", "windows.WindowEstimate"),
+    "monitor": ("monitor_report.Alarm", "monitor_report.Drift", "windows.WindowEstimate"),
     "estimate": (
-        *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
+        *("performance.PerformanceEstimator", "performance_estimate.PerformanceEstimate"),
         *("sampling.choose_labels", "sampling.LabelSample"),
         *("success_rate.RateEstimate", "success_rate.rate_difference"),
         *("judges.agreement", "judges.position_bias", "judges.length_bias"),

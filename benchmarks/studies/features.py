@@ -3,10 +3,11 @@
     python benchmarks/studies/features.py LIBRARY -o docs/data
     python benchmarks/studies/features.py --tables docs/data
 
-The first form is for an environment with LIBRARY. Of each feature, a few lines of ``features_checks.py`` call the library on small data and must come
-out true. Where there are none, no public name of the library may contain the words that are looked
-for, unless it is said what such names mean. Rows of other libraries in ``features.csv`` are kept.
-The second form writes the table of ``docs/migrate.md``.
+The first form is for an environment with LIBRARY. Of each feature, a few lines of
+``features_checks.py`` call the library on small data and must come out true. Where there are none,
+no public name of the library may contain the words that are looked for, unless it is said what such
+names mean. Rows of other libraries in ``features.csv`` are kept. The second form writes the table
+of ``docs/migrate.md``.
 """
 
 import argparse

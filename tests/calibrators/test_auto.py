@@ -481,8 +481,15 @@ def test_predictions_stay_where_the_accuracy_does_not_clearly_rise(rng, monkeypa
             return found._replace(correct=better) if name == "sms" else found
 
         monkeypatch.setattr(auto._Judge, "_predicted", predicted)
-        judged = [c.name for c in Auto(folds=2).fit(logits, labels).candidates_]
+        fitted = Auto(folds=2).fit(logits, labels)
+        judged = [c.name for c in fitted.candidates_]
         assert ("top_and_rest" in judged, "sms_blend" in judged) == (kept, not kept)
+        # nothing is left to allow: the likelihood is against sms_blend, or the gain is not clear
+        assert fitted.keeps_argmax
+        assert fitted.left_out() == []
+        with told():  # of what is fixed, more right answers at a worse likelihood are no gain
+            asked = Auto(candidates=("none", "ts"), folds=2).fit(logits, labels)
+        assert asked.left_out() == []
 
 
 def test_what_other_predictions_would_gain_is_told(rng):

@@ -15,13 +15,13 @@ from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks,
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
-from calibrant.calibrators.average import Average, averaged
+from calibrant.calibrators.average import Average, _averaged
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.logpartition import Records
-from calibrant.calibrators.objectives import memberships
+from calibrant.calibrators.objectives import _memberships
 from calibrant.calibrators.parts import structured
 from calibrant.calibrators.top_label import kept_by_task
 
@@ -217,7 +217,7 @@ class Auto(RecordsCalibrator):
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
         if undecided:
-            lines += judge.other_predictions(other, weights)
+            lines += judge.other_predictions(other, weights, free)
         return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -440,7 +440,7 @@ class _Judge:
     def average(self, weights: Mapping[str, float]) -> RecordPredictions:
         """Held-out predictions of an average of methods."""
         found = [RecordPredictions(*self.held_out(name)[:2]) for name in weights]
-        return averaged(found, list(weights.values()))
+        return _averaged(found, list(weights.values()))
 
     def weights(self, names: Sequence[str]) -> dict[str, float]:
         """Weights of the methods that are worth having, in the order of their names."""
@@ -481,7 +481,7 @@ class _Judge:
         if records.classes == 2:
             claimed = np.where(records.one_on_top, claimed, 1 - claimed)
             outcome = records.labels == 1
-        gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
+        gap, part = (claimed - outcome) * self.share, _memberships(claimed, sigma=0.05)
         return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
 
     def accuracy_gain(self, name: str) -> tuple[float, float]:
@@ -489,16 +489,19 @@ class _Judge:
         right = self.data.records.correct
         return self.mean_and_error(self.held_out(name).correct.astype(float) - right)
 
-    def other_predictions(self, name: str, weights: Mapping[str, float]) -> list[str]:
-        """Say what other predictions gain or, where they are kept, would clearly gain."""
+    def other_predictions(self, name: str, weights: Mapping[str, float], free: bool) -> list[str]:
+        """Say what other predictions gain or, where they had to be kept, would clearly gain."""
         more, error = (100 * each for each in self.accuracy_gain(name))
         before = 100 * float(self.share @ self.data.records.correct)
         accuracy = f"accuracy {before:.2f} -> {before + more:.2f} % (+- {error:.2f})"
         if not all(_made(member).keeps_argmax for member in weights):
             return [f"predictions change, as by {name}: {accuracy}; keep_argmax=True forbids it"]
+        if free:
+            return []  # they were a candidate, and had the worse likelihood
         kept = self.average(weights).nll
         lower, its_error = self.mean_and_error(kept - self.held_out(name).nll)
-        if more <= CLEAR_GAIN_IN_ERRORS * error and lower <= CLEAR_GAIN_IN_ERRORS * its_error:
+        clear = more > CLEAR_GAIN_IN_ERRORS * error and lower >= 0
+        if not clear and lower <= CLEAR_GAIN_IN_ERRORS * its_error:
             return []  # both are 0 for equal ones
         nll = float(self.share @ kept)
         return [

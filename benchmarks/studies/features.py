@@ -27,7 +27,7 @@ from typing import Any
 
 import features_checks
 from features_checks import FEATURES, PREPARED
-from rows import Rows, Table, read, write_tables
+from rows import MISSING, Rows, Table, read, write_tables
 
 COLUMNS = ("library", "version", "feature", "answer", "checked")
 LIBRARIES = {
@@ -151,9 +151,13 @@ def tables(folder: Path) -> dict[str, Table]:
 
 
 def _line(rows: Rows, feature: str, libraries: list[str]) -> list[str]:
-    answers = {row["library"]: row["answer"] for row in rows if row["feature"] == feature}
     shown = {"yes": "✓", "no": ""}
-    return [feature, *(shown.get(answers[name], answers[name]) for name in libraries)]
+    answers = {
+        row["library"]: shown.get(row["answer"], row["answer"])
+        for row in rows
+        if row["feature"] == feature
+    }
+    return [feature, *(answers.get(name, MISSING) for name in libraries)]
 
 
 if __name__ == "__main__":

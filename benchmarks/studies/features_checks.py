@@ -267,6 +267,10 @@ CALIBRANT = {
     "calibration for regression": ("no", "a logistic regression of signals"),
     "conformal intervals for regression": ("no", "a logistic regression of signals"),
     "ensembles and Bayesian networks": ("no", "a calibrator of the name"),
+    "unknown inputs (out of distribution)": (
+        "figures of given scores",
+        "from calibrant.metrics import ood_auroc; ood_auroc([0.9, 0.8], [0.1, 0.2]) == 1",
+    ),
 }
 
 MAPIE = {

@@ -25,7 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
-        "features",
+        *("features", "monitor"),
         *("default_head", "fields", "decisions"),
     )
     made = [study(name)["tables"](DATA) for name in names]

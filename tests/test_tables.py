@@ -25,8 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
-        *("features", "monitor"),
-        *("default_head", "fields", "decisions"),
+        *("default_head", "features", "fields", "decisions", "monitor"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}

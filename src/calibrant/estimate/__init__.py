@@ -1,4 +1,4 @@
-"""Performance without labels: estimates, the guarantee behind them, and what to label next."""
+"""Performance from no or few labels: estimates, their guarantees, and what to label next."""
 
 from __future__ import annotations
 

@@ -1,26 +1,28 @@
-"""Everything that judged answers say, about the systems that wrote them and about the judge."""
+"""Answers with a judge's score, and human labels of some: what they say of systems and judge."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibrant._core.checks import FloatArray
+from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.messages import printable_name
 from calibrant._core.showing import as_html, frame, one_line
-from calibrant.llm.answers.judges.biases import (
+from calibrant.estimate.judges import (
     JudgeAgreement,
     PositionBias,
     agreement,
     length_bias,
     position_bias,
 )
-from calibrant.llm.answers.judges.judged import JudgedAnswers
-from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
-from calibrant.llm.answers.rows import AnswerRows
+from calibrant.estimate.success_rate import RateEstimate, rate_difference, success_rate
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Scale, Source, read_answers
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.box import Box, box_of
 from calibrant.show.style import percent
@@ -28,6 +30,169 @@ from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_VOTES: Scale = (0.0, 1.0)
+_COPIES = 10
+"""Graded answers that stand for one with a grade between 0 and 1."""
+
+
+class JudgedAnswers(NamedTuple):
+    """Answers that a judge scored, some of them with a human label. Arrays are ``(n,)``.
+
+    Attributes
+    ----------
+    judge : scores
+    human : labels in [0, 1]; NaN where there is none
+    scale : (float, float)
+        Lowest and highest score.
+    source : Source
+        ``confidence`` names the judge and the scale.
+    probability : probability of being drawn for labelling, or None
+    strata, questions, systems : texts, or None
+    lengths : characters of the answers, or None
+    """
+
+    judge: FloatArray
+    human: FloatArray
+    scale: Scale = _VOTES
+    source: Source = Source()
+    probability: FloatArray | None = None
+    strata: NDArray[Any] | None = None
+    questions: NDArray[Any] | None = None
+    systems: NDArray[Any] | None = None
+    lengths: FloatArray | None = None
+
+    @property
+    def known(self) -> BoolArray:
+        """True for answers with a label."""
+        return ~np.isnan(self.human)
+
+    @property
+    def shares(self) -> FloatArray:
+        """Scores as shares of their scale, in [0, 1]."""
+        low, high = self.scale
+        return (self.judge - low) / (high - low)
+
+    def part(self, rows: BoolArray) -> JudgedAnswers:
+        """Return some of the answers."""
+        columns = ("judge", "human", "probability", "strata", "questions", "systems", "lengths")
+        values = {name: getattr(self, name) for name in columns}
+        kept: Any = {name: v if v is None else v[rows] for name, v in values.items()}
+        return self._replace(**kept)
+
+    def graded(self) -> AnswerRows:
+        """Return the labelled answers with their shares as confidences, for a map of them.
+
+        A grade between 0 and 1 becomes ten answers to one question, with its mean.
+        """
+        if not self.known.any():
+            raise ValueError(
+                f"none of {len(self.judge):,} answers has a human label: label some of them"
+            )
+        rows = []
+        for i in np.flatnonzero(self.known):
+            question = i if self.questions is None else self.questions[i]
+            about = {"question": f"{question}", **self.source.row()}
+            row = {**about, "confidence": float(self.shares[i])}
+            grade = self.human[i]
+            copies = 1 if grade in (0, 1) else _COPIES
+            rows += [{**row, "correct": k < round(copies * grade)} for k in range(copies)]
+        return AnswerRows.of(rows)
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.judge):,} answers", f"{int(self.known.sum()):,} labelled")
+
+
+def read_judged(
+    file: str | os.PathLike[str] | AnswerRows, *, scale: Scale | None = None
+) -> JudgedAnswers:
+    """Read judged answers from JSON lines, or from a CSV file with a line of names.
+
+    Each row has ``judge``, a score on ``scale`` (lowest, highest; by default a vote, or a number in
+    [0, 1]), and some have ``human``: true or false, or a grade in [0, 1]. Optional are
+    ``label_probability``, that of being drawn for labelling; ``stratum``; ``question``;
+    ``system``; ``length``, or else the ``answer``, whose characters are counted; and ``source``,
+    the name of the judge, which must be the same for all.
+
+    Examples
+    --------
+    >>> rows = AnswerRows.of([{"judge": 7, "human": "yes"}, {"judge": 3}])
+    >>> judged = read_judged(rows, scale=(1, 10))
+    >>> judged.judge, judged.human
+    (array([7., 3.]), array([ 1., nan]))
+    """
+    answers = file if isinstance(file, AnswerRows) else read_answers(file)
+    low, high = _VOTES if scale is None else (float(end) for end in scale)
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
+    keys = {key for row in answers.rows for key in row}
+    if "judge" not in keys:
+        raise ValueError(
+            f"{answers.places[0]} has no judge: each row needs the score or vote of the judge"
+        )
+
+    def texts(key: str, instead: Sequence[str]) -> NDArray[Any] | None:
+        """Return the texts under a key, or others where a row has none; None if no row has one."""
+        pairs = zip(answers.rows, instead, strict=True)
+        return (
+            np.array([str(row.get(key) or other) for row, other in pairs]) if key in keys else None
+        )
+
+    words = (low, high) == _VOTES
+    every, nothing = np.ones(len(answers.rows), dtype=bool), [""] * len(answers.rows)
+    known = np.array([row.get("human") not in (None, "") for row in answers.rows])
+    remedy = "state another scale, as 1,10" if scale is None else "correct the scale or the score"
+    wanted = f"must be a score from {low:g} to {high:g}, got {{}}: {remedy}"
+    judge = _numbers(answers, "judge", every, wanted, lambda x: low <= x <= high, words)
+    wanted = "must be true or false, or a grade from 0 to 1, got {}"
+    human = _numbers(answers, "human", known, wanted, lambda x: 0 <= x <= 1, True)
+    probability = lengths = None
+    if "label_probability" in keys:
+        wanted = "must be above 0 and at most 1, got {}"
+        probability = _numbers(answers, "label_probability", known, wanted, lambda x: 0 < x <= 1)
+    if "length" in keys:
+        wanted = "must be a number above 0, got {}"
+        lengths = _numbers(answers, "length", every, wanted, lambda x: x > 0)
+    elif "answer" in keys:
+        lengths = np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
+    origin = answers.source()
+    return JudgedAnswers(
+        judge,
+        human,
+        (low, high),
+        origin._replace(confidence=f"{origin.confidence or 'judge'}, {low:g} to {high:g}"),
+        probability,
+        texts("stratum", nothing),
+        texts("question", answers.places),
+        texts("system", nothing),
+        lengths,
+    )
+
+
+def _numbers(
+    answers: AnswerRows,
+    key: str,
+    where: BoolArray,
+    wanted: str,
+    is_legal: Callable[[float], bool],
+    words: bool = False,
+) -> FloatArray:
+    """Return the numbers of some rows, and NaN elsewhere; raise if one is not legal."""
+    values = np.full(len(answers.rows), math.nan)
+    for i in np.flatnonzero(where):
+        value = answers.rows[i].get(key)
+        known = GRADES.get(str(value).strip().lower()) if words else None
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        values[i] = number if known is None else known
+        if not is_legal(values[i]):  # nor is NaN
+            raise ValueError(f"{key} of {answers.places[i]} {wanted.format(f'{value!r:.40}')}")
+    return values
+
+
+# ------------------------------------------------------------------------------------------ report
 
 
 @dataclass(frozen=True, repr=False)

@@ -108,10 +108,15 @@ def measured(device: str, only: str) -> Iterator[Row]:
 
 
 def predictions(rows: int, classes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of temperature 2: labels are drawn from the softmax of their halves."""
+    """Over-confident logits, by more in some rows and classes, so that ``auto`` averages methods.
+
+    Labels are drawn from the softmax of about their halves, with a bias of each class.
+    """
     rng = np.random.default_rng(0)
     logits = 3 * rng.standard_normal((rows, classes), dtype=np.float32)
-    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    sharpness = np.exp(rng.normal(0, 0.5, (rows, 1))) / 2
+    bias = 0.5 * rng.standard_normal(classes)
+    labels = (sharpness * logits + bias + rng.gumbel(size=logits.shape)).argmax(-1)
     return torch.from_numpy(logits).to(device), torch.from_numpy(labels).to(device)
 
 
@@ -132,7 +137,12 @@ Work = Iterator[tuple[str, Callable[[], object]]]
 def calls(logits: torch.Tensor, labels: torch.Tensor) -> Work:
     for name in CALLS:
         fitted = cal.CALIBRATORS[name]().fit(logits[:5000], labels[:5000])
-        yield f"call {name}", lambda fitted=fitted: fitted(logits)
+        yield f"call {name}{_chosen(fitted)}", lambda fitted=fitted: fitted(logits)
+
+
+def _chosen(fitted: cal.Calibrator) -> str:
+    """Return what ``auto`` has chosen, in brackets."""
+    return f" ({type(fitted.chosen_).__name__})" if isinstance(fitted, cal.Auto) else ""
 
 
 def fits(logits: torch.Tensor, labels: torch.Tensor) -> Work:
@@ -181,7 +191,7 @@ def one_row(device: str) -> Work:
     logits, labels = predictions(5000, 100, device)
     for name in ("ts", "smart", "isotonic", "auto"):
         fitted = cal.CALIBRATORS[name]().fit(logits, labels)
-        yield f"call {name}, one row", lambda fitted=fitted: fitted(logits[:1])
+        yield f"call {name}{_chosen(fitted)}, one row", lambda fitted=fitted: fitted(logits[:1])
 
 
 Sized = Iterator[tuple[str, int, int, Callable[[], object]]]

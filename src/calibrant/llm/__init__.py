@@ -34,7 +34,7 @@ from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.llm.models.loading import load_model
 from calibrant.metrics.clustered import evaluate_tokens
 from calibrant.show.tokens import shaded_text

@@ -22,7 +22,7 @@ from calibrant.llm.answers.grading import (
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.calibrators import Shift
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
 from tests.support.simulate import drawn, preferring

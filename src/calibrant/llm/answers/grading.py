@@ -31,7 +31,7 @@ from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.llm.heads.fitted import FittedHead, Gains, _gains_over_one_temperature
 from calibrant.llm.models import huggingface
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.metrics.clustered import Evaluations
 from calibrant.workflows.fit import cross_fit
 

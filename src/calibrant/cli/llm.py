@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from calibrant.llm import Answer
+    from calibrant.llm.answers.choices import OptionBias
     from calibrant.llm.answers.grading import QuestionSet
-    from calibrant.llm.answers.option_bias import OptionBias
     from calibrant.llm.heads.fitted import Gains
     from calibrant.metrics.clustered import Evaluations
 

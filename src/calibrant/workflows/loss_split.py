@@ -53,9 +53,9 @@ def loss_split(
 
     Each fold is recalibrated by a fit on the others. The calibration term is what this saves, with
     the interval of a mean of paired differences, and the refinement what is left. Intervals count
-    the chance of the examples, not that of the fits: with a few tens of events they are too narrow.
-    The terms depend on the method: one with more freedom finds more to save, and pays more for its fit (Berta et al.
-    2025). ``calibrant compare`` shows the same losses for many methods.
+    the chance of the examples, not that of the fits: with ten events they are too narrow. The terms
+    depend on the method: one with more freedom finds more to save, and pays more for its fit (Berta
+    et al. 2025). ``calibrant compare`` shows the same losses for many methods.
 
     Parameters
     ----------

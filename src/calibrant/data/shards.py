@@ -87,8 +87,13 @@ class Shard:
         stored = self.domain if name == "logits" else name
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
-            there = comma_separated(key for key in self.columns if key == key.strip())
-            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}")
+            keys = [key for key in self.columns if key == key.strip()]
+            remedy = ""
+            if name == "labels":
+                usual = next((key for key in keys if key.lower() in LABELS), "COLUMN")
+                remedy = f"; name it: --labels {usual}, or labels={usual!r} of open_dataset"
+            there = f"found {comma_separated(keys)}{remedy}"
+            raise ValueError(f"{self.path} has no {wanted} in this split; {there}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))
         if column.shape[0] != self.rows:

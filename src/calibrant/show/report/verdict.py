@@ -205,7 +205,7 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     remedy = subject.remedy
     method = remedy.chosen.method if remedy and remedy.chosen else "auto"
     fitted_on = remedy.fit_split if remedy else ""
-    flag = _split_flag(fitted_on, "val")
+    flag = _split_flag(fitted_on, "val", "--fit-split")
     option = f", split={fitted_on!r}" if flag else ""
     if subject.word == "tag":
         flag, option = f"{flag} --multilabel", f'{option}, estimand="multilabel"'
@@ -250,9 +250,9 @@ def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
     return [Snippet(title, "bash", watch), stop]
 
 
-def _split_flag(name: str, usual: str) -> str:
+def _split_flag(name: str, usual: str, option: str = "--split") -> str:
     """Return the option that names a split; empty for one that the command takes by itself."""
-    return f" --split {shlex.quote(name)}" if name not in ("", usual) else ""
+    return f" {option} {shlex.quote(name)}" if name not in ("", usual) else ""
 
 
 def _limit(ece: Estimate) -> float:

@@ -31,8 +31,8 @@ from rows import MISSING, Rows, chosen, read, write_tables
 from calibrant import llm
 from calibrant.llm.heads import fit
 from calibrant.llm.heads.documents import BadDocument, Encoded, _encode_document
-from calibrant.llm.heads.evaluate import _paired_gain
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import paired_gain
 
 SIZES = {"lima": (120, 60), "short": (200, 200)}
 """Documents of each corpus to fit and to measure on."""
@@ -170,7 +170,7 @@ def trained(
         row |= {"kept": int(fitted.kept and clear), "seconds": f"{seconds:.1f}"}
         for score, own in told["head"].scores().items():
             simple = told["global"].scores()[score]
-            gain = _paired_gain(simple, own, test.documents, told["head"].weight)
+            gain = paired_gain(simple, own, test.documents, told["head"].weight)
             row |= {score: f"{gain.mean:.6f}", f"{score}_error": f"{gain.error:.6f}"}
         row |= {f"ece_{key}": f"{each.figures()['ece']:.5f}" for key, each in told.items()}
         print(row, flush=True)

@@ -250,11 +250,10 @@ def measured(
         asked = llm.read_mmlu(given.data / "mmlu")
         asked = _subset(asked, min(given.limit, len(asked)))
         shots = _first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
-        scores, labels = _ask_choices_each(
-            model, tokenizer, asked, heads, shots=shots, batch=given.batch
-        )
-        for head, logits in scores.items():
-            yield "mmlu", "letters", head, np.exp(logits.max(-1)), logits.argmax(-1) == labels
+        scores = _ask_choices_each(model, tokenizer, asked, heads, shots=shots, batch=given.batch)
+        for head, found in scores.items():
+            logits, right = found.averaged(), found.labels
+            yield "mmlu", "letters", head, np.exp(logits.max(-1)), logits.argmax(-1) == right
     for name in SETS:
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():

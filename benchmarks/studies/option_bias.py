@@ -19,7 +19,7 @@ import numpy as np
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.choices import _ask_permuted_each
+from calibrant.llm.answers.choices import _ask_choices_each
 from calibrant.llm.answers.grading import calibrated_choices, read_question_set
 from calibrant.llm.answers.option_bias import PermutedChoices, _option_orders, option_bias
 
@@ -29,7 +29,7 @@ FIGURES = ("accuracy", "nll", "ece")
 def ask(model: str, questions: str, out: str, limit: int, shots: int) -> None:
     asked = read_question_set(questions, limit=limit, shots=shots)
     network = llm.load_model(model)
-    found = _ask_permuted_each(
+    found = _ask_choices_each(
         *network,
         asked.questions,
         {"": None},

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.attach import _calibrated_generation, attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.generation import _calibrated_generation
 from tests.support.language_models import assert_same_table, drawn_documents, tiny_model
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])

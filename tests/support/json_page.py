@@ -63,7 +63,7 @@ def check_output(arguments: list[str], text: str) -> None:
         if isinstance(command, click.Group) and argument in command.commands:
             command = command.commands[argument]
             path.append(argument)
-    verb = " ".join([*path, *(["estimate"] if isinstance(command, click.Group) else [])])
+    verb = " ".join(path)
     # a table for an option stands beside that of the verb
     titles = [each for each in tables() if each == verb or each.startswith(f"{verb} --")]
     title = max((t for t in titles if {*t.split()} <= {*verb.split(), *arguments}), key=len)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from calibrant.llm import Answer
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
-    from calibrant.llm.heads.evaluate import Evaluations, Gains
+    from calibrant.llm.heads.fitted import Gains
+    from calibrant.metrics.clustered import Evaluations
 
     Biases = Mapping[str, OptionBias]
     Result = tuple[str, Evaluations, Gains, Biases]
@@ -264,7 +265,7 @@ def evaluate(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.heads.evaluate import evaluate_table
+    from calibrant.llm.heads.fitted import evaluate_table
 
     folder, paths = _head_and_rest(paths)
     fitted = load(folder, FittedHead) if folder else None

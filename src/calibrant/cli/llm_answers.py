@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from calibrant.cli import llm_fields, llm_logs, llm_signals, shared
+from calibrant.cli.judge import SCALE
 from calibrant.cli.shared import AS_JSON, Commands, Verb, _option, say
 
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
@@ -33,10 +34,17 @@ def answers() -> None:
     metavar="NAMES",
     help="Combine signals in place of the confidence: 'all', or names with commas.",
 )
+@SCALE
 @_option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
 @AS_JSON
 def fit_map(
-    file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
+    file: str,
+    out: str,
+    confidence: Any,
+    signals: str | None,
+    scale: tuple[float, float] | None,
+    stage: Any,
+    form: str | None,
 ) -> None:
     """Learn from graded answers how often answers of each confidence are right.
 
@@ -48,11 +56,13 @@ def fit_map(
     With --signals, the map combines signals of the answers ('llm answers signals' lists them), and
     the figures are those of each alone and of all together.
 
+    Files of 'llm judge', with judge and human instead, make a map of the scores of the judge.
+
     \b
     Examples:
       calibrant llm answers fit graded.jsonl -o map
       calibrant llm answers fit graded.jsonl --signals all -o map
-      calibrant llm answers fit judged.csv --stage sigmoid -o map
+      calibrant llm answers fit judged.jsonl --scale 1,10 -o map
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
@@ -62,6 +72,7 @@ def fit_map(
         warn_of_few,
     )
     from calibrant.llm.answers.grading import CONFIDENCES
+    from calibrant.llm.answers.judges.judged import read_judged
 
     if signals is not None:
         if confidence:
@@ -69,6 +80,8 @@ def fit_map(
         llm_signals.fit_signals(file, signals, out, stage, form)
         return
     graded, options = read_answers(file), {"aggregate": confidence, "stage": stage}
+    if scale is not None or any("judge" in r and "correct" not in r for r in graded.rows):
+        graded = read_judged(graded, scale=scale).graded()
     warn_of_few(len(graded.rows), "answers")
     fitted = fit_answers(graded, **options)
     evaluations = cross_validated_answers(graded, **options)
@@ -91,8 +104,8 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     """Write answers with the chance that each is right, as 'calibrated'.
 
     FILE and OUT are .jsonl or .csv; the other values are kept. Confidences and signals of another
-    source than those that MAP was fitted on are refused. With a threshold in MAP there is also
-    'abstains'.
+    source than those that MAP was fitted on are refused, as are scores of another judge. With a
+    threshold in MAP there is also 'abstains'.
 
     \b
     Examples:
@@ -109,9 +122,9 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     say(f"{written}: {len(rows):,} answers")
 
 
-answers.add_command(llm_logs.collect)
 answers.add_command(llm_fields.documents)
 answers.add_command(llm_fields.fields)
 answers.add_command(llm_logs.read)
 answers.add_command(llm_logs.report)
+answers.add_command(llm_logs.request)
 answers.add_command(llm_signals.signals)

@@ -166,7 +166,8 @@ def watch(
     conversation belong in one file; one of them counts.
 
     Where the file of the watch is missing or damaged, nothing is guaranteed, since the guarantee
-    may have been withdrawn.
+    may have been withdrawn. GATE.withdrawn, beside the gate, records a withdrawal: then --new is
+    refused until a gate is fitted on other answers.
 
     \b
     Examples:
@@ -184,7 +185,7 @@ def watch(
 
     file = WatchFile(state, load(folder, Gate))
     if new:
-        file.start()
+        file.start(folder)
     if grades is not None:
         used, unknown = add_grades(file, read_answers(grades))
         say(f"{used:,} grades added, {unknown:,} of unknown answers")

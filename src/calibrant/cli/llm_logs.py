@@ -1,4 +1,4 @@
-"""The verbs llm answers report, read and collect."""
+"""The verbs llm answers report, read and request."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     say(f"{written}: {len(log.answers.rows):,} answers ({log.format})")
 
 
-@click.command("collect")
+@click.command("request")
 @click.argument("questions")
 @click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl file; goes on with it.")
 @click.option("--model", required=True, metavar="NAME", help="Model to ask, or litellm/NAME.")
@@ -153,7 +153,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
 @click.option("--price-in", type=click.FloatRange(0), help="Price of a million tokens sent.")
 @click.option("--price-out", type=click.FloatRange(0), help="Price of a million received.")
 @click.option("--dry-run", is_flag=True, help="Only estimate the cost.")
-def collect(
+def request(
     questions: str,
     out: str,
     model: str,
@@ -178,12 +178,12 @@ def collect(
 
     \b
     Examples:
-      calibrant llm answers collect asked.jsonl --model gpt-4o-mini -o new.jsonl
-      calibrant llm answers collect asked.jsonl --url http://localhost:8080/v1 \\
+      calibrant llm answers request asked.jsonl --model gpt-4o-mini -o new.jsonl
+      calibrant llm answers request asked.jsonl --url http://localhost:8080/v1 \\
         --model local --samples 5 --stated --p-true -o new.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text
-    from calibrant.llm.answers.collecting import RequestPlan, collect_answers, cost_of, read_asked
+    from calibrant.llm.answers.requesting import RequestPlan, cost_of, read_asked, request_answers
     from calibrant.llm.models.services import Connection, service_for
 
     asked = read_asked(questions)
@@ -197,7 +197,7 @@ def collect(
         return
     reached = service_for(model, Connection(url, timeout, max_retries))
     with reached as service, shared._progress_bar("questions") as progress:
-        count = collect_answers(
+        count = request_answers(
             asked,
             service,
             chosen,

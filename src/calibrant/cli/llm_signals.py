@@ -12,7 +12,7 @@ from calibrant.cli.shared import _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from calibrant.llm.answers.calibrating import SignalFit
-    from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+    from calibrant.metrics.clustered import ConfidenceEvaluation
 
 SHOWN = ("auroc", "ece", "nll", "brier")
 """Metrics of the table, each with its interval."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from calibrant.llm.heads.evaluate import Evaluations
+    from calibrant.metrics.clustered import Evaluations
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrant.metrics.clinical import DecisionCurve
+from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.curves import (
     ClassReliability,
     Histogram,
@@ -130,6 +131,13 @@ def _histogram(shares: Histogram) -> Box:
 @box_of.register(RiskCoverage)
 def _risk_coverage(curve: RiskCoverage) -> Box:
     return Box(parts=[risk_chart(curve)])
+
+
+@box_of.register(ConfidenceEvaluation)
+def _confidence_box(evaluation: ConfidenceEvaluation) -> Box:
+    """Return the box of an evaluation, with the risk-coverage curve."""
+    curve = evaluation.risk_coverage
+    return evaluation_box(evaluation, [] if curve is None else [risk_chart(curve)])
 
 
 def risk_chart(curve: RiskCoverage) -> Html:

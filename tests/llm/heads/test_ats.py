@@ -7,7 +7,7 @@ import torch
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.ats import Memory, _selective
-from calibrant.llm.heads.objectives import OBJECTIVES
+from calibrant.llm.heads.fit import OBJECTIVES
 from tests.llm.heads.test_modules import inputs_of
 from tests.llm.heads.test_objectives import tokens
 from tests.support.language_models import random_head

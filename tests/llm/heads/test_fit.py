@@ -16,7 +16,6 @@ from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.evaluate import Gain
 from calibrant.llm.heads.fit import _split_documents, fit_head, options_for
 from calibrant.llm.heads.fitted import (
     FittedHead,
@@ -27,6 +26,7 @@ from calibrant.llm.heads.fitted import (
 )
 from calibrant.llm.heads.modules import GlobalHead, bounded
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain
 from tests.support.language_models import (
     TINY,
     random_head,
@@ -51,7 +51,7 @@ def test_linear_head_finds_the_truth(objective):
     if objective != "selective":  # which pulls elsewhere
         assert float(cosine) > 0.9
     else:
-        assert fitted.settings["alpha"] in fit_module.ALPHAS
+        assert fitted.settings["alpha"] in fit_module._ALPHAS
 
 
 def test_global_temperature_is_found():
@@ -211,8 +211,8 @@ def test_the_seed_draws_the_initial_weights():
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
     for module in (fitted_module, fit_module):
-        monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(fit_module, "ENOUGH", 500)
+        monkeypatch.setattr(module, "_CHUNK", 100)
+    monkeypatch.setattr(fit_module, "_ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
     rows = np.concatenate(list(table.document_chunks(np.unique(table.documents), 60)))
@@ -303,7 +303,7 @@ def test_every_document_is_held_out_once():
 def test_one_fold_is_held_out_of_many_documents(monkeypatch):
     table = simulated_table(60)
     crossed = fit_head(table, "linear", "nll", epochs=2, batch=128)
-    monkeypatch.setattr(fit_module, "MAX_CROSS_FITTED", 59)
+    monkeypatch.setattr(fit_module, "_MAX_CROSS_FITTED", 59)
     single = fit_head(table, "linear", "nll", epochs=2, batch=128)
     assert "on 60 held-out" in crossed.reasons
     assert "on 12 held-out" in single.reasons

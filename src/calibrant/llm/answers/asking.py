@@ -13,13 +13,12 @@ from calibrant._core.engines import Progress
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.shading import ShadedText, shaded_text
-from calibrant.llm.heads import generation as generations
-from calibrant.llm.heads.attach import _matching_model
+from calibrant.llm.heads.attach import CalibratedGeneration, _calibrated_generation, _matching_model
 from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.show.tokens import ShadedText, shaded_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,15 +38,8 @@ GREEDY = {
     "output_hidden_states": True,
 }
 """Options of ``generate``."""
-_SAMPLED = {
-    **GREEDY,
-    "do_sample": True,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "output_logits": False,
-    "output_hidden_states": False,
-}
+_SAMPLED = GREEDY | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+_SAMPLED |= {"output_logits": False, "output_hidden_states": False}
 """Options of ``generate`` that draw from the distribution of the model itself."""
 
 
@@ -103,8 +95,7 @@ class Answer(NamedTuple):
         """Return the answer with its tokens shaded by their probability, if it is shown."""
         if self.abstains:
             return shaded_text([], [], title=title, note=f"no answer: {self._figures()}")
-        end = "; truncated" if self.truncated else ""
-        note = f"confidence {100 * self.confidence:.1f} %{end}"
+        note = f"confidence {100 * self.confidence:.1f} %{'; truncated' * self.truncated}"
         return shaded_text(self.token_texts, self.probs, title=title, note=note)
 
     def _repr_html_(self) -> str:
@@ -161,18 +152,9 @@ def ask(
     progress : callable, optional
         Called with the prompts done and their number.
     """
-    answers = _ask_each(
-        model,
-        tokenizer,
-        prompts,
-        {"": fitted},
-        aggregate,
-        max_new_tokens=max_new_tokens,
-        one_line=one_line,
-        batch=batch,
-        progress=progress,
-    )
-    return answers[""]
+    limits: Any = {"max_new_tokens": max_new_tokens, "one_line": one_line, "batch": batch}
+    heads = {"": fitted}
+    return _ask_each(model, tokenizer, prompts, heads, aggregate, progress=progress, **limits)[""]
 
 
 def _ask_each(
@@ -234,8 +216,7 @@ def draw_answers(
         torch.manual_seed(seed)
         for mask, output in _outputs(model, tokenizer, prompts, batch, limit, options):
             rows = output.sequences[:, mask.shape[1] :].tolist()
-            ends = [_length_of(tokenizer, ids, limit) for ids in rows]
-            texts = [_decoded(tokenizer, ids[:end]) for ids, end in zip(rows, ends, strict=True)]
+            texts = [_decoded(tokenizer, ids[: _length_of(tokenizer, ids, limit)]) for ids in rows]
             drawn += [texts[i : i + samples] for i in range(0, len(texts), samples)]
             if progress is not None:
                 progress(len(drawn), len(prompts))
@@ -250,7 +231,7 @@ def _calibrated_generations(
     limit: LengthLimit,
     batch: int,
     progress: Progress | None,
-) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
+) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
@@ -266,7 +247,7 @@ def _calibrated_generations(
     for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, generations._calibrated_generation(fitted.head, output, mask, ends), first
+            yield name, _calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))

@@ -20,7 +20,7 @@ from calibrant.llm.answers.signal_calibrator import (
     _with_signals,
 )
 from calibrant.llm.answers.signals import signal_values
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation, Evaluations
+from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
 
 _MIN_ANSWERS_FOR_MAP = 20
 """Answers below which the command line warns of a map."""

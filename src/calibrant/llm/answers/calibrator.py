@@ -20,6 +20,7 @@ from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, Aggregator, Answers
+from calibrant.llm.answers.judges.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
@@ -264,6 +265,9 @@ class AnswerCalibrator(AnswerMap):
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
         stated = any("confidence" in row for row in answers.rows)
+        if self.source_.scale is not None and not stated:
+            judged = read_judged(answers, scale=self.source_.scale)
+            return self.predict(judged.shares, source=judged.source)
         confidence, source = answers.confidences(None if stated else self.aggregate)
         self.source_.check(source)
         known = self.source_.confidence

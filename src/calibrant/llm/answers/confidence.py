@@ -12,8 +12,8 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Values, as_float64, as_keys, as_pairs, known_rows
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics import intervals, ranking
+from calibrant.metrics.clustered import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.workflows.evaluate import evaluate

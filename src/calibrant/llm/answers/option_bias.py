@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ from scipy.special import chdtrc, log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
 from calibrant._core.showing import columns_frame, one_line
-from calibrant.llm.answers.questions import LETTERS, Question
+from calibrant.llm.answers.questions import LETTERS
 from calibrant.show.box import Box
 from calibrant.show.tables import Table
 
@@ -30,27 +29,21 @@ Order: TypeAlias = tuple[int, ...]
 """Numbers of the options in the order in which they are shown."""
 
 
-def _option_orders(permutations: Permutations, choices: int) -> list[Order]:
+def _option_orders(permutations: Permutations | None, choices: int) -> list[Order]:
     """Return the orders in which a question with so many options is asked, its own first.
 
-    >>> _option_orders("cyclic", 3)
+    None is for its own order alone.
+
+    >>> option_orders("cyclic", 3)
     [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
     """
-    check_choice("permutations", permutations, ("cyclic", "all"))
     numbers = tuple(range(choices))
+    if permutations is None:
+        return [numbers]
+    check_choice("permutations", permutations, ("cyclic", "all"))
     if permutations == "all":
         return list(itertools.permutations(numbers))
     return [numbers[i:] + numbers[:i] for i in numbers]
-
-
-def _reordered(question: Question, order: Order) -> Question:
-    """Return a question with its options in another order.
-
-    >>> _reordered(Question("2 + 2?", ("4",), ("3", "4"), 1), (1, 0))
-    Question(text='2 + 2?', references=('4',), choices=('4', '3'), answer=0, subject='')
-    """
-    choices = tuple(question.choices[i] for i in order)
-    return replace(question, choices=choices, answer=order.index(question.answer))
 
 
 class OptionBias(NamedTuple):
@@ -174,6 +167,8 @@ class PermutedChoices(NamedTuple):
 
     def averaged(self) -> FloatArray:
         """Return the log-probabilities ``(n, options)`` of the options, averaged over orders."""
+        if len(self.orders) == 1:
+            return self.logits[:, 0]
         total = np.zeros_like(self.logits[:, 0])
         for shown, order in zip(self.logits.swapaxes(0, 1), self.orders, strict=True):
             total[:, list(order)] += log_softmax(shown, axis=-1)

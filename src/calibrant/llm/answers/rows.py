@@ -40,6 +40,10 @@ GRADES = {
 }
 
 
+Scale: TypeAlias = tuple[float, float]
+"""Lowest and highest score of a judge."""
+
+
 class SourceError(ValueError):
     """Confidences of another source than wanted, or of several."""
 
@@ -73,6 +77,12 @@ class Source(NamedTuple):
     def served(self) -> bool:
         """Whether the model is one of a service, whose weights are unknown."""
         return bool(self.model) and not re.fullmatch("[0-9a-f]{16}", self.model)
+
+    @property
+    def scale(self) -> Scale | None:
+        """Scale of a judge whose scores the confidences are; None for others."""
+        found = re.fullmatch(r".*, (-?\d[-+.e\d]*) to (-?\d[-+.e\d]*)", self.confidence)
+        return None if found is None else (float(found[1]), float(found[2]))
 
     def row(self) -> Row:
         """Return the source in the form that rows have."""
@@ -162,7 +172,7 @@ class AnswerRows(NamedTuple):
         if lacking:
             raise ValueError(
                 f"{lacking[0]} has no token_probs: they are needed for every answer, or else its "
-                "confidence"
+                "confidence; calibrant llm answers read takes them from a log"
             )
         rule = aggregate or "geometric"
         return answer_confidence(tokens, rule), source._replace(confidence=rule)

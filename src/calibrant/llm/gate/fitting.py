@@ -52,12 +52,8 @@ _ENOUGH = 10
 class _Scored(NamedTuple):
     """Graded answers with calibrated confidences; each ``(answers,)``.
 
-    Attributes
-    ----------
-    confidence : in [0, 1]
-    correct : bool
-    unit : number of the unit that the answer belongs to
-    kind : kind of the question; empty where it has none
+    ``unit`` is the number of the unit that the answer belongs to, ``kind`` that of its question,
+    empty where it has none.
     """
 
     confidence: FloatArray
@@ -68,11 +64,6 @@ class _Scored(NamedTuple):
     def where(self, chosen: BoolArray) -> _Scored:
         """Return the chosen answers."""
         return _Scored._make(values[chosen] for values in self)
-
-    @property
-    def units(self) -> int:
-        """Number of different units."""
-        return np.unique(self.unit).size
 
 
 def _find_threshold(
@@ -175,14 +166,15 @@ def fit_gate(
     Examples
     --------
     >>> rng = np.random.default_rng(0)
-    >>> probs = [rng.beta(20, 1, size=3) for _ in range(4000)]  # of the tokens of answers
-    >>> chance = [one.prod() for one in probs]
-    >>> rows = [{"token_probs": p, "correct": rng.random() < c} for p, c in zip(probs, chance)]
-    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1, verifier_misses=0.25)
-    >>> for decision in ("accept", "verify"):
-    ...     print(gate.promise(decision))
+    >>> confidence = rng.beta(4, 1, 3000)
+    >>> right = rng.random(3000) < confidence**2  # the model is too sure
+    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
+    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1)
+    >>> print(gate.promise())
     With 95 % certainty, at most 10 % of the accepted answers are wrong.
-    With 95 % certainty, at most 40 % of the answers to verify are wrong: a verifier that ...
+    >>> sure, unsure = gate.check(AnswerRows.of([{"confidence": 0.99}, {"confidence": 0.8}]))
+    >>> sure.verdict, unsure.verdict
+    ('accept', 'person')
     """
     terms = Terms(max_error, certainty, unit, verifier_misses).check()
     with warnings_at_caller():
@@ -209,7 +201,13 @@ def fit_gate(
         tests = len(sets) * (1 if verifier_misses is None else 2)
         each = 1 - (1 - certainty) / tests
         bands = [_band(scored, parts, names, terms, each) for names in sets]
-        return Gate(calibrator, bands, terms, _drift(scored.where(parts == 1), false_alarms, rng))
+        watched = scored.where(parts == 1)
+        order = rng.permutation(len(watched.unit))
+        # one answer of each unit, in random order
+        one = rng.permutation(order[np.unique(watched.unit[order], return_index=True)[1]])
+        correct = watched.correct[one].astype(np.float64)
+        drift = DriftReference.of(watched.confidence[one], correct, false_alarms)
+        return Gate(calibrator, bands, terms, drift)
 
 
 def _scored_wholly(answers: AnswerRows) -> AnswerRows:
@@ -307,7 +305,7 @@ def _band(
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
     options: Any = {"unit": terms.unit, "certainty": certainty}
     chosen = scored.where(member & (parts == 1))
-    if not chosen.units:
+    if not chosen.unit.size:
         raise ValueError(
             f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
             "grade more of them, or leave them out"
@@ -321,19 +319,12 @@ def _band(
     # below it: about these the guarantee is
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
     limit = terms.max_to_verify
-    if limit < 1 and below.units:
+    units = np.unique(below.unit).size
+    if limit < 1 and units:
         return Band(accept, _find_threshold(below, max_error=limit, **options), kinds)
     lowest, coverage, error = math.inf, 0.0, math.nan
-    if below.units:
+    if units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
-    free = ShownLimit("error", limit, error, math.nan, below.units)
-    verify = Threshold(lowest, coverage, below.units, certainty, (free,))
+    free = ShownLimit("error", limit, error, math.nan, units)
+    verify = Threshold(lowest, coverage, units, certainty, (free,))
     return Band(accept, verify, kinds)
-
-
-def _drift(answers: _Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:
-    """Make the reference of one answer of each unit."""
-    order = rng.permutation(len(answers.unit))
-    one = rng.permutation(order[np.unique(answers.unit[order], return_index=True)[1]])
-    correct: FloatArray = answers.correct[one].astype(np.float64)
-    return DriftReference.of(answers.confidence[one], correct, false_alarms)

@@ -33,7 +33,7 @@ Form = Literal["chat", "completions", "responses"]
 LOG = logging.getLogger(__name__)
 KIND_HEADER = "x-calibrant-kind"
 """Header of a request with the kind of its question."""
-PERIOD = 5.0
+_PERIOD = 5.0
 """Seconds between two updates of the state."""
 _NONE = "the service returned no answer"
 _CUT = "the answer was cut off before its end"
@@ -41,16 +41,11 @@ _OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
 class Judge:
-    """A gate in use: verdicts on responses, and notes of them.
+    """A gate in use, for confidences that can be computed from log-probabilities of tokens.
 
-    Parameters
-    ----------
-    gate : Gate
-        For confidences that can be computed from the log-probabilities of tokens.
-    state : path, optional
-        File of the drift watch, which ``calibrant llm gate watch --new`` makes. A thread adds the
-        verdicts every few seconds, and reads whether the guarantee was withdrawn meanwhile, by
-        grades that another process added. A withdrawn guarantee stays so while the process runs.
+    ``state`` is the file of the drift watch. A thread adds the verdicts every few seconds, and
+    reads whether the guarantee was withdrawn meanwhile, by grades that another process added. A
+    withdrawn guarantee stays so while the process runs.
     """
 
     def __init__(self, gate: Gate, state: str | os.PathLike[str] | None = None) -> None:
@@ -71,7 +66,7 @@ class Judge:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
         def keep_state() -> None:
-            while not self._closed.wait(PERIOD):
+            while not self._closed.wait(_PERIOD):
                 self.flush()
 
         if self.file is not None:
@@ -111,14 +106,9 @@ class Judge:
 
 
 class Call:
-    """A request, and the verdict on its response.
+    """A request, as ``sent`` with log-probabilities asked for, and the verdict on its response.
 
-    Attributes
-    ----------
-    sent : dict
-        The request, with log-probabilities asked for.
-    verdict : dict or None
-        Of the whole response, for JSON; with several choices also that on each.
+    ``verdict`` is that of the whole response, for JSON; with several choices also that on each.
     """
 
     def __init__(
@@ -126,7 +116,15 @@ class Call:
     ) -> None:
         kind = next((v for name, v in headers.items() if name.lower() == KIND_HEADER), "")
         self.judge, self.request, self.form, self.kind = judge, dict(request), form, kind
-        self.sent, self.shows = _with_logprobs(self.request, form)
+        # whether the request asks for log-probabilities, so that they are left in the response
+        wanted, include = self.request.get("logprobs"), list(self.request.get("include") or ())
+        if form == "responses":
+            self.shows, more = _OUTPUT_LOGPROBS in include, [*include, _OUTPUT_LOGPROBS]
+            self.sent = {**self.request, "include": include if self.shows else more}
+        else:
+            self.shows = bool(wanted) or (form == "completions" and type(wanted) is int)
+            asked = {} if self.shows else {"logprobs": True if form == "chat" else 1}
+            self.sent = {**self.request, **asked}
         self.verdict: dict[str, Any] | None = None
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
@@ -270,21 +268,6 @@ async def _async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[A
         raise
     if (rest := call.rest()) is not None:
         yield rest
-
-
-def _with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], bool]:
-    """Return a request that asks for log-probabilities, and whether it did so before.
-
-    >>> _with_logprobs({"model": "m"}, "chat")
-    ({'model': 'm', 'logprobs': True}, False)
-    """
-    if form == "responses":
-        include = list(request.get("include") or ())
-        asks = _OUTPUT_LOGPROBS in include
-        return {**request, "include": include if asks else [*include, _OUTPUT_LOGPROBS]}, asks
-    wanted = request.get("logprobs")
-    asks = bool(wanted) or (form == "completions" and type(wanted) is int)
-    return {**request, **({} if asks else {"logprobs": True if form == "chat" else 1})}, asks
 
 
 def _hide(response: Any) -> None:

@@ -31,7 +31,7 @@ from calibrant.llm.heads.modules import SHARPEST, Head, last_layer
 if TYPE_CHECKING:
     from calibrant.llm.heads.tables import TokenTable
 
-EPS, THETA = 1e-6, 10000.0
+_EPS, _THETA = 1e-6, 10000.0
 """Epsilon of the RMS norms, and base of the rotary positions, as in Llama 2."""
 Weighting = Literal["paper", "official"]
 
@@ -66,9 +66,9 @@ class ATSHead(Head):
             )
         self.width, self.attention_heads, self.cap = width, attention_heads, cap
         self.inner = 8 * width // 3 if inner is None else inner
-        self.input_layernorm = nn.RMSNorm(width, EPS)
+        self.input_layernorm = nn.RMSNorm(width, _EPS)
         self.self_attn = nn.ModuleDict({f"{n}_proj": _matrix(width, width) for n in "qkvo"})
-        self.post_attention_layernorm = nn.RMSNorm(width, EPS)
+        self.post_attention_layernorm = nn.RMSNorm(width, _EPS)
         self.mlp = nn.ModuleDict(
             {
                 "gate_proj": _matrix(width, self.inner),
@@ -164,7 +164,7 @@ class Memory:
 def _rotated(x: Tensor, position: Tensor) -> Tensor:
     """Rotary positions: pairs (i, i + size/2) are rotated (Su et al. 2021)."""
     half = x.shape[-1] // 2
-    speed = THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    speed = _THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = position[..., None].to(torch.float32) * speed
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     left, right = x[..., :half], x[..., half:]

@@ -50,11 +50,11 @@ from calibrant.llm.models.huggingface import (
     _weights_loaded,
 )
 
-MAX_LOGITS = 1 << 24
+_MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
-SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 14
+_SHARDS, _MIN_SHARD, _MAX_SHARD = 16, 1 << 11, 1 << 14
 """Shards of a table by default, and their smallest and largest number of tokens."""
-ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """State of PEFT layers that their weights do not show."""
 
 
@@ -112,15 +112,10 @@ def collect(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=1, **small))
-    >>> documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = collect(model, documents, folder)
-    ...     table.documents, table.records().labels, table.hidden().shape
-    (array([0, 0, 0, 1]), array([7, 9, 3, 4]), (4, 8))
+    ::
+
+        documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
+        table = collect(model, documents, folder)
     """
     check_whole("batch", batch)
     if tokens_per_shard is not None:
@@ -134,7 +129,7 @@ def collect(
     texts = _encode_documents(documents, tokenizer, length)
     _check_documents(texts, model)
     total = sum(len(text.targets) for text in texts)
-    tokens_per_shard = tokens_per_shard or max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
+    tokens_per_shard = tokens_per_shard or max(_MIN_SHARD, min(total // _SHARDS, _MAX_SHARD))
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = tables.Header(
@@ -277,7 +272,7 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
         if isinstance(
             getattr(module, "disable_adapters", None), bool
         ):  # in whole models it is a method
-            state = [getattr(module, attribute, None) for attribute in ADAPTERS]
+            state = [getattr(module, attribute, None) for attribute in _ADAPTERS]
             total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]
 
@@ -369,7 +364,7 @@ def _columns(
                 put("states", tokens[n], states[n][own])
         hidden, rows = torch.cat(counting), np.concatenate([tokens[n] for n in together])
         labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
-        step = max(1, MAX_LOGITS // reader.layer.weight.shape[0])
+        step = max(1, _MAX_LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))

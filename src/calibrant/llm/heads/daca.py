@@ -21,12 +21,11 @@ from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 
-MAX_ELEMENTS = 1 << 22
-"""Probabilities in memory at a time: 32 MB in double precision."""
+_MAX_ELEMENTS = 1 << 22  # probabilities in memory at a time: 32 MB in double precision
 
 
 class Agreement(NamedTuple):
-    """A temperature for the chat model, and the number of tokens that it is based on."""
+    """A temperature for the chat model, and the number of tokens, of all, that it is based on."""
 
     temperature: float
     agreed: int
@@ -80,7 +79,7 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
 
 def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
     """Gaps of the chat model under the distribution of the base model, ``(n,)``."""
-    parts, rows = [], max(1, MAX_ELEMENTS // base.shape[-1])
+    parts, rows = [], max(1, _MAX_ELEMENTS // base.shape[-1])
     for ours, theirs in zip(base.split(rows), chat.split(rows), strict=True):
         wide = as_tensor(theirs).double()
         probs, gaps = as_tensor(ours).double().softmax(-1), wide.amax(-1, keepdim=True) - wide

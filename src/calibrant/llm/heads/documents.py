@@ -12,11 +12,11 @@ from calibrant._core.checks import IGNORED, IntArray, as_labels
 
 Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 """A text, a chat, a pair (prompt, answer), or token ids: see :func:`calibrant.llm.collect`."""
-GENERATION = re.compile(r"\{%-?\s*generation\b")
-PROBE = "\ue000calibrant\ue000"
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
+_PROBE = "\ue000calibrant\ue000"
 """Placeholder for the first answer of a chat, to find it when rendered; private-use characters."""
-SURROGATE = re.compile("[\ud800-\udfff]")
-THOUGHT = "</think>"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_THOUGHT = "</think>"
 """End of the thoughts before an answer."""
 
 
@@ -106,7 +106,7 @@ def _check_unicode(document: Any, name: str) -> None:
     turns = [document] if isinstance(document, str) else document
     for turn in turns if isinstance(turns, Sequence) else ():
         text = turn.get("content") if isinstance(turn, Mapping) else turn
-        half = SURROGATE.search(text) if isinstance(text, str) else None
+        half = _SURROGATE.search(text) if isinstance(text, str) else None
         if half:
             raise BadDocument(
                 name,
@@ -170,7 +170,7 @@ def _from_chat(turns: list[Any], name: str, tokenizer: Any) -> tuple[IntArray, I
     from jinja2 import TemplateError
 
     try:
-        if GENERATION.search(tokenizer.get_chat_template()):
+        if _GENERATION.search(tokenizer.get_chat_template()):
             encoded = tokenizer.apply_chat_template(
                 turns, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -211,8 +211,8 @@ def _answers(tokenizer: Any, turns: list[Any], text: str) -> Iterator[tuple[int,
         if number:
             prompt = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
         else:  # no chat before it to render
-            probed = [{**turn, "content": PROBE}, *turns[1:]]
-            before, probe, _ = (_rendered(tokenizer, probed) or "").partition(PROBE)
+            probed = [{**turn, "content": _PROBE}, *turns[1:]]
+            before, probe, _ = (_rendered(tokenizer, probed) or "").partition(_PROBE)
             prompt = before.rstrip(" ") if probe else None  # a space belongs to the word after it
         until = _rendered(tokenizer, turns[: number + 1])
         if prompt is not None and until is not None and text.startswith(prompt):
@@ -230,9 +230,9 @@ def _answer_end(turn: Mapping[str, Any], text: str, start: int, until: str, spec
     more = {name for name, value in turn.items() if value} - {"role", "content"}
     if isinstance(turn["content"], str) and not more:  # tool calls may follow the content
         # thoughts may be dropped or changed, and may contain the words that follow them
-        content = turn["content"].split(THOUGHT)[-1].strip()
-        thought = text.rfind(THOUGHT, start, len(until))
-        after = start if thought < 0 else thought + len(THOUGHT)
+        content = turn["content"].split(_THOUGHT)[-1].strip()
+        thought = text.rfind(_THOUGHT, start, len(until))
+        after = start if thought < 0 else thought + len(_THOUGHT)
         place = text.find(content, after, max(after, len(until)))
         if place >= 0:
             content_end = place + len(content)

@@ -16,16 +16,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from scipy.special import expit
 
-from calibrant._core.checks import IntArray, check_whole
+from calibrant._core.checks import IntArray, check_choice, check_whole
 from calibrant._core.engines import steps
-from calibrant._core.options import Options, check_options, unknown_option
+from calibrant._core.options import Options, check_options, options_of, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.ats import _document_batches
-from calibrant.llm.heads.evaluate import Gain, _paired_gain
+from calibrant.llm.heads.ats import _document_batches, _selective
 from calibrant.llm.heads.fitted import (
     HEADS,
     FittedHead,
@@ -37,32 +38,60 @@ from calibrant.llm.heads.fitted import (
     _predict_rows,
 )
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, _shape_features
-from calibrant.llm.heads.objectives import OBJECTIVES, _brier_correct, _objective_options, loss
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain, paired_gain
 
 Alpha: TypeAlias = float | Literal["search"]
 
 DEFAULT_HEAD, DEFAULT_OBJECTIVE = "linear", "nll"
-PAPER_ALPHA = 0.5
-ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Weights of wrong tokens in selective smoothing, among which ``alpha="search"`` chooses."""
+_ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Weights of wrong tokens among which ``alpha="search"`` chooses; the first is the paper's."""
 STANDARD_ERRORS = 2
 """A head is kept if its gain over one temperature is larger than this many standard errors."""
-PATIENCE = 4
+_PATIENCE = 4
 """Epochs without improvement after which training stops."""
-CHUNK = 1 << 15
+_CHUNK = 1 << 15
 """Tokens that are read together and shuffled among each other."""
-ENOUGH = 1 << 18
+_ENOUGH = 1 << 18
 """Tokens that determine one temperature to three digits; no more are used."""
-FOLDS = 5
-STOP = 0.1
+_FOLDS = 5
+_STOP = 0.1
 """Fraction of the documents that decides when to stop."""
-MIN_DOCUMENTS = 5
-MAX_CROSS_FITTED = 1000
+_MIN_DOCUMENTS = 5
+_MAX_CROSS_FITTED = 1000
 """Largest number of documents with which every fold is held out in turn."""
-RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
-LINEAR_RATE = 0.2
+_RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
+_LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
+
+
+def _bce(records: Records, u: LogSharpness) -> Measured:
+    r"""Log-loss of the confidence p that the top token is right.
+
+    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
+    """
+    rest, slope = records.log_rest(np.exp(u))
+    sign, share = np.where(records.correct, 1.0, -1.0), records.share
+    value = share @ np.logaddexp(0, sign * rest)
+    return Measured(float(value), share * sign * expit(sign * rest) * slope)
+
+
+def _brier_correct(records: Records, u: LogSharpness) -> Measured:
+    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
+    rest, slope = records.log_rest(np.exp(u))
+    confidence, share = expit(-rest), records.share
+    gap = confidence - records.correct
+    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
+
+
+OBJECTIVES: dict[str, Callable[..., Measured]] = {
+    "nll": nll,
+    "selective": _selective,
+    "bce": _bce,
+    "brier": _brier_correct,
+    "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
+}
+"""Objectives by name; the Brier score is that of the confidence."""
 
 
 def fit_head(
@@ -116,23 +145,6 @@ def fit_head(
         Of the split, the order and the initial weights.
     device : str
         Where the head is trained. The result is on the CPU.
-
-    Examples
-    --------
-    >>> from calibrant.calibrators.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.models.fingerprint import ModelFingerprint
-    >>> rng = np.random.default_rng(0)
-    >>> hidden = rng.normal(size=(4000, 4))
-    >>> logits = 2 * rng.normal(size=(4000, 10))
-    >>> true = np.exp(hidden[:, :1]) * logits  # the first number says how sharp it should be
-    >>> labels = (true + rng.gumbel(size=true.shape)).argmax(-1)
-    >>> table = TokenTable.from_arrays(
-    ...     hidden, tabulate(examples(logits, labels)), np.arange(4000) // 20,
-    ...     ModelFingerprint("tiny", 4, 10, "0" * 16, None),
-    ... )
-    >>> fit_head(table).kept
-    True
     """
     objective = objective or _default_objective(head)
     of_head, objectives = _checked(head, objective, alpha, dict(options or {}))
@@ -147,13 +159,13 @@ def fit_head(
         objectives=objectives,
         epochs=epochs,
         batch=batch,
-        rate=RATES.get(head, LINEAR_RATE / width) if rate is None else rate,
+        rate=_RATES.get(head, _LINEAR_RATE / width) if rate is None else rate,
         keep_always=keep_always,
         seed=seed,
         device=own_device(device),
     )
-    few = len(np.unique(table.documents)) <= MAX_CROSS_FITTED
-    folds = FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
+    few = len(np.unique(table.documents)) <= _MAX_CROSS_FITTED
+    folds = _FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
     with steps(epochs * len(objectives) * (folds + (folds > 1))) as report:
         runs = [trainer.run(fold, report) for fold in range(folds)]
         results, gain = trainer.compared(runs)
@@ -164,9 +176,9 @@ def fit_head(
     improved = last.epoch > 0 if kept else any(run.epoch for run in runs)
     kept = kept and improved
     figures = {name: result.figures() for name, result in results.items()}
+    simple = GlobalHead(start=last.start)
     settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-last.start)}
     settings["tables"] = list(table.collections)
-    simple = GlobalHead(start=last.start)
     if head == "global":
         del figures["head"]
         why = "one temperature for all tokens is kept, as asked for"
@@ -174,6 +186,7 @@ def fit_head(
     settings |= {"gain": gain.mean, "standard_error": gain.error}
     if kept or folds == 1:
         settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
+    why = f"one temperature is kept: no epoch of the {head} head improved on it"
     if improved:
         which = f"the {head} head" if kept else "one temperature"
         way = "lower" if gain.mean > 0 else "higher"
@@ -183,8 +196,6 @@ def fit_head(
             f"{way} than with one temperature, with a standard error of {gain.error:.2g} (a head "
             f"must gain more than {STANDARD_ERRORS} standard errors)"
         )
-    else:
-        why = f"one temperature is kept: no epoch of the {head} head improved on it"
     best = last.head.cpu() if kept else simple
     return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
 
@@ -195,6 +206,13 @@ def options_for(head: str, objective: str | None = None) -> Options:
     if head == "global":
         return known
     return {**known, **_objective_options(objective or _default_objective(head))}
+
+
+def _objective_options(name: str) -> Options:
+    """Return the options of an objective; ``alpha`` is one of :func:`fit_head` itself."""
+    check_choice("objective", name, tuple(OBJECTIVES))
+    inner = ("records", "u", "curve", "alpha")
+    return {key: one for key, one in options_of(OBJECTIVES[name]).items() if key not in inner}
 
 
 def _default_objective(head: str) -> str:
@@ -221,10 +239,10 @@ def _checked(
                 f"objective={objective!r} and head={head!r}"
             )
         return of_head, {} if head == "global" else {None: measure}
-    alpha = PAPER_ALPHA if alpha is None else alpha
+    alpha = _ALPHAS[0] if alpha is None else alpha
     if alpha != "search" and (isinstance(alpha, str) or not 0 <= alpha <= 1):
         raise ValueError(f"alpha must be a number from 0 to 1 or 'search', got {alpha!r}")
-    alphas = ALPHAS if alpha == "search" else (alpha,)
+    alphas = _ALPHAS if alpha == "search" else (alpha,)
     return of_head, {each: partial(measure, alpha=each) for each in alphas}
 
 
@@ -238,19 +256,19 @@ def _split_documents(
     """
     names, member = np.unique(documents, return_inverse=True)
     count = len(names)
-    if count < MIN_DOCUMENTS:
-        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {count}")
-    first, end = (0, 0) if fold is None else (round(n * count / FOLDS) for n in (fold, fold + 1))
+    if count < _MIN_DOCUMENTS:
+        raise ValueError(f"at least {_MIN_DOCUMENTS} documents are needed, got {count}")
+    first, end = (0, 0) if fold is None else (round(n * count / _FOLDS) for n in (fold, fold + 1))
     order = (np.random.default_rng(seed).permutation(count) - first)[member] % count
     test = end - first
-    stop = test + max(1, round(STOP * count))
+    stop = test + max(1, round(_STOP * count))
     train, stopping = order >= stop, (order >= test) & (order < stop)
     return np.flatnonzero(train), np.flatnonzero(stopping), np.flatnonzero(order < test)
 
 
 def _enough(rows: IntArray) -> IntArray:
-    """Return at most ``ENOUGH`` of the rows, evenly spaced."""
-    return np.sort(rows)[:: -(-len(rows) // ENOUGH)]
+    """Return at most ``_ENOUGH`` of the rows, evenly spaced."""
+    return np.sort(rows)[:: -(-len(rows) // _ENOUGH)]
 
 
 class _Run(NamedTuple):
@@ -324,13 +342,14 @@ class _Trainer(NamedTuple):
                 optimiser.zero_grad()
                 records = self.table.records(rows)
                 u = _log_sharpness(head, self.table, rows, records)
-                loss(objective, records, u).backward()
+                gradient = objective(records, u.detach().cpu().double().numpy()).gradient
+                u.backward(torch.from_numpy(gradient).to(u))
                 optimiser.step()
             report()
             score = self._stop_score(head, stop)
             if score < best or self.keep_always:
                 best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
-            elif epoch - best_epoch >= PATIENCE:
+            elif epoch - best_epoch >= _PATIENCE:
                 break
         head.load_state_dict(state)
         return head, best_epoch, best
@@ -345,7 +364,7 @@ class _Trainer(NamedTuple):
         if head.wants == "sequence":
             yield from _document_batches(self.table, rows, self.batch, rng)
             return
-        chunks = np.array_split(rows, -(-len(rows) // CHUNK))
+        chunks = np.array_split(rows, -(-len(rows) // _CHUNK))
         for chunk in rng.permutation(len(chunks)):
             mixed = rng.permutation(chunks[chunk])
             for first in range(0, len(mixed), self.batch):
@@ -366,4 +385,4 @@ class _Trainer(NamedTuple):
             results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
         before, after = (results[name].scores()[self.score] for name in ("global", "head"))
         documents = self.table.documents[np.concatenate([run.test for run in runs])]
-        return results, _paired_gain(before, after, documents, results["head"].weight)
+        return results, paired_gain(before, after, documents, results["head"].weight)

@@ -26,11 +26,9 @@ from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import _padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint
 
-FORMAT = 1
+_FORMAT = 1
 HEADER = "table.json"
-FINGERPRINT = "mark"
-"""Key of the fingerprint in the header."""
-MAPPED = ("hidden", "table")
+_MAPPED = ("hidden", "table")
 """Arrays that are memory-mapped; the others are a few numbers per token."""
 
 Hidden: TypeAlias = NDArray[np.float16]
@@ -39,18 +37,10 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 class _TableShard(NamedTuple):
-    """Consecutive tokens that are stored together.
+    """Consecutive tokens that are stored together, with the records of each.
 
-    Attributes
-    ----------
-    hidden : (states, width)
-        Hidden states, possibly with those of prompts.
-    records : Records
-        Of the n tokens.
-    documents : (n,)
-        Document number of each token.
-    states : (n,), optional
-        Row of each token in ``hidden``; None if it is the number of the token.
+    ``hidden`` are states, possibly with those of prompts, and ``states`` has the row of each token
+    among them; None if that is the number of the token.
     """
 
     hidden: Hidden
@@ -81,7 +71,6 @@ class TokenTable:
     Attributes
     ----------
     fingerprint : ModelFingerprint
-        Of the model that was run.
     documents : (n,) int64
         Document number of each token, nondecreasing.
     places : (n,) int64
@@ -238,21 +227,10 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
 class Header:
     """The content of ``table.json``.
 
-    Attributes
-    ----------
-    fingerprint : ModelFingerprint
-    settings : str
-        Hash of everything that decides the content of the table.
-    documents : int
-        Number of documents, with those that have no labelled token.
-    shards : list of int
-        Number of tokens of each shard.
-    prompts : bool
-        True if the states of prompts are stored too.
-    whole : bool
-        True if the states of all preceding tokens are stored, with or without prompts.
-    rank, ranks : int
-        Number of the process that writes this folder, and of all processes.
+    ``settings`` is a hash of everything that decides the content. ``documents`` counts also those
+    without a labelled token; ``shards`` has the tokens of each shard. ``prompts`` says if states of
+    prompts are stored too, ``whole`` if the states of all preceding tokens are. ``rank`` is the
+    number of the process that writes the folder, one of ``ranks``.
     """
 
     fingerprint: ModelFingerprint
@@ -271,8 +249,8 @@ def _read_header(folder: Path) -> Header:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content.pop("format", None)
-        if version == FORMAT:
-            header = Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+        if version == _FORMAT:
+            header = Header(ModelFingerprint(**content.pop("fingerprint")), **content)
             for count in (header.documents, *header.shards):
                 check_whole("a number of documents or tokens", count, least=0)
             return header
@@ -280,15 +258,13 @@ def _read_header(folder: Path) -> Header:
         raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} is damaged ({error}); collect again") from error
-    raise ValueError(f"{file} has format {version}, {FORMAT} is needed: collect again")
+    raise ValueError(f"{file} has format {version}, {_FORMAT} is needed: collect again")
 
 
 def _write_header(folder: Path, header: Header) -> None:
     """Write ``table.json`` atomically."""
-    content = asdict(header)
-    content = {"format": FORMAT, FINGERPRINT: content.pop("fingerprint"), **content}
     with replacing(folder / HEADER) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.write_text(json.dumps({"format": _FORMAT, **asdict(header)}), encoding="utf-8")
 
 
 def _shard_folder(folder: Path, number: int) -> Path:
@@ -344,7 +320,7 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
         mapped = np.asarray(NpyReader(str(path)).mapped())
-        values = mapped if name in MAPPED else np.array(mapped)
+        values = mapped if name in _MAPPED else np.array(mapped)
         if values.shape[:1] != (rows,) or values.dtype.kind not in "biuf":
             raise ValueError(f"it must have {rows} rows of numbers, got {values.shape}")
     except (OSError, ValueError) as error:

@@ -15,9 +15,9 @@ from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits."""
-SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
-PROBE_TOKENS = 8
+_PROBE_TOKENS = 8
 """Number of tokens on which the parts of a model are compared with the whole."""
 
 
@@ -102,7 +102,7 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 def _softcap_of(model: nn.Module) -> float | None:
     """Return the bound of the logits, or None."""
     settings = _settings(model)
-    return next((float(settings[name]) for name in SOFTCAPS if settings.get(name)), None)
+    return next((float(settings[name]) for name in _SOFTCAPS if settings.get(name)), None)
 
 
 def _positions_of(model: nn.Module) -> int | None:
@@ -120,18 +120,8 @@ def _end_tokens(model: Any) -> set[int]:
 class ModelReader(NamedTuple):
     """The parts of a model that compute hidden states and logits.
 
-    Attributes
-    ----------
-    backbone : module
-        Computes the hidden states.
-    layer : module
-        Output embeddings.
-    scale : float
-        Factor of the raw logits.
-    softcap : float or None
-        Bound of the logits.
-    device : torch.device
-        Of the inputs.
+    ``layer`` are the output embeddings, ``scale`` is the factor of the raw logits, ``softcap``
+    their bound, ``device`` that of the inputs.
     """
 
     backbone: Any
@@ -149,7 +139,7 @@ class ModelReader(NamedTuple):
         device = _inputs_device(model)
         backbone = _backbone_of(_plain_model(model))
         reader = cls(backbone, _output_embeddings(model), 1.0, softcap, device)
-        probe = torch.from_numpy(ids[None, :PROBE_TOKENS]).to(device)
+        probe = torch.from_numpy(ids[None, :_PROBE_TOKENS]).to(device)
         with layer_inputs(model, reader.layer) as inputs, _float32_outputs(reader.layer) as raw:
             logits = model(input_ids=probe, use_cache=False).logits[0]
             hidden = inputs()[0]

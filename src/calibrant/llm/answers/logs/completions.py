@@ -21,9 +21,12 @@ _KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "
 """Values of a line that an answer takes over as they are."""
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "stop"),
+    *("response_format", "reasoning_effort", "text", "reasoning"),  # the last two of responses
 )
-"""Fields of a request that change how tokens are drawn."""
+"""Fields of a request that change how tokens are drawn, or where the answer ends.
+
+``max_tokens`` is none of them: an answer that it cuts is handed to a person in any case."""
 
 
 def _read_completions(file: Path, outcome: str | None) -> Iterator[Item]:

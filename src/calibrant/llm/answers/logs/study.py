@@ -28,7 +28,7 @@ from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.rows import AnswerRows, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator, _signal_calibrator
 from calibrant.llm.answers.signals import signal_values, signals_of
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from calibrant.llm.answers.asking import ask
-from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.generation import _calibrated_generation
+from calibrant.llm.heads.attach import _calibrated_generation, attached
 from tests.support.generation import (
     HEAD_KINDS,
     MASK,

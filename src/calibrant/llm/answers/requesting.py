@@ -346,7 +346,7 @@ def cost_of(questions: Sequence[Asked], plan: RequestPlan, out: str | os.PathLik
     )
 
 
-def collect_answers(
+def request_answers(
     questions: Sequence[Asked],
     service: Service,
     plan: RequestPlan,
@@ -363,7 +363,7 @@ def collect_answers(
     Parameters
     ----------
     questions : sequence of Asked
-        From :func:`~calibrant.llm.answers.collecting.read_asked`.
+        From :func:`~calibrant.llm.answers.requesting.read_asked`.
     service : callable
         From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
         fields that returns the body of a chat completion. It is called in several threads.
@@ -394,7 +394,7 @@ def collect_answers(
     >>> asked = [Asked([{"role": "user", "content": "Capital of Peru?"}], ("Lima",))]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     plan, out = RequestPlan("mine", logprobs=False), f"{folder}/answers.jsonl"
-    ...     collect_answers(asked, service, plan, out), collect_answers(asked, service, plan, out)
+    ...     request_answers(asked, service, plan, out), request_answers(asked, service, plan, out)
     (1, 0)
     """
     target = Path(out)

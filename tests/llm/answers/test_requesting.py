@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from calibrant.llm.answers.collecting import (
+from calibrant.llm.answers.requesting import (
     STATE,
     Asked,
     RequestPlan,
     _p_true_of,
     _without_statement,
-    collect_answers,
     cost_of,
     read_asked,
+    request_answers,
 )
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, ServiceError, service_for
@@ -47,7 +47,7 @@ def asked(*texts, references=("Lima",)):
 def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
     options = {"concurrency": 2, **options}
     with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
-        return collect_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
+        return request_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
 
 
 def rows_of(file):
@@ -157,7 +157,7 @@ def test_a_service_that_is_not_there_is_an_error(tmp_path):
         service_for("tiny", nowhere) as service,
         pytest.raises(ValueError, match="did not answer"),
     ):
-        collect_answers(asked("one"), service, RequestPlan("tiny"), out)
+        request_answers(asked("one"), service, RequestPlan("tiny"), out)
 
 
 def test_a_refused_key_ends_everything_and_appears_nowhere(chats, tmp_path):
@@ -207,7 +207,7 @@ def test_two_processes_do_not_write_one_file(chats, tmp_path):
             collected(chats, out, "one")
         return {"choices": [{"message": {"content": "Lima"}}]}
 
-    collect_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
+    request_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
 
 
 def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
@@ -232,7 +232,7 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     out = tmp_path / "answers.jsonl"
     with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
         plan = RequestPlan("litellm/openai/tiny")
-        assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
+        assert request_answers(asked("Capital of Peru?"), service, plan, out) == 1
         with pytest.raises(ServiceError, match="401") as problem:
             service([{"role": "user", "content": "denied"}], {})
     (row,) = rows_of(out)

@@ -243,7 +243,7 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
     """Print what came of a fit, then what was learned, then the figures."""
     console = shared._new_console()
     where = f", {fitted.split} split" if fitted.split else ""
-    shared.write(console, title + where, "bold")
+    console.print(title + where, style="bold", soft_wrap=True)
     effect = fitted.effect
     before, after = effect.before, effect.after
     same = before.table() == after.table() and not effect.argmax_changed

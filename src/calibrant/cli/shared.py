@@ -61,7 +61,7 @@ class Verb(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         about: Any = {"is_flag": True, "expose_value": False, "callback": _keep_quiet}
-        self.params.append(_Option("-q", "--quiet", help=QUIET_HELP, **about))
+        self.params.append(_Option(["-q", "--quiet"], help=QUIET_HELP, **about))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of each section."""
@@ -87,6 +87,9 @@ def _verb() -> Callable[[Callable[..., Any]], Verb]:
 
 class Commands(click.Group):
     """Commands with a whole sentence each, in the help under the titles of ``sections``."""
+
+    command_class = Verb
+    group_class = type
 
     def __init__(
         self, *args: Any, sections: Mapping[str, Any] | None = None, **settings: Any
@@ -344,7 +347,8 @@ def _print_box(result: object, title: str = "") -> None:
     from calibrant import show
 
     console, box = _new_console(), show.box(result)
-    write(console, title, "bold")
+    if title:  # with the path of a file
+        console.print(title, style="bold", soft_wrap=True)
     for callout in box.callouts:
         write(console, callout.text, COLOURS[callout.kind])
     for line in box.about:

@@ -117,8 +117,8 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         what = "the " * (subject.word == "tag") + subject.probability
         return (
             f"On average that is close, but not everywhere: where {what} is "
-            f"{worst.name}, {percent(worst.confidence)} is claimed and {percent(worst.accuracy)} "
-            "happens."
+            f"{worst.name}, its mean is {percent(worst.confidence)} and the observed share "
+            f"{percent(worst.accuracy)}."
         )
     wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
     if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:

@@ -32,7 +32,7 @@ import numpy as np
 from rows import MISSING, Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import _signal_calibrator
 from calibrant.llm.answers.signals import signals_of

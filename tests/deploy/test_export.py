@@ -478,3 +478,12 @@ def test_features_of_a_model(suffix, tmp_path):
         wanted = shifted().predict_proba(model(inputs), model[:2](inputs)).numpy()
     np.testing.assert_allclose(softmax(run_file(path, inputs.numpy())), wanted, atol=1e-6)
     assert not model[2]._forward_pre_hooks
+
+
+def test_a_calibrated_model_holds_what_the_file_needs(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    model, inputs = calibrant.calibrated(network, shifted(), last_layer="2"), torch.randn(9, 3)
+    export(model, tmp_path / "model.onnx", example=inputs[:2])
+    output = run_file(tmp_path / "model.onnx", inputs.numpy())
+    np.testing.assert_allclose(softmax(output), model.predict_proba(inputs.numpy()), atol=1e-6)

@@ -589,3 +589,19 @@ def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng)
             {"logits": probs, "labels": rng.integers(3, size=200)}, methods=["none"], level=None
         )
     assert [warning.filename for warning in told] == [__file__]
+
+
+def test_probabilities_are_passed_by_name():
+    rng = np.random.default_rng(0)
+    probs = rng.uniform(size=200)
+    labels = (rng.uniform(size=200) < probs).astype(int)
+    named, mapped = (
+        compare(**form, methods=["none", "ts"], level=None)
+        for form in (
+            {"probs": probs, "labels": labels},
+            {"data": {"probs": probs, "labels": labels}},
+        )
+    )
+    assert [str(row.evaluation) for row in named.rows] == [
+        str(row.evaluation) for row in mapped.rows
+    ]

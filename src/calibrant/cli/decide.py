@@ -11,11 +11,10 @@ from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.decide import AppliedRule, FittedRule
+    from calibrant.workflows.decide_by_group import GroupRules
 
-CONDITION = (
-    "This holds for new examples from the same source as those of the fit, and for all of them "
-    "together, not for each class or subgroup."
-)
+SOURCE = "This holds for new examples from the same source as those of the fit"
+CONDITION = f"{SOURCE}, and for all of them together, not for each class or subgroup."
 UNSEEN = " The calibrator must not have seen the examples of the fit."
 
 
@@ -29,6 +28,7 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
 @_option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
 @_option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
 @_option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
+@_option("--max-fnr", **shared.FRACTION, help="Largest share of positives that are not flagged.")
 @_option(
     "--max-cost",
     type=float,
@@ -52,6 +52,7 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
+@_option("--by", metavar="COLUMN", help="Find a threshold for each group in this column.")
 @_option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
 @_option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
@@ -72,6 +73,7 @@ def decide(
     coverage: float | None,
     saved: str | None,
     folder: str | None,
+    by: str | None,
     split: str | None,
     target: str | None,
     out: str | None,
@@ -91,6 +93,7 @@ def decide(
     Examples:
       calibrant decide predictions.npz --max-error 0.05
       calibrant decide predictions.npz --recall 0.95 --max-fpr 0.2
+      calibrant decide predictions.npz --recall 0.95 --by site
       calibrant decide predictions.npz --coverage 0.9 --save rule
       calibrant decide new.npz --rule rule -o decisions.csv
 
@@ -103,12 +106,17 @@ def decide(
     from calibrant.decide import DecisionRule
     from calibrant.workflows.decide import apply_rule, decide as workflow
 
-    limits = ("max_error", "precision", "recall", "max_fpr", "max_cost", "cost")
+    limits = ("max_error", "precision", "recall", "max_fpr", "max_fnr", "max_cost", "cost")
     limited = any(options[name] is not None for name in limits)
     if [limited, coverage is not None, saved is not None].count(True) != 1:
         raise click.UsageError(
             "name one of --max-error, --coverage, --rule, or limits of a class (--precision, "
-            "--recall, --max-fpr, --max-cost)"
+            "--recall, --max-fpr, --max-fnr, --max-cost)"
+        )
+    if by and (not limited or target or out):
+        raise click.UsageError(
+            "--by finds thresholds and prints them: leave out --coverage, --rule, --save and -o; "
+            "to apply thresholds by group, take calibrant.decide.thresholds in Python"
         )
     if saved and (folder or target or options["fit_split"] or split):
         raise click.UsageError(
@@ -118,6 +126,8 @@ def decide(
     options |= {"coverage": coverage, "test_split": split}
     if (positive := options["positive"]) is not None and positive.isdecimal():
         options["positive"] = int(positive)
+    if by:
+        return _decide_by_group(pred, by, folder, form, source, options)
     written = [shared._how_written(name) for name in (target, out) if name]
     with source.working():
         data = source.open(pred)
@@ -142,6 +152,43 @@ def decide(
     for line in written:
         shared.say(line)
     return 2 if decides_nothing else 0
+
+
+def _decide_by_group(
+    pred: str,
+    by: str,
+    folder: str | None,
+    form: str | None,
+    source: engine.InputFiles,
+    options: dict[str, Any],
+) -> int:
+    from calibrant.artifacts import load
+    from calibrant.workflows.decide_by_group import decide_by_group
+
+    unused = ("coverage", "by_class")
+    options = {k: v for k, v in options.items() if k not in unused and v is not None}
+    with source.working():
+        calibrator = load(folder) if folder else None
+        result = decide_by_group(source.open(pred), by=by, calibrator=calibrator, **options)
+    shared._show_result(form, result, show=lambda: _print_groups(result, pred))
+    return 2 if any(one.rule.decides_nothing for one in result.rules.values()) else 0
+
+
+def _print_groups(result: GroupRules, title: str) -> None:
+    console, rules = shared._new_console(), result.rules
+    first = next(iter(rules.values())).rule
+    shared.write(console, title, "bold")
+    for name, one in rules.items():
+        colour = shared.COLOURS["bad" if one.rule.decides_nothing else "good"]
+        shared.write(console, f"{name}: {one.rule.instruction()}", colour)
+    if promise := result.promise():
+        shared.write(console, promise, "bold")
+        shared.write(console, f"{SOURCE}.{UNSEEN if first.calibrator else ''}")
+    console.print()
+    rows = [(name, *one.rule.cells(one.checked)) for name, one in rules.items()]
+    checked = next(iter(rules.values())).checked_on
+    console.print(shared._text_table((f"checked on: {checked}", *first.headings), rows))
+    shared.write(console, result.verdict())
 
 
 def _costs(text: str | None) -> list[list[float]] | None:

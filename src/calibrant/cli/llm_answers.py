@@ -12,6 +12,8 @@ from calibrant.cli.shared import AS_JSON, Commands, Verb, _option, say
 
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
+FEW = 20
+"""Graded answers below which a map is warned of."""
 VERB: Any = {"cls": Verb, "context_settings": {"show_default": True}}
 
 
@@ -66,15 +68,12 @@ def fit_map(
       calibrant llm answers fit graded.jsonl --signals all -o map
       calibrant llm answers fit judged.jsonl --scale 1,10 -o map
     """  # noqa: D301
+    from calibrant._core.checks import warn
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
-    from calibrant.llm.answers.calibrating import (
-        cross_validated_answers,
-        fit_answers,
-        warn_of_few,
-    )
+    from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
     from calibrant.llm.answers.grading import CONFIDENCES
-    from calibrant.llm.answers.judges.judged import read_judged
+    from calibrant.llm.answers.judged import read_judged
 
     if signals is not None:
         if confidence:
@@ -84,7 +83,11 @@ def fit_map(
     graded, options = read_answers(file), {"aggregate": confidence, "stage": stage}
     if scale is not None or any("judge" in r and "correct" not in r for r in graded.rows):
         graded = read_judged(graded, scale=scale).graded()
-    warn_of_few(len(graded.rows), "answers")
+    if len(graded.rows) < FEW:
+        warn(
+            f"{len(graded.rows):,} answers are too few for a map, whose chances are then hardly "
+            f"more than guesses: grade {FEW} at least, better 100"
+        )
     fitted = fit_answers(graded, **options)
     evaluations = cross_validated_answers(graded, **options)
     written = shared._how_written(out, "saved in")

@@ -205,10 +205,8 @@ def request(
     asked = read_asked(questions)
     values = {name: parsed_text(text) for name, text in shared._named_texts(fields).items()}
     chosen = RequestPlan(model, fields=values, **plan)
-    cost = cost_of(asked, chosen, out)
     prices = None if price_in is None and price_out is None else (price_in or 0, price_out or 0)
-    price = "" if prices is None else f"; at most {cost.price(*prices):.2f}"
-    say(cost.describe() + price)
+    say(cost_of(asked, chosen, out, prices))
     if dry_run:
         return
     reached = service_for(model, Connection(url, timeout, max_retries))

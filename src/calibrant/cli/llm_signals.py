@@ -11,7 +11,7 @@ from calibrant.cli import shared
 from calibrant.cli.shared import _new_console, _until_closed, say
 
 if TYPE_CHECKING:
-    from calibrant.llm.answers.calibrating import SignalFit
+    from calibrant.llm.answers.signal_calibrator import SignalFit
     from calibrant.metrics.clustered import ConfidenceEvaluation
 
 SHOWN = ("auroc", "ece", "nll", "brier")
@@ -78,11 +78,11 @@ def _say_reasons(reasons: Counter[tuple[str, str]]) -> None:
 def fit_signals(file: str, names: str, out: str, stage: Any, form: str | None) -> None:
     """Fit a map of several signals, save it, and print what each of them is worth."""
     from calibrant.artifacts import save
-    from calibrant.llm.answers import calibrating
     from calibrant.llm.answers.rows import read_answers
+    from calibrant.llm.answers.signal_calibrator import fit_signals as fit
 
     chosen = None if names == "all" else shared._names_in(names)
-    result = calibrating.fit_signals(read_answers(file), chosen, stage=stage, level=LEVEL)
+    result = fit(read_answers(file), chosen, stage=stage, level=LEVEL)
     written = shared._how_written(out, "saved in")
     save(result.calibrator, out)
     with _until_closed():

@@ -23,7 +23,7 @@ from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
-from calibrant.deploy.attach import CalibratedModel, Layer, _fitted_calibrator
+from calibrant.deploy.calibrated_model import CalibratedModel, Layer, _fitted_calibrator
 
 SUFFIXES = (".onnx", ".pt2")
 """Suffixes of the files that :func:`export` writes."""
@@ -38,7 +38,7 @@ _Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 def export(
-    calibrator: Calibrator,
+    calibrator: Calibrator | CalibratedModel,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
@@ -58,8 +58,8 @@ def export(
 
     Parameters
     ----------
-    calibrator : Calibrator
-        Fitted.
+    calibrator : Calibrator or CalibratedModel
+        Fitted; what :func:`calibrant.calibrated` returns holds the model as well.
     path : path
         With the suffix ``.onnx``, or ``.pt2`` for a program of ``torch.export``, which
         ``torch.export.load(path).module()`` runs.
@@ -101,6 +101,9 @@ def export(
     >>> difference <= 1e-5, torch.equal(again(logits), fitted(logits))
     (True, True)
     """
+    if isinstance(calibrator, CalibratedModel):
+        model, last_layer = calibrator.model, calibrator.last_layer
+        calibrator = calibrator.calibrator
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise ValueError(f"cannot write {target}: the suffix must be {' or '.join(SUFFIXES)}")

@@ -28,7 +28,7 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_html, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.data.columns import ARRAY_KEYS, CLASS_NAMES, SCORES
-from calibrant.data.dataset import Split
+from calibrant.data.dataset import Dataset, Split
 from calibrant.data.files import TABLES
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
@@ -46,7 +46,7 @@ from calibrant.workflows.apply import (
     empty_array,
 )
 from calibrant.workflows.compare import _fit_and_test
-from calibrant.workflows.inputs import input_names, whole_inputs
+from calibrant.workflows.effect import input_names, whole_inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,16 +217,7 @@ def decide(
     if bool(limits) == (coverage is not None):
         got = "both" if limits else "neither"
         raise TypeError(f"pass either limits, such as max_error=, or coverage=, got {got}")
-    dataset = as_dataset(data, labels)
-    if calibrator is not None:
-        check_calibrator(calibrator)
-        dataset = dataset.in_order(calibrator.class_names_)
-    if calibrator is not None and fit_split is None and dataset.find("test") is not None:
-        fit_split = test_split = test_split or "test"
-    splits, names = _fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
-    if calibrator is not None:
-        for split in splits:
-            check_fits(calibrator, split)
+    dataset, splits, names = _opened(data, labels, calibrator, fit_split, test_split, seed)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
     place = _positive(positive, splits[0].classes, dataset.class_names)
     with located(dataset.path), known_rows():
@@ -239,6 +230,29 @@ def decide(
     rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names, place)
     tallies = (_walk(rule, split, labelled_only=True) for split in splits)
     return FittedRule(rule, *names, *tallies)
+
+
+def _opened(
+    data: Data | Values,
+    labels: Values | None,
+    calibrator: Calibrator | None,
+    fit_split: str | None,
+    test_split: str | None,
+    seed: int,
+    by: Values | str | None = None,
+) -> tuple[Dataset, tuple[Split, Split], tuple[str, str]]:
+    """Return data as a dataset, and the splits to fit and to check a rule on with their names."""
+    dataset = as_dataset(data, labels, by=by)
+    if calibrator is not None:
+        check_calibrator(calibrator)
+        dataset = dataset.in_order(calibrator.class_names_)
+    if calibrator is not None and fit_split is None and dataset.find("test") is not None:
+        fit_split = test_split = test_split or "test"
+    splits, names = _fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
+    if calibrator is not None:
+        for split in splits:
+            check_fits(calibrator, split)
+    return dataset, splits, names
 
 
 def _positive(

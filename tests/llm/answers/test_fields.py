@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from calibrant.llm import documents_of, field_rows, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import fit_signals
 from calibrant.llm.answers.fields import (
     Tokens,
     _allowed_prob,
@@ -20,6 +19,7 @@ from calibrant.llm.answers.fields import (
 )
 from calibrant.llm.answers.logs.completions import _token_texts
 from calibrant.llm.answers.rows import AnswerRows
+from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.documents import BadDocument
 from tests.support.answer_logs import write_lines
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.gate import fitting
 from calibrant.llm.gate.fitting import _find_threshold, _Scored, fit_gate

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import calibrant as cal
 from calibrant import use
@@ -67,6 +68,13 @@ def test_logits_and_labels_are_one_set():
     assert plain == mapped
     with pytest.raises(TypeError, match="labels go with logits"):
         cal.report(data, data["labels"])
+
+
+def test_probabilities_are_passed_by_name():
+    data = drawn(50)
+    asked = {"probs": softmax(data["logits"], axis=-1), "labels": data["labels"]}
+    found = cal.report(**asked, **QUICK).subjects[0].evaluation
+    assert found["ece"] == cal.evaluate(**asked, level=None)["ece"]
 
 
 def test_a_mapping_of_arrays_is_one_set():

@@ -245,9 +245,9 @@ def test_costs_are_told_in_cases(over_confident):
 
 def test_few_examples_stand_beside_what_a_calibrated_model_would_show():
     made = cal.report(drawn(150), methods=["none", "ts", "auto"])
-    assert re.search(r"a calibrated model would show about \d+ % on 150 exa", made.to_markdown())
-    assert "a calibrated model would show" in made.to_html()
-    assert "a calibrated model would show" not in cal.report(drawn(400), methods=[]).to_html()
+    assert re.search(r"A calibrated model would show about \d+ % on 150 exa", made.to_markdown())
+    assert "A calibrated model would show" in made.to_html()
+    assert "A calibrated model would show" not in cal.report(drawn(400), methods=[]).to_html()
 
 
 def test_the_advice_is_in_plain_words():

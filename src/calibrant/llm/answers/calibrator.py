@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -10,25 +10,32 @@ import torch
 from scipy.special import expit
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64, as_pairs
 from calibrant._core.messages import printable
 from calibrant._core.options import WithOptions
-from calibrant._core.showing import as_html, frame, one_line, threshold_text
+from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
-from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, Aggregator, Answers
-from calibrant.llm.answers.judges.judged import read_judged
+from calibrant.llm.answers.confidence import (
+    AGGREGATORS,
+    SMALLEST,
+    Aggregator,
+    Answers,
+    evaluate_answers,
+)
+from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
+from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Self
 
+FOLDS = 5
 _SAME = 1e-6
 """Smallest range of predictions that counts as different."""
 
@@ -39,15 +46,12 @@ STAGES: tuple[Map, ...] = get_args(Map)
 
 def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     """Fit a map of log-odds ``(n,)``; returns learned values, and True if there is an optimum."""
-    if stage == "isotonic":
-        return _fit_isotonic(odds, correct)
-    solution = (fit_platt if stage == "sigmoid" else fit_beta)(odds, correct, np.ones_like(odds))
-    # with a few answers of one kind the solver of beta may stop before a bound
-    differ = stage == "sigmoid" or 0 < correct.mean() < 1
-    return {"line": solution.x}, solution.converged and differ
-
-
-def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
+    if stage != "isotonic":
+        fit = fit_platt if stage == "sigmoid" else fit_beta
+        solution = fit(odds, correct, np.ones_like(odds))
+        # with a few answers of one kind the solver of beta may stop before a bound
+        differ = stage == "sigmoid" or 0 < correct.mean() < 1
+        return {"line": solution.x}, solution.converged and differ
     if correct.all() or not correct.any():
         level = (correct.sum() + 0.5) / (len(correct) + 1)
         return {"odds": np.zeros(1), "prob": np.array([level])}, False
@@ -88,13 +92,8 @@ class AnswerMap(WithOptions):
     source_: Source
     threshold_: Threshold | None
 
-    def predict(self, answers: Any, *, source: Source | None = None) -> FloatArray:
-        """Return the chance of each answer to be right, ``(answers,)``."""
-        raise NotImplementedError
-
-    def predict_rows(self, answers: AnswerRows) -> FloatArray:
-        """Return the chance of each answer to be right; raise if they are of another source."""
-        raise NotImplementedError
+    predict: Callable[..., FloatArray]
+    predict_rows: Callable[[AnswerRows], FloatArray]
 
     def apply(self, answers: AnswerRows) -> list[Row]:
         """Add the chance of each answer to be right to its row, as ``calibrated``.
@@ -102,12 +101,11 @@ class AnswerMap(WithOptions):
         With a threshold there is also ``abstains``. Raises if the answers are of another source.
         """
         chances = self.predict_rows(answers)
-        rows = [
-            {**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)
-        ]
-        if self.threshold_ is not None:
-            for row, abstains in zip(rows, self.abstains(chances), strict=True):
-                row["abstains"] = bool(abstains)
+        rows: list[Row] = []
+        for row, chance in zip(answers.rows, chances.tolist(), strict=True):
+            rows.append({**row, "calibrated": chance})
+            if self.threshold_ is not None:
+                rows[-1]["abstains"] = chance < self.threshold_.threshold
         return rows
 
     def control(
@@ -191,9 +189,6 @@ class AnswerCalibrator(AnswerMap):
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
-    >>> threshold = fitted.control(answers[1000:], right[1000:], max_error=0.3)
-    >>> fitted.abstains([0.1, 0.95])
-    array([ True, False])
     """
 
     def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
@@ -287,14 +282,6 @@ class AnswerCalibrator(AnswerMap):
         limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
         return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""
-        return frame(
-            {"name": name, "index": index, "value": value}
-            for name, values in self._fitted().items()
-            for index, value in enumerate(values.tolist())
-        )
-
     def describe(self) -> str:
         """Describe the map in a sentence."""
         of = "confidences"
@@ -352,6 +339,53 @@ class AnswerCalibrator(AnswerMap):
             return confidences.log_odds(logs)
         confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
+
+
+def fit_answers(
+    answers: AnswerRows, *, aggregate: Aggregator | None = None, stage: Map = "beta"
+) -> AnswerCalibrator:
+    """Fit a map from the confidences of graded answers to the chance that they are right.
+
+    ``aggregate`` is as for :meth:`AnswerRows.confidences`. The map keeps the source of the
+    confidences, and refuses those of another.
+    """
+    confidence, source = answers.confidences(aggregate)
+    return AnswerCalibrator.of_confidences(confidence, answers.grades(), source, stage)
+
+
+def cross_validated_answers(
+    answers: AnswerRows, *, aggregate: Aggregator | None = None, stage: Map = "beta"
+) -> Evaluations:
+    """Measure confidences ``before`` and, each by a map that was fitted on other folds, ``after``.
+
+    Answers to one question, such as the sentences of a long answer, stay in one fold, and the
+    intervals are then those of independent questions. Without ``after`` if there are fewer than
+    ten questions.
+    """
+    confidence, source = answers.confidences(aggregate)
+    correct, groups = answers.grades(), answers.groups
+    evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
+    if int(groups.max()) + 1 < 2 * FOLDS:
+        return evaluations
+    after = np.empty_like(confidence)
+    with checks.silenced():  # the fit to all answers repeats what is worth saying
+        for train, test in _folds(groups):
+            fitted = AnswerCalibrator.of_confidences(
+                confidence[train], correct[train], source, stage
+            )
+            after[test] = fitted.predict_confidences(confidence[test])
+    return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
+
+
+def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the numbers of the answers of all folds but one, and of that one.
+
+    Answers with the same number in ``groups`` ``(n,)`` stay together.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
+    for number in range(min(FOLDS, len(names))):
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
 @box_of.register(AnswerCalibrator)

@@ -88,19 +88,10 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     A line has ``question``, or ``messages`` of a chat in ``.jsonl``; and optionally ``references``
     (a list of right answers, or one), ``id`` and ``kind``. A text file has a question, its answer
     and an empty line. Repeated questions are read once.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "questions.jsonl"
-    ...     _ = file.write_text('{"question": "Capital of Peru?", "references": ["Lima"]}')
-    ...     read_asked(file)[0].references
-    ('Lima',)
     """
     path = Path(file)
     if path.suffix == ".txt":
-        asked = [Asked(_chat(one.text), one.references) for one in read_questions(path)]
+        asked = [Asked([_said(one.text)], one.references) for one in read_questions(path)]
     elif path.suffix in (".jsonl", ".csv"):
         asked = [_asked(row, place) for place, row in usable(_placed_rows(path))]
     else:
@@ -113,8 +104,8 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     return list(distinct.values())
 
 
-def _chat(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def _asked(row: Row, place: str) -> Asked:
@@ -122,7 +113,7 @@ def _asked(row: Row, place: str) -> Asked:
     if isinstance(messages, list) and messages:
         chat = [dict(one) for one in messages]
     elif isinstance(question, str) and question.strip():
-        chat = _chat(question)
+        chat = [_said(question)]
     else:
         raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
     right = next((row[name] for name in _REFERENCES if row.get(name)), ())
@@ -136,23 +127,19 @@ class RequestPlan:
 
     Parameters
     ----------
-    model : str
-        Name of the model.
+    model, system : str
+        Name of the model, and first message of every chat.
     logprobs : bool
         Request the log-probabilities of the tokens of the answer.
     samples : int
         Further answers, drawn at temperature 1, for their agreement.
-    stated : bool
-        Ask the model to state its confidence on a last line.
-    p_true : bool
-        Ask in a second chat if the answer is true, for the probability of True against False.
+    stated, p_true : bool
+        Ask the model to state its confidence on a last line; ask in a second chat if the answer is
+        true, for the probability of True against False.
     max_tokens : int
         Largest length of an answer.
-    system : str
-        First message of every chat.
     grade : {"contains", "exact", "none"}
-        An answer is right if it contains a reference, or if it equals one; or leave the grade to
-        others.
+        An answer is right if it contains a reference, or equals one; or leave that to others.
     fields : dict
         Fields of the requests, such as ``{"seed": 1}``; None leaves out one that is there.
     """
@@ -249,9 +236,6 @@ def _without_statement(reply: Row) -> Row:
     r"""Move the last line, which states a confidence, from the answer to ``stated``.
 
     Its tokens leave the answer with it. Without such a line ``stated`` is None.
-
-    >>> _without_statement({"answer": "Lima\nConfidence: 90%"})
-    {'answer': 'Lima', 'stated': 'Confidence: 90%'}
     """
     text = reply["answer"]
     found = _STATEMENT.search("\n" + text)
@@ -271,9 +255,7 @@ def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
     fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
-    reply = _completion(
-        service([{"role": "user", "content": prompt}], _fields(plan, fields)), place
-    )
+    reply = _completion(service([_said(prompt)], _fields(plan, fields)), place)
     shown = reply.get("top_logprobs") or []
     if not shown:
         raise BadDocument(place, "has no top_logprobs, which P(True) needs: leave --p-true out")
@@ -289,9 +271,6 @@ def _p_true_of(shown: Mapping[str, float]) -> float | None:
 
     If one is not there, it counts as the least likely of these tokens, or as the rest if that is
     less.
-
-    >>> round(_p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
-    0.95
     """
     sums, chances = {"true": 0.0, "false": 0.0}, []
     for token, logprob in shown.items():
@@ -307,43 +286,26 @@ def _p_true_of(shown: Mapping[str, float]) -> float | None:
     return true / (true + false)
 
 
-class Cost(NamedTuple):
-    """What is left to do, before it starts; tokens are those sent, and at most received."""
+def cost_of(
+    questions: Sequence[Asked],
+    plan: RequestPlan,
+    out: str | os.PathLike[str],
+    prices: tuple[float, float] | None = None,
+) -> str:
+    """Say what it takes to finish the questions that ``out`` has no answer to.
 
-    finished: int
-    questions: int
-    requests: int
-    tokens_in: int
-    tokens_out: int
-
-    def price(self, price_in: float, price_out: float) -> float:
-        """Return the price, from prices of a million tokens.
-
-        >>> Cost(0, 1, 1, 2_000_000, 1_000_000).price(0.5, 2)
-        3.0
-        """
-        return (self.tokens_in * price_in + self.tokens_out * price_out) / 1e6
-
-    def describe(self) -> str:
-        """Return the numbers in words."""
-        return (
-            f"{self.questions:,} questions, {self.finished:,} of them finished: "
-            f"{self.requests:,} requests, about {self.tokens_in:,} tokens in and at most "
-            f"{self.tokens_out:,} out"
-        )
-
-
-def cost_of(questions: Sequence[Asked], plan: RequestPlan, out: str | os.PathLike[str]) -> Cost:
-    """Estimate what it takes to finish the questions that ``out`` has no answer to."""
+    ``prices`` are those of a million tokens sent and received.
+    """
     left = _left(questions, plan, Path(out))
-    tokens = [plan.tokens(asked) for asked in left]
-    return Cost(
-        len(questions) - len(left),
-        len(questions),
-        len(left) * plan.requests,
-        sum(sent for sent, _ in tokens),
-        sum(received for _, received in tokens),
+    sent, received = (sum(each) for each in zip((0, 0), *map(plan.tokens, left), strict=True))
+    said = (
+        f"{len(questions):,} questions, {len(questions) - len(left):,} of them finished: "
+        f"{len(left) * plan.requests:,} requests, about {sent:,} tokens in and at most "
+        f"{received:,} out"
     )
+    if prices is None:
+        return said
+    return f"{said}; at most {(sent * prices[0] + received * prices[1]) / 1e6:.2f}"
 
 
 def request_answers(
@@ -378,24 +340,14 @@ def request_answers(
     Returns
     -------
     int
-        Number of new answers.
-
-    Raises
-    ------
-    ValueError
-        If questions are left without an answer, or the service refuses all of them; finished
-        answers are in the file.
+        Number of new answers. Questions that are left without one are an error.
 
     Examples
     --------
-    >>> import tempfile
-    >>> def service(messages, fields):
-    ...     return {"choices": [{"message": {"content": "Lima"}}]}
-    >>> asked = [Asked([{"role": "user", "content": "Capital of Peru?"}], ("Lima",))]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plan, out = RequestPlan("mine", logprobs=False), f"{folder}/answers.jsonl"
-    ...     request_answers(asked, service, plan, out), request_answers(asked, service, plan, out)
-    (1, 0)
+    ::
+
+        with service_for("gpt-4o-mini") as service:
+            request_answers(read_asked("q.jsonl"), service, RequestPlan("gpt-4o-mini"), "a.jsonl")
     """
     target = Path(out)
     if target.suffix != ".jsonl":

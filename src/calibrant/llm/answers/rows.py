@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -89,11 +89,7 @@ class Source(NamedTuple):
         return {key: getattr(self, part) for part, key in SOURCE_KEYS.items()}
 
     def differences(self, other: Source) -> list[str]:
-        """Return the parts that both state differently, in words.
-
-        >>> Source("geometric", "chat").differences(Source("p_true", "", "0a1b"))
-        ['confidence geometric, not p_true']
-        """
+        """Return the parts that both state differently, in words."""
         parts = zip(self._fields, self, other, strict=True)
         return [
             f"{name} {one}, not {two}" for name, one, two in parts if one and two and one != two
@@ -201,14 +197,10 @@ def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
 
     Examples
     --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "graded.csv"
-    ...     text = "question,answer,confidence,source,correct"
-    ...     _ = file.write_text(f"{text}{chr(10)}Capital of Peru?,Lima,0.9,judge,yes")
-    ...     graded = read_answers(file)
-    >>> graded.confidences()[0], graded.grades(), graded.source().confidence
-    (array([0.9]), array([ True]), 'judge')
+    ::
+
+        graded = read_answers("graded.csv")
+        confidence, source = graded.confidences()
     """
     path = check_suffix(file)
     placed = list(usable(_placed_rows(path)))
@@ -253,21 +245,17 @@ def _placed_rows(file: Path) -> Iterator[Item]:
                     place = f"line {number} of {file}"
                     yield place, _parsed(line, place, is_whole=line.endswith(b"\n"))
         return
+    wrong = "must have as many cells as the first line has names"
     with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
         try:
-            yield from _cells(stream, file)
+            for row in reader:
+                place = f"line {reader.line_num} of {file}"
+                cells = {name: value for name, value in row.items() if value != ""}
+                is_whole = None not in row and None not in row.values()
+                yield place, cells if is_whole else BadDocument(place, wrong)
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error})") from error
-
-
-def _cells(stream: IO[str], file: Path) -> Iterator[Item]:
-    reader = csv.DictReader(stream)
-    for row in reader:
-        place = f"line {reader.line_num} of {file}"
-        if None in row or None in row.values():
-            yield place, BadDocument(place, "must have as many cells as the first line has names")
-        else:
-            yield place, {name: value for name, value in row.items() if value != ""}
 
 
 def _parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:

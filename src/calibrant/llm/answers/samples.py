@@ -28,11 +28,7 @@ _REMEMBERED = 4096
 
 
 def _plain_text(text: str) -> str:
-    """Normalise an answer: lower case, without punctuation and articles, numbers kept whole.
-
-    >>> _plain_text("The Beatles."), plain_text("-1,000.5 %"), plain_text("C++")
-    ('beatles', '-1000.5', 'c++')
-    """
+    """Normalise an answer: lower case, without punctuation and articles, numbers kept whole."""
     folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
     words = [word.replace(",", "") for word in _WORD.findall(folded)]
     # a text of articles or signs alone stands for itself

@@ -13,7 +13,7 @@ is right is fitted, which then calibrates the scores of the regression on all an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.showing import frame, one_line, threshold_text
+from calibrant._core.showing import one_line, threshold_text
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
@@ -30,21 +30,21 @@ from calibrant.llm.answers.calibrator import (
     Map,
     _check_state,
     _finite_numbers,
+    _folds,
     _halfway,
     _outcomes,
 )
-from calibrant.llm.answers.confidence import SUREST
+from calibrant.llm.answers.confidence import SUREST, evaluate_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
+from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Self
 
-FOLDS = 5
 _RIDGE = 1.0
 _FEWEST = 10
 """Right and wrong answers each, and questions, that calibration on held-out folds needs."""
@@ -281,14 +281,6 @@ class SignalCalibrator(AnswerMap):
         ]
         return Table(("signal", "answers", "weight"), rows)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame of the signals: ``signal``, ``coverage``, ``weight``. Needs pandas."""
-        pairs = zip(self.names_, self._fitted().weights.tolist(), strict=True)
-        return frame(
-            {"signal": name, "coverage": self.coverage_[name], "weight": weight}
-            for name, weight in pairs
-        )
-
     def _fitted(self) -> Regression:
         if self.regression_ is None:
             raise RuntimeError("this SignalCalibrator is not fitted: call fit(signals, correct)")
@@ -360,17 +352,6 @@ def _with_signals(answers: AnswerRows) -> AnswerRows:
     return found
 
 
-def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the numbers of the answers of all folds but one, and of that one.
-
-    Answers with the same number in ``groups`` ``(n,)`` stay together.
-    """
-    names, member = np.unique(groups, return_inverse=True)
-    fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
-    for number in range(min(FOLDS, len(names))):
-        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-
-
 def _enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
     """Return True if every fold can leave right and wrong answers to the others."""
     return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _FEWEST)
@@ -392,3 +373,70 @@ def _as_table(signals: Signals) -> FloatArray:
         if wrong.size:
             raise ValueError(f"signal {told} must be in [0, 1] or NaN, got {wrong[0]:g}")
     return np.stack(list(columns.values()), axis=1)
+
+
+class SignalFit(NamedTuple):
+    """A map of signals, and its figures on held-out answers.
+
+    Attributes
+    ----------
+    calibrator : SignalCalibrator
+    alone : dict of ConfidenceEvaluation
+        Of maps of each signal alone; all answers count, also those without the signal.
+    raw : dict of ConfidenceEvaluation
+        Of each signal as it is, of the answers that have it.
+    together : ConfidenceEvaluation or None
+        Of the map of all signals; None if there are too few answers.
+    """
+
+    calibrator: SignalCalibrator
+    alone: Evaluations
+    raw: Evaluations
+    together: ConfidenceEvaluation | None = None
+
+    @property
+    def best(self) -> str:
+        """The signal with the lowest log loss, of held-out answers if there are enough."""
+        figures = self.alone or self.raw
+        return min(figures, key=lambda name: figures[name]["nll"].value)
+
+
+def fit_signals(
+    answers: AnswerRows,
+    names: Sequence[str] | None = None,
+    *,
+    stage: Map = "beta",
+    level: float | None = 0.9,
+) -> SignalFit:
+    """Fit a map from the signals of graded answers to the chance that they are right.
+
+    ``names`` are the signals to use, by default all that the rows have or that their material
+    allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
+    answers, and refuses others. Answers to one question, such as the fields of one document, stay
+    in one fold, and the intervals are those of independent questions.
+    """
+    answers = _with_signals(answers)
+    values, right, groups = signal_values(answers, names), answers.grades(), answers.groups
+    fitted = _signal_calibrator(answers, names, stage=stage)
+    known = {name: ~np.isnan(column) for name, column in values.items()}
+    raw = {
+        name: evaluate_answers(values[name][has], right[has], groups=groups[has], level=level)
+        for name, has in known.items()
+        if has.any()
+    }
+    if not _enough_for_folds(right, groups):
+        return SignalFit(fitted, {}, raw)
+
+    def held_out(chosen: Mapping[str, FloatArray]) -> ConfidenceEvaluation:
+        chances = np.empty(len(right))
+        for train, test in _folds(groups):
+            one = SignalCalibrator(stage=stage)
+            some = {name: column[train] for name, column in chosen.items()}
+            one.fit(some, right[train], groups=groups[train])
+            chances[test] = one.predict({name: x[test] for name, x in chosen.items()})
+        return evaluate_answers(chances, right, groups=groups, level=level)
+
+    with checks.silenced():  # the fit to all answers has said what is worth saying
+        alone = {name: held_out({name: column}) for name, column in values.items()}
+        together = held_out(values) if len(values) > 1 else alone[fitted.names_[0]]
+    return SignalFit(fitted, alone, raw, together)

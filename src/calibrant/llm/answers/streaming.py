@@ -142,6 +142,13 @@ class _Writer:
     def _generate(self) -> None:
         from transformers import StoppingCriteriaList
 
+        def stops(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(input_ids),), self.stopped.is_set(), device=input_ids.device)
+
+        def listen(_: nn.Module, __: Any, output: Any) -> None:
+            if threading.current_thread() is self.thread:  # others may use the model as well
+                self.logits = output.logits[0, -1].detach()
+
         inner, device = huggingface._plain_model(self.model), huggingface._inputs_device(self.model)
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model))
@@ -149,23 +156,15 @@ class _Writer:
             if self.fitted is not None:
                 stack.enter_context(attached(self.model, self.fitted))
             # after the hook of the head, so that logits are calibrated
-            stack.callback(inner.register_forward_hook(self._listen).remove)
+            stack.callback(inner.register_forward_hook(listen).remove)
             given = torch.tensor([self.ids], device=device)
             self.model.generate(
                 input_ids=given,
                 attention_mask=torch.ones_like(given),
                 streamer=self,
-                stopping_criteria=StoppingCriteriaList([self._stops]),
+                stopping_criteria=StoppingCriteriaList([stops]),
                 **self.options,
             )
-
-    def _listen(self, _: nn.Module, __: Any, output: Any) -> None:
-        if threading.current_thread() is self.thread:  # others may use the model as well
-            self.logits = output.logits[0, -1].detach()
-
-    def _stops(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        stopped = self.stopped.is_set()
-        return torch.full((len(input_ids),), stopped, device=input_ids.device)
 
     def put(self, tokens: Tensor) -> None:
         """Take the prompt, and then each token; called by ``generate``."""

@@ -142,10 +142,6 @@ def _top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> 
     """Sort the log-probabilities of each position, ``(n, k)``, largest first, padded with -inf.
 
     Raises if the probabilities sum to more than ``rounding`` explains.
-
-    >>> _top_logprobs([{"b": -2.0, "a": -0.5}, {"c": -0.1}])
-    array([[-0.5, -2. ],
-           [-0.1, -inf]])
     """
     shown = _shown_tokens(top)
     if shown is None:
@@ -181,11 +177,7 @@ def _by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
-    """Return the tokens and log-probabilities of each position; None for an array of numbers.
-
-    >>> _shown_tokens([{" A": -0.5}, {"top_logprobs": [{"token": "B", "logprob": -0.1}]}])
-    [[(' A', -0.5)], [('B', -0.1)]]
-    """
+    """Return the tokens and log-probabilities of each position; None for an array of numbers."""
     for name in ("content", "top_logprobs"):  # the whole ``logprobs`` of a chat, of a completion
         inside = _field(top, name)
         if isinstance(inside, Sequence):

@@ -37,8 +37,7 @@ from calibrant.decide.threshold_search import (
     level_shares,
     threshold_grid,
 )
-from calibrant.llm.answers.calibrating import fit_answers
-from calibrant.llm.answers.calibrator import Map
+from calibrant.llm.answers.calibrator import Map, fit_answers
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _unscored
@@ -117,17 +116,14 @@ def fit_gate(
     independent answers from the population that the gate will judge, and nothing else: it holds for
     any number of answers, whatever their confidences are worth.
 
-    All graded answers serve the threshold, and also the map from confidences to probabilities. A
-    map of two or three parameters that rises keeps the order of the answers: it decides at which of
-    them the search for the threshold starts, but the test of each threshold stays that of the same
-    answers above it. ``benchmarks/gate.py`` counts how often such guarantees fail: less often
-    than they may be. An isotonic map has steps, and gets a random third of the answers for itself.
+    All graded answers serve the threshold, and also the map from confidences to probabilities,
+    which keeps their order: the test of each threshold stays that of the same answers above it.
+    An isotonic map has steps, and gets a random third of the answers for itself.
 
     With ``verifier_misses`` a random half decides about accepting. The other one decides which of
     the other answers are worth verifying: those among which at most
-    ``max_error / verifier_misses`` are wrong. If the verifier lets at most ``verifier_misses`` of
-    these wrong ones through, at most ``max_error`` of the verified answers are wrong in the end.
-    All other answers are for a person.
+    ``max_error / verifier_misses`` are wrong, so that at most ``max_error`` of the verified ones
+    are wrong in the end. All other answers are for a person.
 
     Parameters
     ----------
@@ -137,15 +133,13 @@ def fit_gate(
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
         Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
-        together, and only conversations are independent. With "turn" the guarantee is about the
-        share of wrong turns among the accepted ones of a conversation, on average over
-        conversations with accepted turns; with "conversation" about the share of these
-        conversations in which any accepted turn is wrong.
+        together, and the guarantee is about the share of wrong turns among the accepted ones of a
+        conversation, on average ("turn"), or about the share of conversations with accepted turns
+        in which any of these is wrong ("conversation").
     by_kind : bool
         Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
-        ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the
-        guarantee is about them together. All guarantees hold at the same time with probability
-        ``certainty``: each test gets an equal part of ``1 - certainty`` (Bonferroni).
+        ones, if ``max_error`` of them are wrong. All other kinds share a threshold. All guarantees
+        hold at the same time, since each test gets an equal part of ``1 - certainty`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
     calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a map is fitted here, of the form ``stage``, on

@@ -284,10 +284,20 @@ class Gate:
         """
         with warnings_at_caller():
             scores = self._scores(answers)
-        return [
-            self._verdict(row, score, withdrawn)
-            for row, score in zip(answers.rows, scores, strict=True)
-        ]
+        verdicts, promises = [], self.terms.promises()
+        for row, score in zip(answers.rows, scores, strict=True):
+            kind = str(row.get("kind") or "")
+            band = self._by_kind.get(kind) if self._by_kind else self.bands[0]
+            if isinstance(score, str):
+                verdicts.append(Verdict.unknown(score))
+            elif withdrawn or band is None:
+                kind = printable_name(kind or "none")
+                unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
+                verdicts.append(Verdict("person", score, None, "", withdrawn or unseen))
+            else:
+                decision, limit, reason = band.decide(score)
+                verdicts.append(Verdict(decision, score, limit, promises[decision], reason))
+        return verdicts
 
     def check_one(self, row: Row, withdrawn: str = "") -> Verdict:
         """Return the verdict on one answer; one of another source is handed to a person."""
@@ -298,8 +308,9 @@ class Gate:
 
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
-        by_signals = isinstance(self.calibrator, SignalCalibrator)
-        known = "" if by_signals else self.source.confidence
+        fitted, known, always = self.calibrator, self.source.confidence, []
+        if isinstance(fitted, SignalCalibrator):
+            known, always = "", [name for name in fitted.names_ if fitted.coverage_[name] == 1]
         unnamed = f"its confidence has no source, and the gate is for {known}"
         scores: list[float | str] = [
             _unscored(row)
@@ -308,10 +319,14 @@ class Gate:
         ]
         whole = np.flatnonzero([not problem for problem in scores])
         try:
-            chances = self.calibrator.predict_rows(answers.where(whole)) if whole.size else ()
+            chances = fitted.predict_rows(answers.where(whole)) if whole.size else ()
             for i, chance in zip(whole.tolist(), chances, strict=True):
-                lacking = self._lacking(answers.rows[i]) if by_signals else ""
-                scores[i] = lacking or float(chance)
+                # a map of signals estimates missing ones as well as at the fit only if they are
+                # missing as often as there
+                found = signals_of([answers.rows[i]]).rows[0]["signals"] if always else {}
+                lacking = [name for name in always if found.get(name) is None]
+                said = f"it lacks {comma_separated(lacking)}, which every graded answer had"
+                scores[i] = said if lacking else float(chance)
         except SourceError:
             raise
         except ValueError as error:
@@ -321,31 +336,6 @@ class Gate:
             single = (answers.where(np.array([i])) for i in range(len(scores)))
             return [score for one in single for score in self._scores(one)]
         return scores
-
-    def _lacking(self, row: Row) -> str:
-        """Return what an answer lacks of the signals that every graded answer had.
-
-        A map of signals estimates missing ones, which is as good as at the fit only if they are
-        missing as often as there.
-        """
-        fitted = self.calibrator
-        found = signals_of([row]).rows[0]["signals"]
-        always = [name for name in fitted.names_ if fitted.coverage_[name] == 1]
-        lacking = [name for name in always if found.get(name) is None]
-        named = comma_separated(lacking)
-        return f"it lacks {named}, which every graded answer had" if lacking else ""
-
-    def _verdict(self, row: Row, score: float | str, withdrawn: str) -> Verdict:
-        if isinstance(score, str):
-            return Verdict.unknown(score)
-        kind = str(row.get("kind") or "")
-        band = self._by_kind.get(kind) if self._by_kind else self.bands[0]
-        if withdrawn or band is None:
-            kind = printable_name(kind or "none")
-            unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
-            return Verdict("person", score, None, "", withdrawn or unseen)
-        decision, limit, reason = band.decide(score)
-        return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
 
     def promise(self, decision: Decision = "accept") -> str:
         """Return the guarantee about answers with a decision, in words; empty if there is none."""

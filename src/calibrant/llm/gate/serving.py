@@ -159,10 +159,10 @@ class Call:
         self._last = chunk
         return chunk
 
-    def rest(self) -> Any:
-        """Return a last chunk of a stream that broke or has no end; None if it is not needed."""
+    def rest(self) -> list[Any]:
+        """Return a last chunk for a stream that broke or has no end, with the verdict."""
         if self.verdict is not None or self._last is None:
-            return None
+            return []
         self._judge_stream(_CUT)
         last = self._last.model_copy(deep=True)
         for choice in last.choices:
@@ -171,7 +171,7 @@ class Call:
             if getattr(choice, "text", None):
                 choice.text = ""
         last.calibrant = self.verdict
-        return last
+        return [last]
 
     def _add(self, content: Mapping[str, Any]) -> None:
         """Add what a chunk brings to the choices of the whole response."""
@@ -250,11 +250,9 @@ def _chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
         for chunk in stream:
             yield call.chunk(chunk)
     except Exception:  # whatever ends a connection
-        if (rest := call.rest()) is not None:
-            yield rest
+        yield from call.rest()
         raise
-    if (rest := call.rest()) is not None:
-        yield rest
+    yield from call.rest()
 
 
 async def _async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[Any]:
@@ -263,11 +261,11 @@ async def _async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[A
         async for chunk in stream:
             yield call.chunk(chunk)
     except Exception:
-        if (rest := call.rest()) is not None:
-            yield rest
+        for last in call.rest():
+            yield last
         raise
-    if (rest := call.rest()) is not None:
-        yield rest
+    for last in call.rest():
+        yield last
 
 
 def _hide(response: Any) -> None:

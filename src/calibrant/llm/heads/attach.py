@@ -51,14 +51,8 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     Several threads may use the model. It may be compiled, but not with ``fullgraph=True``; compiled
     code is dropped at both ends of the block, because it does not notice hooks.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model that the head was fitted for. Of a PEFT model the base model is used, with its
-        adapters. A change of adapter is not noticed: fit another head for it.
-    fitted : FittedHead
-        From :func:`~calibrant.llm.fit_head`, :func:`calibrant.load` or
-        ``heads.official.read_official``.
+    ``model`` is the one that the head was fitted for. Of a PEFT model the base model is used, with
+    its adapters; a change of adapter is not noticed: fit another head for it.
     """
     inner = _matching_model(model, fitted)
     if huggingface._has_head(inner):

@@ -109,13 +109,6 @@ def collect(
     -------
     TokenTable
         Of this process: :func:`~calibrant.llm.open_table` reads those of all.
-
-    Examples
-    --------
-    ::
-
-        documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
-        table = collect(model, documents, folder)
     """
     check_whole("batch", batch)
     if tokens_per_shard is not None:
@@ -203,11 +196,8 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             f"no token of the {len(texts)} documents counts: all are masked, truncated, or the "
             "first of their document; raise length, or mask fewer"
         )
-    name, rows, positions = (
-        type(model).__name__,
-        len(_input_embeddings(model)),
-        _positions_of(model),
-    )
+    name, positions = type(model).__name__, _positions_of(model)
+    rows = len(_input_embeddings(model))
     for number, text in enumerate(texts):
         for what, values in (("token ids", text.ids), ("labels", text.labels[text.targets])):
             outside = values[(values < 0) | (values >= rows)]
@@ -269,9 +259,8 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
             stack.enter_context(_weights_loaded(module, "cpu"))  # a GPU may be too small for all
         total.update(digest(model).encode())
     for name, module in model.named_modules():
-        if isinstance(
-            getattr(module, "disable_adapters", None), bool
-        ):  # in whole models it is a method
+        # in whole models it is a method
+        if isinstance(getattr(module, "disable_adapters", None), bool):
             state = [getattr(module, attribute, None) for attribute in _ADAPTERS]
             total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]

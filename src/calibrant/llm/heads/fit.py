@@ -112,13 +112,10 @@ def fit_head(
 
     The head starts at the best temperature for all tokens, and is compared with it on held-out
     documents, by the likelihood for ``objective="nll"``, else by the Brier score of the confidence.
-    It is kept if its mean gain is larger than two standard errors; otherwise the result is the one
-    temperature, and ``reasons`` says so.
-
-    Up to 1,000 documents are held out in turn, in five folds, and a head that is kept is trained
-    once more on all of them. Of more documents, and for the ATS head, whose training takes long,
-    one fold is held out. The callback of :func:`calibrant.use` is called with the epochs done and
-    their largest number.
+    It is kept if its mean gain is larger than two standard errors. Up to 1,000 documents are held
+    out in turn, in five folds, and a head that is kept is trained once more on all of them. Of more
+    documents, and for the ATS head, whose training takes long, one fold is held out. The callback
+    of :func:`calibrant.use` is called with the epochs done and their largest number.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class FittedHead:
     def from_temperature(
         cls, temperature: float, fingerprint: ModelFingerprint, reasons: str = ""
     ) -> FittedHead:
-        """Make a head of one temperature, for instance that of DACA."""
+        """Make a head of one temperature."""
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)

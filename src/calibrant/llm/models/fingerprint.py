@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,8 +61,7 @@ class ModelFingerprint:
 
 def fingerprint_of(model: nn.Module) -> ModelFingerprint:
     """Compute the fingerprint of a Hugging Face causal language model."""
-    layer = _output_embeddings(model)
-    config: Any = getattr(model, "config", None)
+    layer, config = _output_embeddings(model), getattr(model, "config", None)
     with _weights_loaded(layer):
         return ModelFingerprint(
             name=str(getattr(config, "_name_or_path", "") or type(model).__name__),

@@ -93,22 +93,23 @@ def _output_embeddings(model: nn.Module) -> Any:
     return layer
 
 
-def _settings(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of the text part of a model."""
+def _setting(model: nn.Module, *names: str) -> Any:
+    """Return a setting of the text part of a model, or None if the configuration has none."""
     config: Any = getattr(model, "config", None)
-    return {} if config is None else dict(config.get_text_config().to_dict())
+    settings = {} if config is None else config.get_text_config().to_dict()
+    return next((settings[name] for name in names if settings.get(name)), None)
 
 
 def _softcap_of(model: nn.Module) -> float | None:
     """Return the bound of the logits, or None."""
-    settings = _settings(model)
-    return next((float(settings[name]) for name in _SOFTCAPS if settings.get(name)), None)
+    bound = _setting(model, *_SOFTCAPS)
+    return None if bound is None else float(bound)
 
 
 def _positions_of(model: nn.Module) -> int | None:
-    """Return the largest number of tokens of a text, or None if the configuration has none."""
-    settings = _settings(model)
-    return settings.get("n_positions") or settings.get("max_position_embeddings")
+    """Return the largest number of tokens of a text, or None if there is none."""
+    found: int | None = _setting(model, "n_positions", "max_position_embeddings")
+    return found
 
 
 def _end_tokens(model: Any) -> set[int]:

@@ -36,9 +36,10 @@ Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
 
 def report(
-    data: Data | Several | Values,
+    data: Data | Several | Values | None = None,
     labels: Values | None = None,
     *,
+    probs: Values | None = None,
     split: str | Sequence[str] | None = None,
     fit_split: str | None = None,
     by: Values | str | None = None,
@@ -60,7 +61,9 @@ def report(
         file, a folder, a glob, or arrays by their keys in a file. A sequence of paths or datasets,
         or a mapping from names to any of these, gives a comparison: of models, days or shifts.
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits or ``probs``; -100 is ignored.
+    probs : (..., classes) or (n,), optional
+        Probabilities in place of logits.
     split : str or sequence of str, optional
         Split to measure: test, else the unnamed split, else val, by default. Several are compared.
     fit_split : str, optional
@@ -100,7 +103,9 @@ def report(
     options["methods"] = _names(methods, estimand)
     tags = estimand == "multilabel"
     named = {
-        name: as_dataset(each, labels, by=by, sample_weight=sample_weight, multilabel=tags)
+        name: as_dataset(
+            each, labels, probs=probs, by=by, sample_weight=sample_weight, multilabel=tags
+        )
         for name, each in _named(data, labels).items()
     }
     sets = _sets(named, split)

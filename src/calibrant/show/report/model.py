@@ -263,7 +263,7 @@ class Subject:
         if n >= MIN_EXAMPLES_OF_BIN * bins.count.size:
             return ""
         usual = percent(_noise(bins), 0)
-        return f"a calibrated model would show about {usual} on {n:,} {self.counted}"
+        return f"A calibrated model would show about {usual} on {n:,} {self.counted}"
 
     @property
     def decisions(self) -> list[Coverage]:

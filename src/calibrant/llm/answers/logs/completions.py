@@ -60,11 +60,7 @@ def _asked_in(request: Mapping[str, Any]) -> Any:
 
 
 def _request_source(request: Mapping[str, Any]) -> Row:
-    """Return what a request tells of the source of the confidence in its answer.
-
-    >>> _request_source({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0})
-    {'prompt': 'chat', 'head': 'none', 'sampling': 'temperature=0'}
-    """
+    """Return what a request tells of the source of the confidence in its answer."""
     asked = _asked_in(request)
     said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
     system = [_text_of(m.get("content")) for m in said if m.get("role") in ("system", "developer")]
@@ -79,11 +75,7 @@ def _request_source(request: Mapping[str, Any]) -> Row:
 
 
 def _chat_form(system: str) -> str:
-    """Return the form of a chat, with the digest of its system message if it has one.
-
-    >>> _chat_form(""), chat_form("Be brief.")
-    ('chat', 'chat, system fecef222')
-    """
+    """Return the form of a chat, with the digest of its system message if it has one."""
     digest = hashlib.sha256(json.dumps(system).encode("utf-8", "backslashreplace")).hexdigest()
     return f"chat, system {digest[:8]}" if system else "chat"
 
@@ -92,10 +84,6 @@ def _completion(body: Any, place: str, number: int = 0) -> Row:
     """Return answer, model and token probabilities of a completion or response.
 
     ``number`` is that of the choice. Tool calls, refusals and filtered answers raise BadDocument.
-
-    >>> body = {"model": "m", "choices": [{"message": {"content": "Lima"}}]}
-    >>> _completion(body, "the response")
-    {'answer': 'Lima', 'model': 'm'}
     """
     if not isinstance(body, Mapping):
         raise BadDocument(place, f"is not a chat completion, got {body!r:.60}")
@@ -187,11 +175,7 @@ def token_material(logprobs: Any, place: str) -> Row:
 
 
 def _token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return the texts of tokens; a character of several tokens comes with the last of them.
-
-    >>> _token_texts([{"token": "a\\xc3", "bytes": [97, 195]}, {"token": "\\xa9", "bytes": [169]}])
-    ['a', 'é']
-    """
+    r"""Return the texts of tokens; a character of several tokens comes with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [
         decoder.decode(bytes(one["bytes"]))
@@ -202,11 +186,7 @@ def _token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _text_of(content: Any) -> str:
-    """Return the text of a message, whose content is a string or a list of parts.
-
-    >>> _text_of([{"type": "text", "text": "Li"}, {"type": "text", "text": "ma"}])
-    'Lima'
-    """
+    """Return the text of a message, whose content is a string or a list of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -214,11 +194,7 @@ def _text_of(content: Any) -> str:
 
 
 def _question_of(messages: Any) -> str:
-    """Return the last thing that a user said in a chat, or the text itself.
-
-    >>> _question_of([{"role": "user", "content": "Capital of Peru?"}])
-    'Capital of Peru?'
-    """
+    """Return the last thing that a user said in a chat, or the text itself."""
     if not isinstance(messages, list):
         return _text_of(messages)
     said = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]

@@ -8,9 +8,9 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
@@ -151,7 +151,10 @@ def _score(
     return scores[name], bool(value) if known is None else known
 
 
-def _about(header: Mapping[str, Any]) -> Row:
+def _about(header: Any) -> Row:
+    """Return what was run, from the header of a log."""
+    if isinstance(header, BadDocument):
+        raise header
     run = header.get("eval")
     if not isinstance(run, Mapping):
         raise ValueError(f"the header of a log of Inspect must say what was run, got {run!r:.40}")
@@ -160,18 +163,16 @@ def _about(header: Mapping[str, Any]) -> Row:
 
 def _document(file: Path) -> tuple[Row, Iterator[Item]]:
     """Return what a ``.json`` log is about, and its samples."""
+
+    def place(sample: Any) -> str:
+        named = sample if isinstance(sample, Mapping) else {}
+        return f"sample {named.get('id')} (epoch {named.get('epoch', 1)}) of {file}"
+
     whole = _parsed(file.read_bytes(), str(file))
-    if isinstance(whole, BadDocument):
-        raise whole
-    samples = whole.get("samples") or []
+    about, samples = _about(whole), whole.get("samples") or []
     if not isinstance(samples, list):
         raise ValueError(f"{file} must have a list of samples, got {samples!r:.40}")
-    return _about(whole), ((_place(one, file), one) for one in samples)
-
-
-def _place(sample: Any, file: Path) -> str:
-    named = sample if isinstance(sample, Mapping) else {}
-    return f"sample {named.get('id')} (epoch {named.get('epoch', 1)}) of {file}"
+    return about, ((place(one), one) for one in samples)
 
 
 def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
@@ -184,23 +185,15 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
         problem = f"{file} is not a zip archive, or it is cut off ({error}): copy or run it again"
         raise ValueError(problem) from error
     # a run that was killed has no header yet
-    header = next(
-        (members[n] for n in ("header.json", "_journal/start.json") if n in members), None
-    )
+    header = members.get("header.json", members.get("_journal/start.json"))
     if header is None:
         raise ValueError(f"{file} is a zip archive without header.json: it is not a log of Inspect")
     size = sum(member.file_size for member in members.values())
     if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
         raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {_AS_JSON}")
-    about = _object(file, header)
-    if isinstance(about, BadDocument):
-        raise about
-
-    def samples() -> Iterator[Item]:
-        for name in sorted(name for name in members if name.startswith("samples/")):
-            yield f"{name} of {file}", _object(file, members[name])
-
-    return _about(about), samples()
+    names = sorted(name for name in members if name.startswith("samples/"))
+    samples = ((f"{name} of {file}", _object(file, members[name])) for name in names)
+    return _about(_object(file, header)), samples
 
 
 def _object(file: Path, member: zipfile.ZipInfo) -> Any:
@@ -224,18 +217,6 @@ def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
     except NotImplementedError:
         if member.compress_type != _ZSTANDARD:
             raise
-    decompressed = _zstandard(file)
-    with file.open("rb") as stream:
-        stream.seek(member.header_offset + _LENGTHS)
-        name, extra = struct.unpack("<HH", stream.read(4))
-        stream.seek(name + extra, os.SEEK_CUR)
-        content = decompressed(stream.read(member.compress_size)).read(member.file_size)
-    if zlib.crc32(content) != member.CRC:
-        raise ValueError("its checksum is wrong")
-    return content
-
-
-def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
     try:
         import zstandard
     except ImportError as error:
@@ -243,4 +224,12 @@ def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
             f"{file} is compressed by Zstandard, as logs of Inspect are by default: pip install "
             "'calibrant[logs]', or write logs with inspect eval --log-format json"
         ) from error
-    return lambda data: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data))
+    with file.open("rb") as stream:
+        stream.seek(member.header_offset + _LENGTHS)
+        name, extra = struct.unpack("<HH", stream.read(4))
+        stream.seek(name + extra, os.SEEK_CUR)
+        packed = io.BytesIO(stream.read(member.compress_size))
+    content = zstandard.ZstdDecompressor().stream_reader(packed).read(member.file_size)
+    if zlib.crc32(content) != member.CRC:
+        raise ValueError("its checksum is wrong")
+    return content

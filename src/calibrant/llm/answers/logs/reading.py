@@ -81,15 +81,10 @@ def read_log(
     Parameters
     ----------
     path : path
-        One of
-
-        - ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness, the ``results_DATE.json`` beside
-          it, or their folder (``lm_eval``);
-        - ``.eval`` or ``.json`` of Inspect, or a folder of these (``inspect``);
-        - JSON lines of chat completions or responses of OpenAI's interface, bare, as ``response``
-          beside ``request``, or as the output of a batch (``openai``);
-        - ``.jsonl`` or ``.csv`` of graded answers, as for :func:`calibrant.llm.read_answers`
-          (``answers``).
+        Samples of lm-evaluation-harness, their folder, or the results beside them (``lm_eval``); a
+        log of Inspect, or a folder of these (``inspect``); JSON lines of chat completions or
+        responses of OpenAI's interface (``openai``); or rows as for
+        :func:`calibrant.llm.read_answers` (``answers``).
     format : str, optional
         Name of the format; by default it is told from the content.
     outcome : str, optional
@@ -108,21 +103,10 @@ def read_log(
 
     Examples
     --------
-    >>> import json, pathlib, tempfile
-    >>> line = {
-    ...     "request": {"messages": [{"role": "user", "content": "Capital of Peru?"}]},
-    ...     "response": {"model": "m", "choices": [{
-    ...         "message": {"content": "Lima"},
-    ...         "logprobs": {"content": [{"token": "Lima", "logprob": -0.2}]},
-    ...     }]},
-    ...     "correct": True,
-    ... }
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "log.jsonl"
-    ...     _ = file.write_text(json.dumps(line))
-    ...     log = read_log(file)
-    >>> log.format, log.answers.rows[0]["answer"], log.answers.confidences()[0].round(2)
-    ('openai', 'Lima', array([0.82]))
+    ::
+
+        log = read_log("batch_output.jsonl", outcomes="graded.csv")
+        confidence, source = log.answers.confidences()
     """
     file = Path(path)
     name = _format_of(file) if format is None else format

@@ -10,10 +10,10 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.showing import threshold_text
 from calibrant.artifacts import save
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrating import SignalFit
 from calibrant.llm.answers.logs.findings import _notes_of, _verdict_of, kinds
-from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
+from calibrant.llm.answers.logs.study import AnswerStudy, _option_logits, save_options
 from calibrant.llm.answers.rows import write_rows
+from calibrant.llm.answers.signal_calibrator import SignalFit
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.metrics import diagram, risk_chart
 from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
@@ -54,7 +54,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
         save_figure(drawn, target / PICTURE)
         names.append(PICTURE)
-    if option_logits(study.rows) is not None:
+    if _option_logits(study.rows) is not None:
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
     with replacing(target / PAGE) as temporary:
@@ -66,7 +66,8 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
 def answer_lines(study: AnswerStudy) -> list[str]:
     """Return the findings in some ten lines, for a terminal."""
     verdict = _verdict_of(study)
-    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
+    source = study.source or "not stated"
+    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {source}"
     said = [f"{_QUESTION} {verdict.title}. {verdict.evidence}"]
     return [about, *said, *(f"- {note}" for note in _notes_of(study))]
 

@@ -13,7 +13,7 @@ from calibrant.cli.shared import FILE, _option, _verb
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from calibrant.metrics.limits import CheckedLimit
+    from calibrant.metrics.evaluation import CheckedLimit
 
 
 @_verb()

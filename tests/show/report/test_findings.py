@@ -196,7 +196,6 @@ def test_a_gain_that_may_be_none_does_not_help(over_confident):
     found = {finding.code: finding for finding in _findings_of(unsure)}
     assert "CAL014" not in found
     assert "slightly better, which may be noise" in found["CAL019"].evidence
-    assert "ts, lowers the log loss by 0.020 [-0.010, 0.050]" in found["CAL019"].fix
     assert "label about 2,900 more examples" in found["CAL019"].fix
     assert unsure.decisions == subject.coverage
     harm = replace(
@@ -204,7 +203,6 @@ def test_a_gain_that_may_be_none_does_not_help(over_confident):
     )
     found = {finding.code: finding for finding in _findings_of(harm)}
     assert "no better but worse" in found["CAL019"].evidence
-    assert "ts, raises the log loss by 0.200 [0.100, 0.300]" in found["CAL019"].fix
 
 
 def test_too_few_examples_name_how_many_a_yes_needs():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant._core.messages import about, comma_separated
+from calibrant._core.messages import about
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
@@ -488,16 +488,12 @@ def _does_not_help(subject: Subject) -> Result | None:
     remedy = subject.remedy
     if remedy is None or remedy.helps or len(remedy.comparison.measured) < 2:
         return None
-    n, gain, chosen = remedy.comparison.n_test, remedy.gain, remedy.chosen
-    if gain is None or chosen is None:
-        tried = comma_separated(name for name in remedy.comparison.measured if name != "none")
-        fix = f"{CHECKS['CAL019'].fix} Methods tried: {tried}."
-        return Result("info", "No calibrator gains more than noise.", fix)
-    fix = CHECKS["CAL019"].fix
+    n, gain, fix = remedy.comparison.n_test, remedy.gain, None
+    if gain is None or remedy.chosen is None:
+        return Result("info", "No calibrator gains more than noise.")
     if gain.needed is not None and gain.needed > n:
         more = f"label about {about(gain.needed - n)} more {subject.counted}"
         fix = f"Leave the model as it is, and {more}: they would probably show such a gain."
-    does = "lowers" if gain.value > 0 else "raises"
     if gain.low > 0:
         outcome = "lowers the log loss, but not the calibration error"
     elif gain.value > 0:
@@ -508,7 +504,7 @@ def _does_not_help(subject: Subject) -> Result | None:
         "info",
         f"On {n:,} {subject.counted} that it was not fitted on, the best calibrator {outcome}. "
         f"{remedy.price(subject.counted)}",
-        f"{fix} The method chosen, {chosen.method}, {does} the log loss by {gain}.",
+        fix,
     )
 
 

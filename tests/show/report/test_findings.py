@@ -259,3 +259,16 @@ def test_the_verdict_follows_the_interval_where_the_test_sees_nothing(over_confi
     found = _findings_of(doubted)
     assert "CAL015" not in {f.code for f in found}
     assert _verdict_of(doubted, found).answer == "No"
+
+
+def test_a_no_needs_the_interval_and_the_test():
+    """Of calibrated models of few examples, none is called clearly wrong by its interval alone."""
+    for seed in (12, 54):  # two of sixty: the interval begins above 5 points, and p is 0.6 and 0.1
+        rng = np.random.default_rng(seed)
+        logits = 2 * rng.normal(size=150)
+        labels = (logits + rng.logistic(size=150) > 0).astype(int)
+        made = report(logits, labels, methods=[])
+        evaluation = made.subjects[0].evaluation
+        assert evaluation.test is not None
+        assert evaluation.test.p_value > 0.05
+        assert made.verdict.answer != "No"

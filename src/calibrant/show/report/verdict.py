@@ -15,6 +15,7 @@ from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
     LARGE,
+    SIGNIFICANT,
     SMALL,
     Finding,
     _examples_for_yes,
@@ -82,7 +83,7 @@ def _severity(subject: Subject) -> Severity:
     value, low, _ = evaluation["ece"]
     if evaluation.test is None:  # without intervals
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
-    if low >= LARGE:
+    if low >= LARGE and evaluation.test.p_value < SIGNIFICANT:  # a no needs both
         return "bad"
     if _is_off(evaluation) or _worst_range(subject):
         return "warn"

@@ -48,6 +48,7 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = "calibrant"
+pygments_dark_style = "github-dark"
 html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
     "top_of_page_buttons": [],

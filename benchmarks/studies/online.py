@@ -13,6 +13,7 @@ import argparse
 import csv
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,14 +72,14 @@ def main() -> None:
 
 
 def stream_rows() -> Iterator[dict[str, object]]:
+    """Rows of the first stream in all settings, then of the second, and so on."""
     warnings.simplefilter("ignore")
-    for title, method in METHODS.items():
-        for drift in DRIFTS:
-            for half_life in HALF_LIVES:
-                for stream in range(method.streams * (3 if drift == "none" else 1)):
-                    found = one_stream(method, drift, half_life, stream)
-                    row = {"method": title, "drift": drift, "half_life": half_life}
-                    yield row | {"stream": stream} | found
+    settings = list(product(METHODS.items(), DRIFTS, HALF_LIVES))
+    for stream in range(3 * max(method.streams for method in METHODS.values())):
+        for (title, method), drift, half_life in settings:
+            if stream < method.streams * (3 if drift == "none" else 1):
+                row = {"method": title, "drift": drift, "half_life": half_life, "stream": stream}
+                yield row | one_stream(method, drift, half_life, stream)
 
 
 def one_stream(method: Method, drift: str, half_life: float, seed: int) -> dict[str, object]:

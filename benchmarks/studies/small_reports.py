@@ -1,6 +1,6 @@
 """How often reports on few examples are right: verdicts and advice on simulated models.
 
-    python benchmarks/studies/small_reports.py docs/data [--models 100] [--workers 2]
+    python benchmarks/studies/small_reports.py docs/data [--models 100] [--methods none,ts]
 
 Draws models of two and of four classes whose labels follow their probabilities, and the same models
 with logits that are too large, and makes a report on each from one split alone. Writes
@@ -85,10 +85,15 @@ def outcome(
 
 
 def case(
-    pool: ProcessPoolExecutor, models: int, rows: int, classes: int, factor: float, **options: Any
+    pool: ProcessPoolExecutor,
+    models: int,
+    rows: int,
+    classes: int,
+    factor: float,
+    methods: list[str] | None,
 ) -> dict[str, object]:
     """Return a row of figures about so many models."""
-    task = partial(outcome, rows=rows, classes=classes, factor=factor, **options)
+    task = partial(outcome, rows=rows, classes=classes, factor=factor, methods=methods)
     made = list(pool.map(task, range(models)))
     answers = Counter(each.answer for each in made)
     needed = [each.needed for each in made if each.needed is not None]
@@ -98,11 +103,11 @@ def case(
         **{code: sum(code in each.codes for each in made) for code in ("CAL014", "CAL019")},
         "contradicted": sum(each.contradicted for each in made),
         "needed": round(median(needed)) if needed else "",
-        "methods": options.get("methods") != [],
+        "methods": ",".join(methods or ()) if methods is not None else "usual",
     }
 
 
-def simulate(out: Path, models: int, workers: int) -> None:
+def simulate(out: Path, models: int, workers: int, methods: list[str] | None) -> None:
     with (
         (out / "small_reports.csv").open("w", newline="") as file,
         ProcessPoolExecutor(workers, get_context("spawn")) as pool,
@@ -115,11 +120,11 @@ def simulate(out: Path, models: int, workers: int) -> None:
             file.flush()
 
         for classes in CLASSES:
-            calibrated: dict[str, Any] = case(pool, models, ROWS, classes, 1.0)
+            calibrated: dict[str, Any] = case(pool, models, ROWS, classes, 1.0, methods)
             write(calibrated)
             for factor in FACTORS:
-                write(case(pool, models, ROWS, classes, factor))
-            write(case(pool, models, calibrated["needed"], classes, 1.0, methods=[]))
+                write(case(pool, models, ROWS, classes, factor, methods))
+            write(case(pool, models, calibrated["needed"], classes, 1.0, []))
 
 
 def tables(folder: Path) -> dict[str, Table]:
@@ -132,7 +137,7 @@ def by_case(rows: Rows) -> Table:
     for row in rows:
         factor = float(row["factor"])
         logits = "calibrated" if factor == 1 else f"{factor:g} times too large"
-        advice = (row["CAL014"], row["CAL019"]) if row["methods"] == "True" else ("", "")
+        advice = (row["CAL014"], row["CAL019"]) if row["methods"] else ("", "")
         answers = (row[answer] for answer in ANSWERS)
         lines.append((row["classes"], logits, f"{int(row['rows']):,}", *answers, *advice))
     return lines
@@ -143,8 +148,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--methods", help="Methods that reports try, by commas; the usual ones.")
     given = parser.parse_args()
-    simulate(given.folder, given.models, given.workers)
+    methods = given.methods.split(",") if given.methods else None
+    simulate(given.folder, given.models, given.workers, methods)
     write_tables(given.folder, tables(given.folder))
 
 

@@ -25,7 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
-        *("default_head", "features", "fields", "decisions", "monitor"),
+        *("default_head", "features", "fields", "decisions", "monitor", "online"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -261,6 +261,23 @@ def test_recall_of_tags_holds(tables):
     _, *rows = tables["table_multilabel_recall"]
     assert max(float(row[2]) for row in rows) == 4.5
     assert [row[4] for row in rows if row[1] == "1,000"] == ["8.8 of 14", "4.4 of 14"]
+
+
+def test_claims_about_updates(tables):
+    _, *rows = tables["table_online"]
+    for _, drift, half_life, _, better, alarms, frozen, gain in rows:
+        value, error = map(float, gain.split("±"))
+        if drift == "none":
+            assert (alarms, frozen) == ("0", "0")
+            assert -0.6 < value < (-2 * error if half_life == "500" else 2 * error)
+        else:
+            assert frozen == "100"
+            assert int(better) > 50
+            assert value > 17 > 8 * error
+    cells = {tuple(row[:3]): float(row[-1].split("±")[0]) for row in rows}
+    for method, drift, half_life in cells:
+        if half_life == "500" and drift != "none":
+            assert cells[method, drift, "500"] > cells[method, drift, "2000"]
 
 
 def test_claims_about_ensembles(tables):

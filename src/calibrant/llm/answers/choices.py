@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 Permutations: TypeAlias = Literal["cyclic", "all"]
 """Rotations of the options, one for each; or all orders, 24 of four options."""
-Order: TypeAlias = tuple[int, ...]
+_Order: TypeAlias = tuple[int, ...]
 """Numbers of the options in the order in which they are shown."""
 
 
-def _option_orders(permutations: Permutations | None, choices: int) -> list[Order]:
+def _option_orders(permutations: Permutations | None, choices: int) -> list[_Order]:
     """Return the orders in which a question with so many options is asked, its own first.
 
     None is for its own order alone.
@@ -176,7 +176,7 @@ class PermutedChoices(NamedTuple):
 
     logits: FloatArray
     labels: IntArray
-    orders: Sequence[Order]
+    orders: Sequence[_Order]
 
     def averaged(self) -> FloatArray:
         """Return the log-probabilities ``(n, options)`` of the options, averaged over orders."""

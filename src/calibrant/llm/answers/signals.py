@@ -240,8 +240,8 @@ def top_token_confidence(
 UNREAD = "unread"
 """Key of a row for the reasons why material gave no signal."""
 
-Found = dict[str, float | None]
-Computed = dict[str, float | str]
+_Found = dict[str, float | None]
+_Computed = dict[str, float | str]
 """Signals by name, or the reasons why material gives none."""
 
 
@@ -295,9 +295,9 @@ def signals_of(
         raise ValueError("pass same and meaning, its name, together")
     placed = answers if isinstance(answers, AnswerRows) else AnswerRows.of(answers)
 
-    def computed(row: Row, place: str) -> tuple[Found, dict[str, str]]:
+    def computed(row: Row, place: str) -> tuple[_Found, dict[str, str]]:
         """Signals of a row, and the reasons for those that its material does not give."""
-        found, unread = Found(), dict[str, str]()
+        found, unread = _Found(), dict[str, str]()
         for key, compute in material.items():
             if row.get(key) is None:
                 continue
@@ -314,19 +314,19 @@ def signals_of(
         reasons = {name: reason for name, reason in unread.items() if name not in given}
         return {**dict.fromkeys(stored), **found, **given}, reasons
 
-    def of_tokens(row: Row, place: str) -> Computed:
+    def of_tokens(row: Row, place: str) -> _Computed:
         probs = [_token_probs_of(row, place)]
         return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
-    def of_statement(row: Row, _: str) -> Computed:
+    def of_statement(row: Row, _: str) -> _Computed:
         found = stated_confidence(row["stated"], scale=stated_scale)
         return {"stated": found.reason if found.value is None else found.value}
 
-    def of_top_tokens(row: Row, _: str) -> Computed:
+    def of_top_tokens(row: Row, _: str) -> _Computed:
         top = _unpacked_cell(row["top_logprobs"])
         return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
 
-    material: dict[str, Callable[[Row, str], Computed]] = {
+    material: dict[str, Callable[[Row, str], _Computed]] = {
         "token_probs": of_tokens,
         "top_logprobs": of_top_tokens,
         "stated": of_statement,
@@ -367,7 +367,7 @@ def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> di
     return {name: np.array([row.get(name) for row in rows], np.float64) for name in wanted}
 
 
-def _stored(row: Row, place: str) -> Found:
+def _stored(row: Row, place: str) -> _Found:
     """Return the signals that a row has already."""
     values = row.get("signals")
     try:
@@ -386,11 +386,11 @@ def _stored(row: Row, place: str) -> Found:
     return {str(name): None if v is None else float(v) for name, v in values.items()}
 
 
-def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
+def _of_samples(row: Row, same: Same | None, meaning: str) -> _Computed:
     texts, answer = _unpacked_cell(row["samples"]), row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
         raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
-    values: Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
+    values: _Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
     for ending, alike in (("", _same_text), (f":{meaning}", same)):
         if alike is None:
             continue
@@ -404,7 +404,7 @@ def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
     return values
 
 
-def _of_options(row: Row, place: str) -> Computed:
+def _of_options(row: Row, place: str) -> _Computed:
     """Probability of the likeliest option, and its distance to the second."""
     logits = _numbers(row["option_logits"], "option_logits", place)
     if logits.size < 2 or np.isnan(logits).any() or not -np.inf < logits.max() < np.inf:
@@ -413,10 +413,10 @@ def _of_options(row: Row, place: str) -> Computed:
     return {"option_probability": float(first), "option_margin": float(first - second)}
 
 
-def _of_judges(judges: Any) -> Computed:
+def _of_judges(judges: Any) -> _Computed:
     if not isinstance(judges, Mapping):
         raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
-    found: Computed = {}
+    found: _Computed = {}
     for name, verdict in judges.items():
         match verdict:
             case None | {"score": None}:

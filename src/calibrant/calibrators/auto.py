@@ -50,8 +50,9 @@ DOUBT = 2.0
 """Cross-validated likelihoods are divided by this: they are estimates themselves."""
 PER_PARAMETER, MAX_PARAMETERS_COUNTED = 0.2, 10
 """By how much each parameter lowers the logarithm of a weight, and how many do at most."""
-PENALTIES = (1.0, 0.1, 0.01)
-"""Factors of the penalties of the matrix that are tried, until the held-out loss rises."""
+PENALTIES, WEAK = (1.0, 0.1, 0.01, 0.001, 0.0001), 0.01
+"""Factors of the penalties of the matrix that are tried, until the held-out likelihood no longer
+gains; weaker ones than the second number must gain beyond doubt."""
 PENALISED = (MATRIX, "sms", "svs")
 MIN_WEIGHT = 0.05  # members of less weight are left out
 MIN_GAIN_IN_ERRORS = 0.5  # standard errors by which the average must beat doing nothing
@@ -449,16 +450,16 @@ class _Judge:
         return result
 
     def choose_penalty(self, name: str) -> None:
-        """Keep the factor of the penalties of a method with the lowest held-out loss."""
-        lowest, chosen = np.inf, self.how
-        for penalty in PENALTIES:
+        """Weaken the penalties of a method as long as the held-out likelihood gains by it."""
+        best, chosen = self.held_out(name), self.how
+        for penalty in PENALTIES[1:]:
             self.how = self.how._replace(penalty=penalty)
             found = self._predicted(name)
-            loss = float(self.share @ found.nll)
-            if loss >= lowest:
+            gain, error = self.mean_and_error(best.nll - found.nll)
+            if gain <= CLEAR_GAIN_IN_ERRORS * error * (penalty < WEAK):
                 break
-            lowest, chosen, self._known[name] = loss, self.how, found
-        self.how = chosen
+            best, chosen = found, self.how
+        self._known[name], self.how = best, chosen
 
     def mean_and_error(self, values: FloatArray) -> tuple[float, float]:
         """Weighted mean of values ``(n,)``, and its standard error."""

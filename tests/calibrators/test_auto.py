@@ -1,7 +1,6 @@
 """The default method: its figures and weights against a slow definition, and what comes of it."""
 
 import warnings
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -505,20 +504,23 @@ def mixed_up(rng, n, classes=4):
 
 
 @pytest.mark.parametrize(("n", "classes"), [(400, 8), (800, 4)])
-def test_penalties_are_weakened_until_the_held_out_loss_rises(rng, n, classes):
+def test_penalties_are_weakened_as_long_as_that_gains(rng, n, classes):
     logits, labels = mixed_up(rng, n, classes)
     parts = folds(np.zeros(n, dtype=int), 4, seed=0)
-    losses = []
+    best, expected = np.full(n, np.inf), 0.0
     for penalty in auto.PENALTIES:
-        loss = 0.0
+        loss = np.empty(n)
         for held in parts:
             seen = np.setdiff1d(np.arange(n), held)
             method = cal.CALIBRATORS["sms"](penalty=penalty).fit(logits[seen], labels[seen])
-            loss += len(held) * cal.nll(method.transform(logits[held]), labels[held])
-        losses.append(loss)
-    rises = [i for i, (one, next_) in enumerate(pairwise(losses)) if next_ >= one]
-    expected = auto.PENALTIES[rises[0] if rises else -1]
-    assert expected < 1  # which the data are made for
+            claimed = log_softmax(method.transform(logits[held]), -1)
+            loss[held] = -claimed[np.arange(len(held)), labels[held]]
+        gain = best - loss
+        doubt = 0 if penalty >= auto.WEAK else 2 * gain.std() / np.sqrt(n)
+        if not gain.mean() > doubt:
+            break
+        best, expected = loss, penalty
+    assert expected < 1  # as the data were made
     fitted = Auto(keep_argmax=False, folds=4).fit(logits, labels)
     (part,) = (p for p in parts_of(fitted) if p.name == "sms_blend")
     assert part.penalty == part.matrix.penalty == expected

@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | fuzz | mutants | cover | check | tables | docs | release-check | bench | clean
+# make demo | test | test-gpu | test-litellm | fuzz | mutants | cover | check | tables | docs | release-check | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The processes that tests start would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-1 test-2 test-gpu fuzz mutants cover check lint types tables docs release-check bench clean
+.PHONY: demo test test-1 test-2 test-gpu test-litellm fuzz mutants cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -29,6 +29,15 @@ test-1 test-2: test-%: .venv/.installed-browser
 # What runs on pretended devices elsewhere, on a CUDA device; of the set-up, it needs pytest alone.
 test-gpu: .venv/.installed-dev
 	$(BIN)/python -m pytest --confcutdir tests/devices -m gpu tests/devices
+
+# The gate in a real proxy of LiteLLM, which has a folder of its own for the versions that it pins.
+LITELLM ?= build/litellm
+test-litellm: .venv/.installed-dev | $(LITELLM)/litellm
+	PYTHONPATH=$(abspath $(LITELLM)):$(CURDIR)/src $(BIN)/python -m pytest -q -s \
+		tests/llm/gate/test_litellm_callback.py
+
+$(LITELLM)/litellm:
+	$(BIN)/python -m pip install -q --target $(LITELLM) 'litellm[proxy]==1.106.2'
 
 # Random and hostile inputs in all processes: make fuzz MINUTES=60
 MINUTES ?= 60
@@ -55,14 +64,16 @@ lint: .venv/.installed-dev
 types: .venv/.installed-dev
 	$(BIN)/mypy
 
-# Tables and figures of the pages of results, from the rows of the studies in docs/data.
+# Tables and figures of the pages of results, from the rows of the studies in docs/data. Studies
+# whose rows are their tables write these themselves: gate.py -o docs/data, option_bias.py table.
 tables: .venv/.installed-dev
 	$(BIN)/python benchmarks/studies/tables.py docs/data
 	$(BIN)/python benchmarks/studies/language_models.py tables docs/data
 	$(BIN)/python benchmarks/studies/cluster_cost.py docs/data
 	$(BIN)/python benchmarks/studies/estimate.py tables docs/data
 	$(BIN)/python benchmarks/studies/slices.py tables docs/data
-	@set -e; for study in answers arena ensemble fields maccal multicalibration multilabel signals zeros; do \
+	$(BIN)/python benchmarks/studies/default_head.py -o docs/data
+	@set -e; for study in answers arena ensemble fields maccal monitor multicalibration multilabel signals zeros; do \
 		$(BIN)/python benchmarks/studies/$$study.py --tables docs/data; \
 	done
 

@@ -27,9 +27,8 @@ from torch.nn.functional import cross_entropy
 from calibrant.calibrators.objectives import nll
 from calibrant.llm import open_table
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.fitted import make_head
+from calibrant.llm.heads.fitted import _make_head
 from calibrant.llm.heads.modules import bounded
-from calibrant.llm.heads.objectives import loss
 from calibrant.llm.heads.tables import TokenTable
 
 VOCABULARY, WIDTH = 49_152, 576
@@ -117,7 +116,8 @@ def memory(field: str) -> int:
 
 def from_table(table: TokenTable, embedding: torch.Tensor, tokens: int) -> torch.nn.Module:
     def measure(rows: slice, hidden: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        return loss(nll, table.records(rows), u)
+        gradient = nll(table.records(rows), u.detach().double().numpy()).gradient
+        return u @ torch.from_numpy(gradient).to(u)  # whose gradient is that of the likelihood
 
     return one_epoch(table, tokens, measure)
 
@@ -137,7 +137,7 @@ WAYS = {"table": from_table, "logits": from_logits}
 
 def one_epoch(table: TokenTable, tokens: int, measure: Measure) -> torch.nn.Module:
     """Train a new head on each of the first tokens once; ``measure`` is the loss of a batch."""
-    head = make_head("linear", width=WIDTH)
+    head = _make_head("linear", width=WIDTH)
     optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3)
     for first in range(0, tokens, BATCH):
         rows = slice(first, min(first + BATCH, tokens))

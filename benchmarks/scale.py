@@ -38,8 +38,8 @@ import torch
 
 import calibrant as cal
 from calibrant import use
-from calibrant._core.engines import WorkerPool
-from calibrant.calibrators.records import tabulated
+from calibrant._core.engines import _WorkerPool
+from calibrant.calibrators.records import _tabulated
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
 from calibrant.data.shards import Chunk
@@ -109,7 +109,7 @@ def only_made(chunks: Iterator[Chunk]) -> int:
 
 def records_made(chunks: Iterator[Chunk]) -> int:
     """Make the records of every row, and drop them."""
-    return sum(map(len, tabulated(chunks)))
+    return sum(map(len, _tabulated(chunks)))
 
 
 def walked(split: Split, task: Callable[[Iterator[Chunk]], int]) -> None:
@@ -137,7 +137,7 @@ def timed(work: Callable[[], object]) -> float:
 def speeds(rows: int, workers: list[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each number of workers; the repetitions take turns."""
     data = dataset(rows, CLASSES, shard=min(SHARD, max(1, rows // 40)))
-    split, pools = data.split(), {count: WorkerPool(count) for count in workers}
+    split, pools = data.split(), {count: _WorkerPool(count) for count in workers}
     for count, pool in pools.items():
         with use(executor=pool):
             cal.evaluate(dataset(200 * count, CLASSES, shard=100), level=None)
@@ -165,7 +165,7 @@ def speeds(rows: int, workers: list[int], repeats: int) -> Iterator[dict[str, An
 def records_speed(rows: int, classes: int, repeats: int) -> dict[str, Any]:
     """Return a row about the table of log-partition values, on one worker."""
     split = dataset(rows, classes, shard=max(1, rows // 8)).split()
-    with WorkerPool(1):
+    with _WorkerPool(1):
         walked(dataset(8, classes).split(), records_made)
         turns = [
             (
@@ -185,7 +185,7 @@ def records_speed(rows: int, classes: int, repeats: int) -> dict[str, Any]:
 
 def record_bytes(classes: int) -> float:
     """Return the memory of the records of one row."""
-    ((made,),) = dataset(4, classes).split().walk(tabulated, "logits", "labels")
+    ((made,),) = dataset(4, classes).split().walk(_tabulated, "logits", "labels")
     arrays = [x for x in vars(made).values() if isinstance(x, np.ndarray)]
     return sum(array.nbytes for array in arrays) / len(made)
 
@@ -208,7 +208,7 @@ def _peaks(rows: int, workers: int) -> tuple[float, float]:
 
 def print_peaks(rows: int, workers: int) -> None:
     """Print by how much this process grows, and the peak of a worker, in megabytes."""
-    with WorkerPool(workers) as pool:
+    with _WorkerPool(workers) as pool:
         with use(executor=pool):
             cal.evaluate(dataset(200, CLASSES, shard=100), level=None)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shutil
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -59,28 +60,26 @@ MORE = {
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
         *("answers.choices.choice_logits_from_top", "answers.choices.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
-        *("answers.rows.Source", "answers.calibrating.fit_answers"),
+        *("answers.rows.Source", "answers.calibrator.fit_answers"),
         "answers.calibrator.AnswerMap",
         *("gate.gate.Verdict", "gate.gate.Terms", "gate.gate.Band"),
         "gate.watch.judge_rows",
-        *("answers.calibrating.fit_signals", "answers.calibrating.SignalFit"),
+        *("answers.signal_calibrator.fit_signals", "answers.signal_calibrator.SignalFit"),
         "answers.samples.agreement",
         *("answers.samples.clusters", "answers.samples.semantic_entropy"),
         "answers.asking.draw_answers",
         *("answers.samples.by_entailment", "answers.samples.by_embedding"),
-        *("answers.signals.judge_score", "answers.signals.vote_share"),
-        *("answers.signals.option_confidence", "answers.signals.top_token_confidence"),
-        *("answers.logs.study.option_logits", "answers.logs.study.rescore"),
+        "answers.signals.top_token_confidence",
         "answers.logs.report.save_answer_report",
-        "answers.collecting.RequestPlan",
-        *("answers.collecting.Asked", "answers.collecting.read_asked"),
-        *("answers.collecting.collect_answers", "answers.collecting.cost_of"),
+        "answers.requesting.RequestPlan",
+        *("answers.requesting.Asked", "answers.requesting.read_asked"),
+        *("answers.requesting.request_answers", "answers.requesting.cost_of"),
         *("models.services.service_for", "models.services.Connection"),
-        *("heads.daca.daca", "heads.official.read_official", "heads.tables.TokenTable"),
+        *("heads.official.read_official", "heads.tables.TokenTable"),
         *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
         *("answers.judges.rates.RateEstimate", "answers.judges.rates.rate_difference"),
         *("answers.judges.biases.agreement", "answers.judges.biases.position_bias"),
-        *("answers.judges.biases.length_bias", "answers.judges.judged.fit_judge"),
+        "answers.judges.biases.length_bias",
     ),
     "integrations": (
         *("lightning.CalibrationCallback", "huggingface.CalibrationMetrics"),
@@ -114,6 +113,7 @@ def write(folder: Path) -> None:
     for name, text in api_pages().items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     (folder / "cli.md").write_text(command_line(), encoding="utf-8")
+    shutil.copy(folder.parent / "CHANGELOG.md", folder / "changelog.md")
     for page in (folder / "quickstart.md", *folder.glob("tutorial_*.md")):
         notebook = folder / "_generated" / f"{page.stem}.ipynb"
         notebook.write_text(notebook_of(page.read_text("utf-8")), encoding="utf-8")
@@ -260,8 +260,8 @@ def commands(command, path: str):
 
 
 def help_of(command, path: str) -> str:
-    """The help of a command, as a terminal of 88 columns shows it."""
-    settings = {"terminal_width": 88, "help_option_names": ["-h", "--help"]}
+    """The help of a command, as a terminal of 80 columns shows it."""
+    settings = {"terminal_width": 80, "help_option_names": ["-h", "--help"]}
     context = command.context_class(command, info_name=path, **settings)
     return command.get_help(context)
 

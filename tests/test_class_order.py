@@ -16,7 +16,7 @@ from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import calibrate_table
-from calibrant.deploy.exports import metadata
+from calibrant.deploy.exports import _metadata
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.slices import find_slices, measure_groups
@@ -101,7 +101,9 @@ def decisions(**asked):
             places = [list(numbers).index(name) for name in NAMES]
             assert (written["set"] == direct["set"]).all()
             names = direct["set"][:, places]
-        return [names, (folder / "out.csv").read_text(), result]
+        table = pd.read_csv(folder / "out.csv")
+        assert [*table.columns[: len(frame.columns)]] == [*frame.columns]
+        return [names, table[sorted(table.columns)].to_csv(), result]
 
     return door
 
@@ -213,8 +215,8 @@ def test_names_are_saved_and_exported(frame, fitted, tmp_path):
     again = saved_again(rule, tmp_path)
     assert again.class_names == NAMES
     assert again.calibrator.class_names_ == saved_again(corrected, tmp_path).calibrator.class_names_
-    assert json.loads(metadata(fitted)["class_names"]) == NAMES
-    assert "class_names" not in metadata(
+    assert json.loads(_metadata(fitted)["class_names"]) == NAMES
+    assert "class_names" not in _metadata(
         cal.TemperatureScaling().fit([[2.0, 0.0], [0.0, 2.0]] * 30, [0, 1, 0, 0] * 15)
     )
 

@@ -26,4 +26,4 @@ def test_the_command_line_page_has_every_command():
         assert f"### calibrant {name}\n" in page
         for inner in getattr(command, "commands", {}):
             assert f"### calibrant {name} {inner}\n" in page
-    assert max(map(len, page.splitlines())) <= 88
+    assert max(map(len, page.splitlines())) <= 80

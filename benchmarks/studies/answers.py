@@ -33,7 +33,7 @@ from rows import write_tables
 import calibrant as cal
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
-from calibrant.llm.answers.rows import read_answers, token_probs_of
+from calibrant.llm.answers.rows import _token_probs_of, read_answers
 
 SPLITS = 20
 TARGETS = (0.2, 0.3)
@@ -80,7 +80,7 @@ class Graded(NamedTuple):
 
 def measured(file: Path) -> Iterator[dict[str, object]]:
     (places, rows), (name, model) = read_answers(file), file.stem.split(".", 1)
-    probs = [token_probs_of(row, place) for place, row in zip(places, rows, strict=True)]
+    probs = [_token_probs_of(row, place) for place, row in zip(places, rows, strict=True)]
     graded = Graded(probs, read_answers(file).grades())
     about = {"set": name, "model": model, "n": len(graded.correct)}
     about["accuracy"] = f"{graded.correct.mean():.4f}"

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from calibrant import llm
-from calibrant.llm.answers.asking import ask, ask_each, chat_prompt, draw_answers
+from calibrant.llm.answers.asking import _ask_each, ask, chat_prompt, draw_answers
 from calibrant.llm.answers.choices import ask_true
 from calibrant.llm.answers.grading import QuestionSet, read_question_set
 from calibrant.llm.answers.questions import Question, exact_match, short_prompt, verdict_prompt
@@ -93,7 +93,7 @@ def answered(
     network: Any = (model, tokenizer)
     prompts = [short_prompt(question, asked.shots) for question in asked.questions]
     short: Any = {"max_new_tokens": LONGEST, "one_line": True, "batch": given.batch}
-    answers = ask_each(*network, prompts, heads, **short)
+    answers = _ask_each(*network, prompts, heads, **short)
     # as many rows at once as in the other steps
     short["batch"] = max(1, given.batch // given.samples)
     samples = draw_answers(*network, prompts, samples=given.samples, **short)

@@ -84,5 +84,5 @@ def decisions(claimed, outcome):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repetitions", type=int, default=50)
+    parser.add_argument("--repetitions", type=int, default=200)
     main(parser.parse_args().repetitions)

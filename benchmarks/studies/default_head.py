@@ -30,9 +30,9 @@ from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
 from calibrant.llm.heads import fit
-from calibrant.llm.heads.documents import BadDocument, Encoded, encode_document
-from calibrant.llm.heads.evaluate import paired_gain
+from calibrant.llm.heads.documents import BadDocument, Encoded, _encode_document
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import paired_gain
 
 SIZES = {"lima": (120, 60), "short": (200, 200)}
 """Documents of each corpus to fit and to measure on."""
@@ -104,7 +104,7 @@ def encoded(corpus: str, data: Path, tokenizer: Any) -> list[Encoded]:
     found = []
     for document in documents[: 2 * sum(SIZES[corpus])]:
         try:
-            text = encode_document(document, corpus, tokenizer, LENGTH)
+            text = _encode_document(document, corpus, tokenizer, LENGTH)
         except BadDocument:  # an answer is empty
             continue
         found += [text] if len(text.targets) else []  # nothing of the answer is within the length

@@ -32,9 +32,9 @@ import numpy as np
 from rows import MISSING, Rows, read, write_tables
 
 from calibrant.llm import documents_of, evaluate_answers, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.rows import AnswerRows
-from calibrant.llm.answers.signal_calibrator import signal_calibrator
+from calibrant.llm.answers.signal_calibrator import _signal_calibrator
 from calibrant.llm.answers.signals import signals_of
 
 KINDS = {"payer": None, "due": None, "total": None, "state": ["paid", "open", "cancelled"]}
@@ -128,8 +128,8 @@ def predictions(train: AnswerRows, test: AnswerRows) -> dict[str, np.ndarray]:
         "raw": raw,
         "one map": chances(fit_answers(train), test),
         "map each": each,
-        "kinds": chances(signal_calibrator(train, ["field product", *kinds]), test),
-        "all": chances(signal_calibrator(train), test),
+        "kinds": chances(_signal_calibrator(train, ["field product", *kinds]), test),
+        "all": chances(_signal_calibrator(train), test),
     }
 
 
@@ -140,7 +140,7 @@ def chances(fitted: Any, test: AnswerRows) -> np.ndarray:
 def promises(model: str, fields: AnswerRows) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for *train, find, test in splits(fields, 4):
-        fitted = signal_calibrator(AnswerRows.of([row for part in train for row in part.rows]))
+        fitted = _signal_calibrator(AnswerRows.of([row for part in train for row in part.rows]))
         of_find, of_test = (AnswerRows.of(fitted.apply(part)) for part in (find, test))
         for limit in LIMITS["field"]:
             gate = fit_gate(find, max_error=limit, unit="turn", calibrator=fitted)

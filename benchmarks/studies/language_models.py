@@ -39,9 +39,9 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.asking import ask_each
-from calibrant.llm.answers.choices import ask_choices_each, choice_logits_from_likelihoods
-from calibrant.llm.answers.questions import Question, first_of_each, normalised, subset
+from calibrant.llm.answers.asking import _ask_each
+from calibrant.llm.answers.choices import _ask_choices_each, choice_logits_from_likelihoods
+from calibrant.llm.answers.questions import Question, _first_of_each, _normalised, _subset
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "keep_always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -248,24 +248,23 @@ def measured(
             yield name, "texts", head, sure, right
     if (given.data / "mmlu").exists():
         asked = llm.read_mmlu(given.data / "mmlu")
-        asked = subset(asked, min(given.limit, len(asked)))
-        shots = first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
-        scores, labels = ask_choices_each(
-            model, tokenizer, asked, heads, shots=shots, batch=given.batch
-        )
-        for head, logits in scores.items():
-            yield "mmlu", "letters", head, np.exp(logits.max(-1)), logits.argmax(-1) == labels
+        asked = _subset(asked, min(given.limit, len(asked)))
+        shots = _first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
+        scores = _ask_choices_each(model, tokenizer, asked, heads, shots=shots, batch=given.batch)
+        for head, found in scores.items():
+            logits, right = found.averaged(), found.labels
+            yield "mmlu", "letters", head, np.exp(logits.max(-1)), logits.argmax(-1) == right
     for name in SETS:
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():
             continue
         whole = llm.read_questions(path)
         later = whole[len(whole) // 2 :] if name == "triviaqa" else whole  # not seen in heads
-        drawn = subset(later, min(given.limit + 5, len(later)))
+        drawn = _subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
         prompts = [llm.short_prompt(one, shots) for one in asked]
         options = {"max_new_tokens": 16, "one_line": True, "batch": given.batch}
-        told = ask_each(model, tokenizer, prompts, heads, **options)
+        told = _ask_each(model, tokenizer, prompts, heads, **options)
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
@@ -292,7 +291,7 @@ def fair(one: Question) -> Question | None:
     """A question whose texts all differ by more than case and points; none if one is left."""
     kept = dict[str, str]()
     for text in one.choices:
-        kept.setdefault(normalised(text), text)
+        kept.setdefault(_normalised(text), text)
     return replace(one, choices=tuple(kept.values())) if len(kept) > 1 else None
 
 

@@ -1,10 +1,10 @@
 """How often a monitor raises a false alarm, and how soon it notices a drift.
 
     python benchmarks/studies/monitor.py DATA... > docs/data/monitor.csv
-    python benchmarks/studies/monitor.py --tables docs/data/monitor.csv
+    python benchmarks/studies/monitor.py --tables docs/data
 
 DATA are folders with ``predictions.npz`` (val and test) and ``shift.npz`` (the test images under
-corruptions); without them only the simulations run. The second form prints the tables of
+corruptions); without them only the simulations run. The second form writes the tables of
 ``docs/guarantees.md``. ``--streams`` and ``--only`` make it shorter; whole, it takes half an hour.
 
 Simulated confidences are those of a classifier of moderate skill, 84 % on average. A row says, in
@@ -29,11 +29,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
+from rows import MISSING, Rows, Table, chosen, read, write_tables
 from scipy.special import expit, logit, logsumexp
 
 import calibrant as cal
 from calibrant.monitor import Monitor
-from calibrant.monitor.e_process import TILTS, bin_ranges, range_sums
+from calibrant.monitor.e_process import TILTS, _bin_ranges, _range_sums
 
 Array = NDArray[np.float64]
 Truth = Callable[[Array, int], Array]
@@ -246,7 +247,7 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
             c = claims(rng, WINDOW)
             pairs = cal.metrics.Pairs(c, right(rng, c if k < begins else drift(c)))
             sums += watch.tolerated.window(pairs).log_factors()
-            if logsumexp(range_sums(sums) + bin_ranges(watch.bins).log_stake) >= math.log(20):
+            if logsumexp(_range_sums(sums) + _bin_ranges(watch.bins).log_stake) >= math.log(20):
                 hit = (k + 1) * WINDOW
                 break
         taken.append(hit)
@@ -439,59 +440,72 @@ def shift_row(
     return row("real", name, setting, watch, taken, half)
 
 
-def tables(rows: list[dict[str, str]]) -> dict[str, list[str]]:
-    """Lines of the tables of the documentation."""
+DELAY = ("setting", "window", "false", "found", "delay", "delay_90")
+"""Columns of the table of delays."""
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    """The tables of the documentation, from the rows of the study."""
+    rows = read(folder / "monitor.csv")
+    real = chosen(rows, study="real")
+    clean = [r for r in real if r["setting"].endswith("clean")]
     return {
-        "false alarms": [
-            f"| {r['setting']} | {100 * float(r['tolerance']):g} | {r['false']} |"
-            for r in rows
-            if r["study"] == "false alarms"
+        "table_monitor_false": [
+            ("truth", "tolerance, points", "false alarms, %"),
+            *((r["setting"], points(r), r["false"]) for r in chosen(rows, study="false alarms")),
         ],
-        "delay": [
-            f"| {r['setting']} | {r['window']} | {r['false']} | {r['found']} "
-            f"| {dash(r['delay'])} | {dash(r['delay_90'])} |"
-            for r in rows
-            if r["study"] == "delay"
+        "table_monitor_deliveries": [
+            ("delivery", "runs a day", "false alarms, %", "labels counted, %", "median delay"),
+            *delivered(chosen(rows, study="deliveries")),
         ],
-        "clean": [
-            f"| {r['data'].replace('_', ' ')} | {r['setting'].removesuffix('; clean')} "
-            f"| {100 * float(r['tolerance']):g} | {r['false']} |"
-            for r in rows
-            if r["study"] == "real" and r["setting"].endswith("clean")
+        "table_monitor_delay": [
+            ("drift", "window", "false, %", "found, %", "median delay", "90 % quantile"),
+            *(tuple(r[key] or MISSING for key in DELAY) for r in chosen(rows, study="delay")),
         ],
-        "real": list(shifts(rows)),
-        "deliveries": list(delivered(rows)),
+        "table_monitor_clean": [
+            ("model", "calibrator", "tolerance, points", "alarms on clean images, % of orders"),
+            *(
+                (name_of(r), r["setting"].removesuffix("; clean"), points(r), r["false"])
+                for r in clean
+            ),
+        ],
+        "table_monitor_shift": list(
+            shifts([r for r in chosen(rows, study="real") if r not in clean])
+        ),
     }
 
 
-def delivered(rows: list[dict[str, str]]) -> Iterator[str]:
-    """A line for each way of delivery: false alarms with standard errors, labels, and delays."""
-    found = {r["setting"]: r for r in rows if r["study"] == "deliveries"}
+def points(row: dict[str, str]) -> str:
+    return f"{100 * float(row['tolerance']):g}"
+
+
+def name_of(row: dict[str, str]) -> str:
+    return row["data"].replace("_", " ")
+
+
+def delivered(rows: Rows) -> Iterator[tuple[str, ...]]:
+    """A row for each way of delivery: false alarms with standard errors, labels, and delays."""
+    found = {r["setting"]: r for r in rows}
     for setting, calm in found.items():
         if setting.endswith("drift"):
             continue
         false, drift = float(calm["false"]), found.get(f"{setting}; drift")
         error = math.sqrt(false * (100 - false) / int(calm["streams"]))
-        delay = f"{drift['delay']} ({drift['found']} %)" if drift else dash("")
-        name, runs = setting.split("; ")
-        yield f"| {name} | {runs} | {false} ({error:.1f}) | {calm['counted']} | {delay} |"
+        delay = f"{drift['delay']} ({drift['found']} %)" if drift else MISSING
+        yield *setting.split("; "), f"{false} ({error:.1f})", calm["counted"], delay
 
 
-def shifts(rows: list[dict[str, str]]) -> Iterator[str]:
-    """A line for each corruption: ECE and delay of each method."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+def shifts(rows: Rows) -> Iterator[tuple[str, ...]]:
+    """A row for each corruption: ECE and delay of each method."""
+    found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for r in rows:
-        if r["study"] == "real" and not r["setting"].endswith("clean"):
-            title, split, error = r["setting"].split("; ")
-            cell = f"{error.removeprefix('ECE ')} | {dash(r['delay'])} ({r['found']} %)"
-            found.setdefault((r["data"], split), {})[title] = cell
-    for (data, split), cells in found.items():
-        names = f"{data} | {split}".replace("_", " ")
-        yield f"| {names} | {' | '.join(cells.values())} |"
-
-
-def dash(delay: str) -> str:
-    return delay or "\N{EN DASH}"
+        title, split, error = r["setting"].split("; ")
+        cells = error.removeprefix("ECE "), f"{r['delay'] or MISSING} ({r['found']} %)"
+        found.setdefault((name_of(r), split.replace("_", " ")), {})[title] = cells
+    titles = next(iter(found.values()))
+    yield "model", "corruption", *chain(*((f"{title}: ECE %", "delay") for title in titles))
+    for names, by_title in found.items():
+        yield *names, *chain(*by_title.values())
 
 
 def main() -> None:
@@ -499,12 +513,10 @@ def main() -> None:
     parser.add_argument("data", nargs="*")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--only", nargs="+", choices=("false", "delay", "deliveries", "real"))
-    parser.add_argument("--tables", metavar="CSV")
+    parser.add_argument("--tables", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     if given.tables:
-        with open(given.tables, newline="") as file:
-            for name, lines in tables(list(csv.DictReader(file))).items():
-                print(name, *lines, sep="\n")
+        write_tables(given.tables, tables(given.tables))
         return
     out = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     out.writeheader()

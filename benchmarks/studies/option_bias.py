@@ -19,9 +19,9 @@ import numpy as np
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.choices import ask_permuted_each
+from calibrant.llm.answers.choices import _ask_choices_each
 from calibrant.llm.answers.grading import calibrated_choices, read_question_set
-from calibrant.llm.answers.option_bias import PermutedChoices, option_bias, option_orders
+from calibrant.llm.answers.option_bias import PermutedChoices, _option_orders, option_bias
 
 FIGURES = ("accuracy", "nll", "ece")
 
@@ -29,7 +29,7 @@ FIGURES = ("accuracy", "nll", "ece")
 def ask(model: str, questions: str, out: str, limit: int, shots: int) -> None:
     asked = read_question_set(questions, limit=limit, shots=shots)
     network = llm.load_model(model)
-    found = ask_permuted_each(
+    found = _ask_choices_each(
         *network,
         asked.questions,
         {"": None},
@@ -62,7 +62,7 @@ def table(files: list[str]) -> None:
     for file in files:
         with np.load(file) as stored:
             logits, labels = stored["logits"], stored["labels"]
-        found = PermutedChoices(logits, labels, option_orders("cyclic", logits.shape[2]))
+        found = PermutedChoices(logits, labels, _option_orders("cyclic", logits.shape[2]))
         for name, (values, passes) in answers(found).items():
             measured = cal.evaluate(values, labels, metrics=FIGURES)
             right, nll, ece = (measured[figure] for figure in FIGURES)

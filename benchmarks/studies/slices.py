@@ -32,9 +32,9 @@ from scipy.stats import binomtest
 from calibrant.show.figures import save_figure
 from calibrant.slices import find_slices
 from calibrant.slices.examples import Outcomes, Reading, encode
-from calibrant.slices.find import Search, Settings, open_examples, search, sum_tables
-from calibrant.slices.search import Family, Tables, all_candidates
-from calibrant.slices.selection import Candidate, members, strongest
+from calibrant.slices.find import Search, Settings, _open_examples, _sum_tables, search
+from calibrant.slices.search import Family, Tables, _all_candidates
+from calibrant.slices.selection import Candidate, _members, _strongest
 
 Array = NDArray[Any]
 SIZES = (300, 1000, 5000, 20_000)
@@ -150,14 +150,14 @@ class Outcome(NamedTuple):
 
 
 def ways(data: World, seed: int) -> dict[str, Outcome]:
-    split, names = open_examples(
+    split, names = _open_examples(
         None, data.labels, data.claimed, data.metadata, None, None, None, None
     )
     reading = Reading(names, split.classes)
     found = search(split, reading, Settings(seed=seed, level=LEVEL))
     codes = codes_of(found.reading, data)
     named = [subgroup(data, codes, one) for one in found.named]
-    tables = sum_tables(split, found.reading, found.settings.depth)
+    tables = _sum_tables(split, found.reading, found.settings.depth)
     held, alone = every_interval(found, tables, data, codes)
     return {
         "search": outcome(data, named, held),
@@ -177,7 +177,7 @@ def every_interval(
     truth = Tables.empty(found.reading.columns, found.reading.estimands, found.settings.depth)
     truth.add(Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
     held, false, named = True, 0, 0
-    both = (all_candidates(each, family, found.min_size) for each in (tables, truth))
+    both = (_all_candidates(each, family, found.min_size) for each in (tables, truth))
     for ours, true in zip(*both, strict=True):
         low, high = ours.intervals(found.critical)
         held &= bool(((true.gap >= low - 1e-9) & (true.gap <= high + 1e-9)).all())
@@ -209,7 +209,7 @@ def codes_of(reading: Reading, data: World) -> Array:
 
 
 def subgroup(data: World, codes: Array, one: Candidate) -> Subgroup:
-    mask = members(one.conditions, codes)
+    mask = _members(one.conditions, codes)
     return Subgroup(mask, one.gap.value, gap(data, one.estimand, mask))
 
 
@@ -220,22 +220,22 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
         {name: values[half] for name, values in data.metadata.items()},
         *(x[half] for x in data[1:]),
     )
-    split, names = open_examples(
+    split, names = _open_examples(
         None, first.labels, first.claimed, first.metadata, None, None, None, None
     )
     found = search(split, Reading(names, split.classes), Settings(seed=seed))
     family = Family.of(found.reading.columns)
-    tables = sum_tables(split, found.reading, found.settings.depth)
+    tables = _sum_tables(split, found.reading, found.settings.depth)
     best = [
         one
-        for candidates in all_candidates(tables, family, found.min_size)
+        for candidates in _all_candidates(tables, family, found.min_size)
         if candidates.columns
-        for one in strongest(candidates, family, *candidates.intervals(0.0))
+        for one in _strongest(candidates, family, *candidates.intervals(0.0))
     ]
     best.sort(key=lambda one: -one.strength)
     codes, tested = codes_of(found.reading, data), []
     for one in best[:STRONGEST]:
-        mask = members(one.conditions, codes) & ~half
+        mask = _members(one.conditions, codes) & ~half
         tested.append((p_value(data, one.estimand, mask), one))
     named = []
     for rank, (p, one) in enumerate(sorted(tested, key=lambda pair: pair[0])):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import calibrant as cal
-from calibrant.show.report.findings import miscalibrated
+from calibrant.show.report.findings import _miscalibrated
 
 CLASSES, SPREAD, FACTOR = 4, 2.0, 3.0
 """Classes, standard deviation of the true logits, and how much too large those that are off are."""
@@ -61,7 +61,7 @@ def outcome(seed: int, rows: int, factor: float, methods: list[str] | None = Non
         warnings.simplefilter("ignore")
         made = cal.report(drawn(rows, factor, seed), methods=methods)
     codes = {finding.code: finding for finding in made.findings}
-    wrong = [finding.code for finding in miscalibrated(made.findings)]
+    wrong = [finding.code for finding in _miscalibrated(made.findings)]
     answer, said = made.verdict.answer, made.verdict.sentence
     is_calm = answer in ("Yes", "Too few examples to tell")
     contradicted = (is_calm and bool(wrong)) or (not is_calm and "CAL015" in codes)

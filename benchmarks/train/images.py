@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.maccal.frozen import stratified_share
+from calibrant.calibrators.maccal.frozen import _stratified_share
 
 Pixels = NDArray[np.uint8]
 SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -93,7 +93,7 @@ def hold_out(images: ImageSet, share: float = 0.1, seed: int = 0) -> TrainingSpl
     The seed is not that of a run, so that all runs share the split.
     """
     train = images.train
-    val = stratified_share(train.labels, share, seed)
+    val = _stratified_share(train.labels, share, seed)
     rest = np.setdiff1d(np.arange(len(train.labels)), val)
     return TrainingSplits(train.subset(rest), train.subset(val), images.test)
 

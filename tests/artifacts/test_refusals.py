@@ -19,7 +19,7 @@ from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
-from calibrant.llm.heads.fitted import HEADS, make_head
+from calibrant.llm.heads.fitted import HEADS, _make_head
 from calibrant.llm.heads.modules import SHAPE_FEATURES
 from calibrant.monitor import Monitor
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
@@ -291,7 +291,7 @@ def test_what_is_loaded_gives_no_nan_whatever_was_forged(kind, options):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_no_head_with_forged_weights_gives_nan(kind):
-    head = make_head(kind, width=4, **({"attention_heads": 2} if kind == "ats" else {}))
+    head = _make_head(kind, width=4, **({"attention_heads": 2} if kind == "ats" else {}))
     random = torch.Generator().manual_seed(7)
     inputs = torch.randn((3, 5, getattr(head, "width", SHAPE_FEATURES)), generator=random)
     for found in forgeries(FittedHead(head, MARK, "bce")):
@@ -308,7 +308,7 @@ def test_no_retrained_classifier_with_forged_weights_gives_nan():
 
 def test_a_head_of_another_size_is_refused(tmp_path):
     file = tmp_path / "head.safetensors"
-    io.save(FittedHead(make_head("linear", width=16), MARK, "bce"), file)
+    io.save(FittedHead(_make_head("linear", width=16), MARK, "bce"), file)
     about = io.read(file).config
     content = file.read_bytes()
     for options, message in (

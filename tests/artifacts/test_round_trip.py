@@ -15,7 +15,7 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
 from calibrant.llm import AnswerCalibrator, FittedHead
-from calibrant.llm.heads.fitted import HEADS, make_head
+from calibrant.llm.heads.fitted import HEADS, _make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind
@@ -223,7 +223,7 @@ def test_a_fit_on_one_example_comes_back(tmp_path):
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)
     options = {"ats": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
-    head = make_head(kind, width=16, **options)
+    head = _make_head(kind, width=16, **options)
     for value in head.parameters():
         value.data.normal_()
     figures = {"before": {"nll": 1.5, "auroc": math.nan}}

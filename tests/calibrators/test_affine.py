@@ -220,8 +220,8 @@ def test_held_out_loss_counts_the_weight_of_a_fold(rng):
     logits, labels, _ = confused(rng, n=300)
     weight = rng.uniform(0.5, 2, 300)
     fold = np.where(np.arange(300) < 30, 1, 0)
-    held = affine.gather(examples(logits, labels, weight), affine.centred, fold)
-    penalty = affine.penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
+    held = affine._gather(examples(logits, labels, weight), affine._centred, fold)
+    penalty = affine._penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
     at: list[Any] = [None, None]
     found = affine._held_out(held, penalty, 1, at, [np.ones(20)])
     scores = centred(logits[:30]) @ at[1][:16].reshape(4, 4).T + at[1][16:]
@@ -234,8 +234,8 @@ def test_seed_decides_the_folds(rng):
     once, again = (MatrixScaling(seed=3).fit(logits, labels) for _ in range(2))
     assert torch.equal(once.weight_, again.weight_)
     given = examples(logits, labels)
-    assert (affine.dealt(given, None, 3) == affine.dealt(given, None, 3)).all()
-    assert (affine.dealt(given, None, 3) != affine.dealt(given, None, 4)).any()
+    assert (affine._dealt(given, None, 3) == affine._dealt(given, None, 3)).all()
+    assert (affine._dealt(given, None, 3) != affine._dealt(given, None, 4)).any()
 
 
 @pytest.mark.filterwarnings("ignore:.*parameters for")
@@ -457,13 +457,13 @@ def test_time_limit_ends_the_fit(rng, method):
 
 def test_time_limit_reaches_the_folds(rng, monkeypatch):
     logits, labels, _ = confused(rng)
-    given = affine.gather(examples(logits, labels), affine.centred, np.arange(600) % 5)
-    vectors = [affine.penalty_vector(4, affine.Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
-    monkeypatch.setattr(affine, "curvature_of", lambda held, size: [np.ones(size)])
+    given = affine._gather(examples(logits, labels), affine._centred, np.arange(600) % 5)
+    vectors = [affine._penalty_vector(4, affine.Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
+    monkeypatch.setattr(affine, "_curvature_of", lambda held, size: [np.ones(size)])
     with time_limit(0), pytest.raises(TimeoutError):
-        affine.cross_validated(given, vectors)
+        affine._cross_validated(given, vectors)
     with time_limit(0), pytest.raises(TimeoutError):
-        classwise.search(given, 1)
+        classwise._search(given, 1)
 
 
 def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
@@ -472,7 +472,7 @@ def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
     inputs, labels = torch.from_numpy(rng.normal(size=(count, classes))), torch.arange(count) % 3
     share = torch.from_numpy(rng.dirichlet(np.ones(count)))
     size = classes * (classes + 1)
-    sums = affine.curvature_sums([(inputs, labels, share)], 0.0, classes, size)
+    sums = affine._curvature_sums([(inputs, labels, share)], 0.0, classes, size)
 
     def loss(flat):
         logits = inputs @ flat[:-classes].view(classes, classes).T + flat[-classes:]
@@ -480,7 +480,7 @@ def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
         return share @ each + penalty * flat.square().sum()
 
     hessian = torch.autograd.functional.hessian(loss, torch.zeros(size, dtype=torch.float64))
-    scaling = affine.scaling_of(sums, np.full(size, penalty))
+    scaling = affine._scaling_of(sums, np.full(size, penalty))
     forward = np.stack([scaling.forward(unit) for unit in np.eye(size)], axis=1)
     back = np.stack([scaling.back(unit) for unit in np.eye(size)], axis=1)
     np.testing.assert_allclose(back, forward.T, atol=1e-12)

@@ -85,7 +85,7 @@ def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
     """Rounded logits have ties, and some changes are large enough to bring up any class."""
     logits = np.round(drawn(rng, 300, 5, scale=2)[0])
     labels = rng.integers(0, 5, 300)
-    held = affine.gather(examples(logits, labels), affine.centred)
+    held = affine._gather(examples(logits, labels), affine._centred)
     rows = classwise._Scaled(held)
     for k, temperature in zip(rng.permutation(20) % 5, rng.choice([0.3, 1, 2, 5], 20), strict=True):
         others = rows.without(k)

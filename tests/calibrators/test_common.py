@@ -280,6 +280,17 @@ def test_vmap_maps_it_over_rows(keeper, of_name, six):
     torch.testing.assert_close(torch.vmap(of_name(keeper))(rows), of_name(keeper)(rows))
 
 
+def test_a_call_is_one_graph_with_the_same_result(calibrator, data):
+    """The eager backend compiles nothing; that compiled code agrees is tested on a GPU."""
+    torch.compiler.reset()  # a function has few compiled forms at a time
+    logits = torch.from_numpy(data[0][:40]).float()
+    features = inputs(calibrator, logits)
+    traced = torch.compile(calibrator, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        found = traced(logits, features)
+        torch.testing.assert_close(found, calibrator(logits, features))
+
+
 def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks, classes):
     logits = data[0][:300].reshape(10, 30, classes)
     probs = predicted(calibrator, logits)

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from calibrant.calibrators.data_checks import warn_of_few_examples
+from calibrant.calibrators.data_checks import _warn_of_few_examples
 
 
 def test_fewer_examples_than_enough_are_told_of():
-    warn = partial(warn_of_few_examples, "X", 6, enough=30, fewest="ts has one")
+    warn = partial(_warn_of_few_examples, "X", 6, enough=30, fewest="ts has one")
     warn(30, None)  # a warning would be an error
     warn(100, 30)
     with pytest.warns(

@@ -13,14 +13,14 @@ from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.objectives import (
     PROPER,
     Objective,
+    _binned_gaps,
     _gridded_gaps,
-    binned_gaps,
+    _memberships,
+    _with_likelihood,
     ece,
-    memberships,
     nll,
     pointwise,
     soft_ece,
-    with_likelihood,
 )
 from tests.support.simulate import drawn, drawn_pairs
 
@@ -32,9 +32,9 @@ SMOOTH: dict[str, Objective] = {
     "wide": partial(soft_ece, sigma=0.2, delta=0.05),
     "pointwise": pointwise,
     "wide pointwise": partial(pointwise, sigma=0.2, delta=0.05),
-    "anchored": partial(with_likelihood, soft_ece, 0.3),
-    "anchored pointwise": partial(with_likelihood, pointwise, 2.0),
-    "not anchored": partial(with_likelihood, soft_ece, 0.0),
+    "anchored": partial(_with_likelihood, soft_ece, 0.3),
+    "anchored pointwise": partial(_with_likelihood, pointwise, 2.0),
+    "not anchored": partial(_with_likelihood, soft_ece, 0.0),
 }
 
 
@@ -199,7 +199,7 @@ def test_the_binned_error_has_no_gradient(records):
     assert np.isnan(ece(records, 0.2).gradient).all()
 
 
-@pytest.mark.parametrize("gaps", [binned_gaps, _gridded_gaps])
+@pytest.mark.parametrize("gaps", [_binned_gaps, _gridded_gaps])
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.3, 5.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.1])
 def test_the_gradient_of_binned_gaps_is_that_of_differences(rng, gaps, sigma, delta):
@@ -222,7 +222,7 @@ def test_the_grid_changes_next_to_nothing(rng, delta):
     for sigma in (0.03, 0.05, 0.3):
         exact, gridded = (
             measure(*arguments, sigma=sigma, delta=delta)
-            for measure in (binned_gaps, _gridded_gaps)
+            for measure in (_binned_gaps, _gridded_gaps)
         )
         assert gridded[0] == pytest.approx(exact[0], rel=1e-6)
         error = np.abs(gridded[1] - exact[1]).max()
@@ -233,7 +233,7 @@ def test_the_grid_changes_next_to_nothing(rng, delta):
 def test_parts_are_those_of_the_definition(rng, sigma):
     confidence = np.concatenate([rng.random(50), [0, 0.5, 1]])
     expected = np.transpose([kernel(c, sigma) for c in confidence])
-    np.testing.assert_allclose(memberships(confidence, sigma), expected, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(_memberships(confidence, sigma), expected, rtol=1e-9, atol=1e-300)
 
 
 def test_delta_makes_small_gaps_count_by_their_square(rng, records):
@@ -244,7 +244,7 @@ def test_delta_makes_small_gaps_count_by_their_square(rng, records):
     confidence, outcome = np.full(10, 0.5), np.arange(10) < 4  # a gap of 0.1 in the middle bin
     share = np.full(10, 0.1)
     for delta in (0.0, 1e-3, 0.1, 10.0):
-        value, _ = binned_gaps(confidence, outcome, share, sigma=0.01, delta=delta)
+        value, _ = _binned_gaps(confidence, outcome, share, sigma=0.01, delta=delta)
         assert value == pytest.approx(math.hypot(0.1, delta) - delta, rel=1e-9)
 
 

@@ -158,7 +158,7 @@ def test_nothing_larger_than_the_logits_is_made(rng, monkeypatch):
 
     monkeypatch.setattr(chunks, "on_threads", in_turn)  # what is seen is seen in this thread
     with Largest() as seen:
-        rank_gaps.solve(rank_gaps.gather(examples(logits, labels), 0.5))
+        rank_gaps._solve(rank_gaps._gather(examples(logits, labels), 0.5))
     assert 1500 * 149 <= seen.size <= logits.size
 
 

@@ -216,7 +216,7 @@ def test_missing_classes_and_data_without_an_optimum_are_told_of(rng, method):
 def test_sharpness_that_is_known_is_not_searched(rng, monkeypatch):
     logits, labels = drawn(rng, 300, 3)
     monkeypatch.setattr(affine_fit, "best_sharpness", None)
-    data = affine_fit.gather(examples(logits, labels), affine_fit.centred, sharpness=1.0)
+    data = affine_fit._gather(examples(logits, labels), affine_fit._centred, sharpness=1.0)
     assert data.sharpness == 1
     assert torch.equal(data.labels, torch.from_numpy(labels))
 

@@ -18,12 +18,12 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     MAX_ODDS,
-    confidence_objective,
-    log_rest,
+    _confidence_objective,
+    _log_rest,
+    _rest_sharpness,
+    _top_odds,
+    _with_log_odds,
     record_odds,
-    rest_sharpness,
-    top_odds,
-    with_log_odds,
 )
 from calibrant.calibrators.watch import told
 from tests.support.calibrators import EVERY_METHOD
@@ -93,7 +93,7 @@ def test_the_top_class_has_the_wanted_odds_and_the_rest_its_proportions(rng, cla
         logits[:, 1:] = masked(rng, logits[:, 1:], np.zeros(200, int))  # two stay at least
     logits -= logits.max(-1, keepdims=True)
     wanted = rng.uniform(-8, 12, 200)
-    out = with_log_odds(torch.from_numpy(logits), torch.from_numpy(wanted[:, None])).numpy()
+    out = _with_log_odds(torch.from_numpy(logits), torch.from_numpy(wanted[:, None])).numpy()
     before, after = softmax(logits, -1), softmax(out, -1)
     for i, top in enumerate(logits.argmax(-1)):
         assert out[i, top] == 0
@@ -107,7 +107,7 @@ def test_the_top_class_has_the_wanted_odds_and_the_rest_its_proportions(rng, cla
 
 def test_only_the_first_of_equals_is_the_top():
     logits = torch.tensor([[-1.0, 0.0, 0.0, -2.0]], dtype=torch.float64)
-    out = with_log_odds(logits, torch.tensor([[3.0]], dtype=torch.float64))
+    out = _with_log_odds(logits, torch.tensor([[3.0]], dtype=torch.float64))
     assert out[0, 1] == 0
     assert float(out[0, 2] - out[0, 0]) == pytest.approx(1)
     assert float(out.softmax(-1)[0, 1]) == pytest.approx(expit(3))
@@ -116,18 +116,18 @@ def test_only_the_first_of_equals_is_the_top():
 def test_the_rest_is_the_sum_without_the_top(rng):
     logits = rng.normal(size=(50, 6))
     logits -= logits.max(-1, keepdims=True)
-    found = log_rest(torch.from_numpy(logits))
+    found = _log_rest(torch.from_numpy(logits))
     assert found.shape == (50, 1)
     np.testing.assert_allclose(-found[:, 0], odds_of(logits), rtol=1e-12)
-    np.testing.assert_allclose(top_odds(torch.from_numpy(logits)), -found, rtol=1e-12)
+    np.testing.assert_allclose(_top_odds(torch.from_numpy(logits)), -found, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_rest_of_one_possible_class_is_finite(dtype):
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, -500.0, -torch.inf]], dtype=dtype)
-    assert torch.isfinite(log_rest(logits)).all()
-    np.testing.assert_array_equal(top_odds(logits), [[MAX_ODDS], [MAX_ODDS]])
-    out = with_log_odds(logits, torch.tensor([[2.0], [2.0]], dtype=dtype))
+    assert torch.isfinite(_log_rest(logits)).all()
+    np.testing.assert_array_equal(_top_odds(logits), [[MAX_ODDS], [MAX_ODDS]])
+    out = _with_log_odds(logits, torch.tensor([[2.0], [2.0]], dtype=dtype))
     np.testing.assert_allclose(out, [[0, -np.inf, -np.inf], [0, -2, -np.inf]], atol=1e-6)
 
 
@@ -208,7 +208,7 @@ def test_the_temperature_is_the_best_single_one(data, weigh):
 def test_value_and_gradient_of_the_fit_are_those_of_differences(rng, weight):
     inputs = np.concatenate([rng.normal(size=(60, 3)), np.ones((60, 1))], axis=1)
     correct, share = rng.random(60) < 0.6, rng.dirichlet(np.ones(60))
-    function = confidence_objective(inputs, correct, share, weight)
+    function = _confidence_objective(inputs, correct, share, weight)
     parameters = rng.normal(size=4)
     value, gradient = function(parameters)
     confidence = expit(inputs @ parameters)
@@ -248,7 +248,7 @@ def test_a_distortion_of_the_odds_is_undone(rng):
     logits[np.arange(12_000), rng.integers(0, 4, 12_000)] += rng.gamma(2, 2, 12_000)
     truth = line_at(odds_of(logits), [1.5, 0.1, 2.0], 0.3, [0.2, 1.4])
     gaps = torch.from_numpy(logits - logits.max(-1, keepdims=True))
-    probs = with_log_odds(gaps, torch.from_numpy(truth[:, None])).softmax(-1).numpy()
+    probs = _with_log_odds(gaps, torch.from_numpy(truth[:, None])).softmax(-1).numpy()
     labels = drawn_from(rng, probs)
     given, fresh = (logits[:6000], labels[:6000]), (logits[6000:], labels[6000:])
     known = np.take_along_axis(probs, logits.argmax(-1)[:, None], -1)[6000:, 0]
@@ -351,7 +351,7 @@ def test_the_temperature_of_the_rest_is_the_best_for_wrong_answers(rng):
     wrong = np.flatnonzero(labels != top)
     few = np.append(wrong[:3], np.flatnonzero(labels == top)[:10])
     records = tabulate(examples(logits[few], labels[few]))
-    assert rest_sharpness(records, 0.0) == pytest.approx(0, abs=0.3)
+    assert _rest_sharpness(records, 0.0) == pytest.approx(0, abs=0.3)
 
 
 def test_two_classes_leave_nothing_to_say_about_the_rest(rng):

@@ -10,7 +10,7 @@ from scipy.special import softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import CALIBRATORS, TAG_CALIBRATORS, watch
-from calibrant.calibrators.watch import figures_of, mistake_of, told
+from calibrant.calibrators.watch import _figures_of, mistake_of, told
 from tests.support.simulate import drawn
 
 
@@ -128,7 +128,7 @@ def test_figures_are_those_by_hand():
         rng.integers(3, size=200),
         rng.random(200),
     )
-    found = figures_of(examples(logits, labels, weight))
+    found = _figures_of(examples(logits, labels, weight))
     probs, share = softmax(logits, -1), weight / weight.sum()
     assert found.n == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert found.accuracy == pytest.approx(share @ (logits.argmax(-1) == labels))
@@ -136,7 +136,7 @@ def test_figures_are_those_by_hand():
     shares = [share[labels == k].sum() for k in range(3)]
     assert found.chance == pytest.approx(max((share @ probs) @ shares, 1 / 3))
     assert found.ranks is None
-    ranks = figures_of(examples(logits[:, 0], (labels > 0).astype(int), weight)).ranks
+    ranks = _figures_of(examples(logits[:, 0], (labels > 0).astype(int), weight)).ranks
     assert ranks is not None
     assert ranks.positive == pytest.approx(share[labels > 0].sum())
 
@@ -174,7 +174,7 @@ def test_large_data_are_sampled_evenly(monkeypatch):
     order = np.argsort(labels, kind="stable")
     some, rows = watch._looked_at(examples(logits[order], labels[order]))
     assert len(rows) == 100
-    found = figures_of(some)
+    found = _figures_of(some)
     assert found.n == pytest.approx(100)
     assert found.accuracy == pytest.approx((logits.argmax(-1) == labels).mean(), abs=0.15)
 

@@ -14,7 +14,7 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.cli.compare import STEPS
 from calibrant.data import sample_path
-from calibrant.show.workflows import methods_table
+from calibrant.show.workflows import _methods_table
 from calibrant.workflows.compare import compare
 from tests.support.command_line import figures, set_clock
 from tests.support.simulate import drawn_tags
@@ -62,7 +62,7 @@ def test_compare_prints_a_table(run, monkeypatch):
     assert "fitted on 564 examples (val split), measured on 470 (test split)" in lines[2]
     assert max(map(len, lines[3:])) <= 80
     assert re.search(r"^method +ECE % +90 % interval +NLL +Brier +acc. % +changed +fit", out, re.M)
-    for method, row in zip(("none", "ts"), methods_table(made[0]).rows, strict=True):
+    for method, row in zip(("none", "ts"), _methods_table(made[0]).rows, strict=True):
         shown = next(line for line in lines if line.startswith(f"{method} "))
         assert shown.split() == " ".join(row).split()
     assert "Bold type or a star: not significantly worse than the best." in lines

@@ -10,6 +10,7 @@ import pytest
 from calibrant import artifacts
 from calibrant.decide import DecisionRule
 from calibrant.workflows.decide import decide
+from tests.support.json_page import check_output
 from tests.support.prediction_files import arrays_in
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -112,3 +113,65 @@ def test_what_cannot_run_says_why(run, arguments, message):
     code, out, err = run("decide", "p.npz", *arguments)
     assert (code, out) == (2, "")
     assert message in " ".join(err.split())
+
+
+def test_thresholds_by_group_are_found_and_checked(run):
+    arguments = ("decide", "p.npz", "--max-error", "0.6", "--by", "site", "--certainty", "0.8")
+    code, out, _ = run(*arguments, "--json")
+    assert code == 0
+    check_output([*arguments], out)
+    found = json.loads(out)
+    arrays = dict(np.load("p.npz"))
+    assert set(found["groups"]) == set(arrays["test_site"].astype(str))
+    for name, group in found["groups"].items():
+        parts: Any = {
+            f"{split}_{key}": arrays[f"{split}_{key}"][arrays[f"{split}_site"].astype(str) == name]
+            for split in ("val", "test")
+            for key in ("logits", "labels")
+        }
+        certainty = 1 - 0.2 / len(found["groups"])
+        alone = decide(parts, max_error=0.6, certainty=certainty)
+        assert group == {**alone.to_dict(), "promise": group["promise"]}
+        assert "With 93.3333 % certainty" in group["promise"]
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert "With 80 % certainty, at most 60 % of the accepted answers are wrong, in every" in out
+    assert "The labels of all groups agree with the guarantee." in out
+
+
+def test_groups_that_are_beside_the_guarantee_are_named(run):
+    arrays = dict(np.load("p.npz"))
+    off = arrays["test_site"] == arrays["test_site"][0]
+    arrays["test_labels"][off] = (arrays["test_logits"].argmax(1)[off] + 1) % 5
+    np.savez("off.npz", **arrays)
+    code, out, _ = run("decide", "off.npz", "--max-error", "0.6", "--by", "site")
+    assert code == 0
+    assert f"{arrays['test_site'][0]}: The labels of" in out
+    assert out.count("contradict") == 1
+
+
+@pytest.mark.filterwarnings("ignore:no threshold")
+def test_a_group_with_too_few_examples_is_told(run):
+    code, out, err = run("decide", "p.npz", "--max-error", "0.001", "--by", "site")
+    assert code == 2
+    assert "No answer is accepted: an error of at most 0.1 % is not shown" in out
+    assert "agree" not in out
+    for rest in (("--save", "rule"), ("-o", "out.csv")):
+        code, _, err = run("decide", "p.npz", "--max-error", "0.5", "--by", "site", *rest)
+        assert code == 2
+        assert "leave out --coverage, --rule, --save and -o" in err
+    assert run("decide", "p.npz", "--coverage", "0.5", "--by", "site")[0] == 2
+
+
+def test_misses_are_limited(run):
+    arrays = dict(np.load("p.npz"))
+    two: Any = {f"{s}_logits": arrays[f"{s}_logits"][:, 0] for s in ("val", "test")}
+    two |= {f"{s}_labels": (arrays[f"{s}_labels"] == 0).astype(int) for s in ("val", "test")}
+    np.savez("two.npz", **two)
+    misses, found = (
+        json.loads(run("decide", "two.npz", *limit, "--json")[1])
+        for limit in (("--max-fnr", "0.2"), ("--recall", "0.8"))
+    )
+    assert misses["rule"]["limits"][0]["name"] == "fnr"
+    assert misses["rule"]["threshold"] == found["rule"]["threshold"]
+    assert misses["checked_on"]["fnr"] == pytest.approx(1 - found["checked_on"]["recall"])

@@ -15,7 +15,7 @@ import pytest
 
 from calibrant import cli
 from calibrant.calibrators.registry import CALIBRATORS
-from calibrant.cli.listing import plain
+from calibrant.cli.listing import _plain
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import in_shell
@@ -93,7 +93,7 @@ def test_listings(run, verb, names):
     lines = re.sub(r" *\n {8,}", " ", out).splitlines()  # long sentences go on in the next line
     for name, entry in names.items():
         (line,) = [line for line in lines if line.split()[:1] == [name]]
-        assert line.split(maxsplit=1)[1].strip() == plain(entry.summary)
+        assert line.split(maxsplit=1)[1].strip() == _plain(entry.summary)
     assert not re.search(r"[`\\{\]]", out)
 
 

@@ -110,6 +110,7 @@ LINES: dict[str, list[list[str]]] = {
     "llm answers fit": [
         [f"{NAME}.jsonl", "-o", f"{FILE}4"],
         [f"{NAME}.jsonl", "-o", f"{FILE}4", "--json"],
+        ["judged.jsonl", "-o", f"{FILE}9"],
         ["mixed.jsonl", "-o", "x"],
         [f"{FILE}.npz", "-o", "x"],
         [f"{NAME}.jsonl", "--signals", "all", "-o", f"{FILE}5"],
@@ -122,10 +123,12 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "llm answers apply": [
         [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
+        [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
+        [f"{FILE}4", "judged.jsonl", "-o", "x.csv"],
         [f"{FILE}4", "other.jsonl", "-o", "x.csv"],
         [f"{FILE}4", f"{NAME}.jsonl", "-o", FILE],
     ],
-    "llm answers collect": [
+    "llm answers request": [
         [f"{FILE}.jsonl", "--model", NAME, "-o", FILE, "--url", "http://127.0.0.1:9"],
         [f"{NAME}.jsonl", "--model", NAME, "-o", FILE, "--url", f"http://127.0.0.1:9/{NAME}"],
     ],
@@ -147,16 +150,11 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "-o", f"{FILE}8"],
         ["mixed.jsonl", "-o", FILE],
     ],
-    "llm judge estimate": [
+    "llm judge": [
         ["judged.jsonl"],
         ["judged.jsonl", "--json"],
         [f"{NAME}.jsonl"],
         ["judged.jsonl", "--scale", NAME],
-    ],
-    "llm judge fit": [["judged.jsonl", "-o", f"{FILE}9"], [f"{NAME}.jsonl", "-o", "x"]],
-    "llm judge apply": [
-        [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
-        [f"{FILE}4", "judged.jsonl", "-o", "x.csv"],
     ],
     "llm gate fit": [
         ["many.jsonl", "--max-error", "0.6", "-o", f"{FILE}11"],

@@ -1,4 +1,4 @@
-"""JSON of every command beside docs/json.md, which the fixture ``run`` compares with all of it."""
+"""JSON of every command beside ``docs/formats.md``, with which ``run`` compares all of it."""
 
 import json
 import math
@@ -26,8 +26,7 @@ COMMANDS = {
     "llm fit": ["table", "--head", "global", "-o", "head"],
     "llm evaluate": ["head", "table"],
     "llm answers fit": [GRADED, "-o", "map"],
-    "llm judge estimate": ["judged.jsonl", "--width", "0.1"],
-    "llm judge fit": ["judged.jsonl", "-o", "map"],
+    "llm judge": ["judged.jsonl", "--width", "0.1"],
     "llm gate fit": [GRADED, "--max-error", "0.2", "-o", "gate"],
     "llm gate watch": ["gate", "--state", "watch.json", "--new"],
 }

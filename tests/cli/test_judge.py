@@ -24,9 +24,8 @@ def judged(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("verb", [(), ("estimate",)])
-def test_rates_and_labels_needed(run, judged, verb):
-    code, out, err = run("llm", "judge", *verb, judged, "--scale", "1,10", "--width", "0.05")
+def test_rates_and_labels_needed(run, judged):
+    code, out, err = run("llm", "judge", judged, "--scale", "1,10", "--width", "0.05")
     assert code == 0, err
     report = judge_report(read_judged(judged, scale=(1, 10)))
     rate = report.rates[""]
@@ -41,7 +40,9 @@ def test_json_has_everything(run, judged):
     start = ("llm", "judge", judged, "--scale", "1,10")
     code, out, _ = run(*start, "--width", "0.05", "--level", "0.8", "--cut", "7", "--json")
     assert code == 0
-    wanted = judge_report(read_judged(judged, scale=(1, 10)), cut=7, level=0.8).to_dict(0.05)
+    wanted = judge_report(
+        read_judged(judged, scale=(1, 10)), cut=7, level=0.8, width=0.05
+    ).to_dict()
     found = json.loads(out)
     assert found["rates"] == wanted["rates"]
     assert found["agreement"]["cut"] == 7
@@ -56,23 +57,33 @@ def test_pairs_in_both_orders_need_no_scores(run, tmp_path):
     assert "25.0 %" in out
     assert "62.5 %" in out
     _, out, _ = run("llm", "judge", path, "--json")
-    assert json.loads(out)["position_bias"]["flips"]["value"] == 0.25
+    found = json.loads(out)
+    assert {*found} == {"format", "level", "position_bias"}
+    assert found["position_bias"]["flips"]["value"] == 0.25
 
 
 def test_a_map_is_fitted_saved_and_applied(run, judged, tmp_path):
     mapped, out_file = tmp_path / "map", tmp_path / "out.csv"
-    code, out, err = run("llm", "judge", "fit", judged, "--scale", "1,10", "-o", mapped)
+    code, out, err = run("llm", "answers", "fit", judged, "--scale", "1,10", "-o", mapped)
     assert code == 0, err
     assert "100 answers" in out
-    assert f"to use it: calibrant llm judge apply {mapped} FILE -o OUT" in " ".join(err.split())
-    code, _, err = run("llm", "judge", "apply", mapped, judged, "--scale", "1,10", "-o", out_file)
+    assert f"to use it: calibrant llm answers apply {mapped} FILE -o OUT" in " ".join(err.split())
+    code, _, err = run("llm", "answers", "apply", mapped, judged, "-o", out_file)
     assert code == 0, err
     rows = read_answers(out_file).rows
     shares = read_judged(judged, scale=(1, 10)).shares
     wanted = cal.load(mapped).predict(shares)
     np.testing.assert_allclose([float(row["calibrated"]) for row in rows], wanted)
-    code, out, _ = run("llm", "judge", "fit", judged, "--scale", "1,10", "-o", mapped, "--json")
-    assert {*json.loads(out)} == {"format", "before", "after"}
+    assert "confidence" not in rows[0]
+
+
+def test_scores_of_another_judge_are_refused(run, judged, tmp_path):
+    mapped, votes = tmp_path / "map", tmp_path / "votes.jsonl"
+    run("llm", "answers", "fit", judged, "--scale", "1,10", "-o", mapped)
+    write_rows(votes, [{"judge": 1, "source": "another"}])
+    code, _, err = run("llm", "answers", "apply", mapped, votes, "-o", tmp_path / "out.jsonl")
+    assert code == 2
+    assert "fitted on confidence judge, 1 to 10, not another, 1 to 10" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -80,8 +91,8 @@ def test_a_map_is_fitted_saved_and_applied(run, judged, tmp_path):
     [
         ((), "must be a score from 0 to 1"),
         (("--scale", "ten"), "'ten' must be the lowest and the highest score, as 1,10"),
-        (("--scale", "1,10", "--width", "2"), "--width must be between 0 and 0.5, got 2"),
-        (("--scale", "1,10", "--level", "0"), "--level must be above 0"),
+        (("--scale", "1,10", "--width", "2"), "'--width': 2.0 is not in the range 0<x<0.5"),
+        (("--scale", "1,10", "--level", "0"), "'--level': 0.0 is not in the range 0<x<=0.99"),
     ],
 )
 def test_mistakes_are_explained(run, judged, options, message):

@@ -323,9 +323,7 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
     shown = run("llm", "evaluate", *sources, *start)[1]
     assert shown.index(f"{sources[0]}: 7 answers") < shown.index(f"{lettered}: 3 answers")
     questions = read_mmlu(lettered)
-    logits, labels = ask_choices(
-        model, tokenizer, questions, shots=read_mmlu(lettered, "dev")[:1], prefix=" "
-    )
+    logits, labels = ask_choices(model, tokenizer, questions, shots=read_mmlu(lettered, "dev")[:1])
     right = float((logits.argmax(-1) == labels).mean())
     assert both[1]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
 

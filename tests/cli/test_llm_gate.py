@@ -1,6 +1,7 @@
 """From graded answers to verdicts, by commands."""
 
 import json
+from shutil import copytree
 from typing import get_args
 
 import numpy as np
@@ -120,6 +121,7 @@ def test_other_sources_are_refused_and_nothing_is_written(run, gate, tmp_path):
 
 def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     state = tmp_path / "watch.json"
+    gate = copytree(gate, tmp_path / "gate")  # beside which the withdrawal is recorded
     rng = np.random.default_rng(3)
     answers = graded_answers(rng, 1500, sharp=9.0, source="judge")  # wrong far more often
     rows = [{**row, "id": i} for i, row in enumerate(answers.rows)]
@@ -153,6 +155,11 @@ def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     judged = [json.loads(line) for line in out.splitlines()]
     assert {row["verdict"] for row in judged} == {"person"}
     assert judged[0]["reason"] == told["withdrawn"]
+    state.unlink()
+    code, _, err = run(*look, "--new")
+    assert code == 2
+    assert "was withdrawn" in err
+    assert "fit a gate on recent answers" in err
 
 
 def test_one_answer_of_a_conversation_is_watched(run, tmp_path):

@@ -77,7 +77,7 @@ def test_questions_are_asked_and_paid_for(run, tmp_path, monkeypatch):
     write_lines(questions, rows)
     out = tmp_path / "answers.jsonl"
     with chat_server() as chats:
-        start = ("llm", "answers", "collect", questions, "--url", chats.url, "--model", "tiny")
+        start = ("llm", "answers", "request", questions, "--url", chats.url, "--model", "tiny")
         options = ("--p-true", "--price-in", "1", "--price-out", "2", "-o", out)
         code, _, err = run(*start, *options, "--dry-run")
         assert code == 0, err

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import expit
 
 import calibrant as cal
-from calibrant.llm.answers.calibrating import fit_signals
 from calibrant.llm.answers.rows import read_answers
+from calibrant.llm.answers.signal_calibrator import fit_signals
 
 N = 240
 

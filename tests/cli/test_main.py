@@ -14,7 +14,7 @@ import pytest
 import calibrant
 from calibrant import cli
 from calibrant._core.engines import current_work
-from calibrant.cli.shared import progress_bar
+from calibrant.cli.shared import _progress_bar
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell, set_clock
 from tests.support.warm_scripts import run_script
@@ -196,7 +196,7 @@ def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, s
 def test_a_pipe_gets_a_line_of_progress_every_ten_seconds(capsys, monkeypatch):
     now = [0.0]
     set_clock(monkeypatch, now)
-    with progress_bar("tokens") as progress:
+    with _progress_bar("tokens") as progress:
         for done in range(0, 2600, 100):  # a second each
             progress(done, 2500)
             now[0] += 1

@@ -74,6 +74,10 @@ def test_a_report_names_them(run, table):
         subject = json.load(file)["subjects"][0]
     codes = {finding["code"]: finding for finding in subject["findings"]}
     assert "site = B" in codes["CAL018"]["evidence"]
+    count = sum(each["number"] for each in subject["slices"]["off"])
+    one = f"{count} of {subject['slices']['searched']} subgroups are miscalibrated"
+    assert codes["CAL018"]["evidence"].startswith(one)  # as under "Where it is off"
+    assert subject["slices"]["verdict"].startswith(one)
     assert subject["slices"]["columns"] == ["age", "site"]
     page = run("report", table, "--methods", "", "--by", "auto", "-o", "-")[1]
     assert "by age, site, P(1)" in page

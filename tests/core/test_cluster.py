@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calibrant._core import engines
-from calibrant._core.engines import ClusterExecutor
+from calibrant._core.engines import _ClusterExecutor
 
 dask = pytest.importorskip("dask")
 
@@ -49,7 +49,7 @@ class Client:
 
 
 def executor(client: Any, patience=0.05):
-    return ClusterExecutor(client, patience)
+    return _ClusterExecutor(client, patience)
 
 
 def test_results_are_in_order():
@@ -91,6 +91,6 @@ def test_the_timeout_of_a_task_is_its_own():
 
 
 def test_the_configuration_of_dask_sets_the_time():
-    assert ClusterExecutor(None).patience == 300
+    assert _ClusterExecutor(None).patience == 300
     with dask.config.set({engines._PATIENCE_SETTING: "2 minutes"}):
-        assert ClusterExecutor(None).patience == 120
+        assert _ClusterExecutor(None).patience == 120

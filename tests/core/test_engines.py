@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from calibrant._core import engines
-from calibrant._core.engines import WorkerPool, current_work, mapped, silently, steps, use
+from calibrant._core.engines import _WorkerPool, current_work, mapped, silently, steps, use
 from tests.support.shard_tasks import square, square_or_die, square_unless
 
 
 @pytest.mark.slow
 def test_a_pool_survives_the_end_of_a_process(tmp_path):
     task = partial(square_or_die, tmp_path / "marker", 5)
-    with WorkerPool(1) as pool:
+    with _WorkerPool(1) as pool:
         assert list(pool.map(task, range(9))) == [x * x for x in range(9)]
         assert (tmp_path / "marker").exists()
         # results that nobody takes do not hold it up
@@ -30,7 +30,7 @@ def test_a_pool_survives_the_end_of_a_process(tmp_path):
 @pytest.mark.slow
 def test_a_task_that_kills_every_process_is_named(monkeypatch):
     monkeypatch.setattr(engines, "_ATTEMPTS", 1)
-    with WorkerPool(2) as pool:
+    with _WorkerPool(2) as pool:
         results = pool.map(partial(square_unless, 2), range(4))
         assert [next(results), next(results)] == [0, 1]
         with pytest.raises(ChildProcessError, match=r"worked on 2, most often for lack of memory"):
@@ -39,7 +39,7 @@ def test_a_task_that_kills_every_process_is_named(monkeypatch):
 
 def test_a_pool_does_not_run_far_ahead(monkeypatch):
     submitted = []
-    with WorkerPool(2) as pool, ThreadPoolExecutor(1) as threads:
+    with _WorkerPool(2) as pool, ThreadPoolExecutor(1) as threads:
 
         def submit(fn, *args):
             submitted.append(args)
@@ -82,7 +82,7 @@ def test_engines():
     with use() as work:
         assert work == current_work() == (None, None, "", "")
     with use(workers=0) as work:
-        assert isinstance(work.executor, WorkerPool)
+        assert isinstance(work.executor, _WorkerPool)
         assert work.executor.workers == engines._available_cores()
     with use(workers=1) as work:
         assert work.description == "1 worker"
@@ -107,7 +107,7 @@ def test_progress_is_that_of_the_outermost_steps():
 
 def test_refusals(monkeypatch):
     with pytest.raises(ValueError, match=r"workers must be at least 1, got -1"):
-        WorkerPool(-1)
+        _WorkerPool(-1)
     with pytest.raises(ValueError, match="name one of them"), use(workers=2, executor=Here()):
         pass
     monkeypatch.setitem(sys.modules, "distributed", None)

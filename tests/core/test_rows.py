@@ -8,7 +8,7 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.checks import known_rows
-from calibrant._core.rows import count_copies, warn_of_copies
+from calibrant._core.rows import _count_copies, warn_of_copies
 
 
 def drawn(n, classes, seed=0, scale=2.0):
@@ -22,27 +22,27 @@ def drawn(n, classes, seed=0, scale=2.0):
 def test_examples_that_are_all_repeated(how, times):
     logits, labels = drawn(60, 5)
     rows = how(np.arange(60), times)
-    assert count_copies(logits[rows], labels[rows]) == 60 * (times - 1)
+    assert _count_copies(logits[rows], labels[rows]) == 60 * (times - 1)
 
 
 def test_oversampled_examples():
     """Some rows are drawn again and again, as to balance classes."""
     logits, labels = drawn(400, 3)
     rows = np.r_[np.arange(400), np.random.default_rng(1).choice(100, 150)]
-    assert count_copies(logits[rows], labels[rows]) == 150
+    assert _count_copies(logits[rows], labels[rows]) == 150
 
 
 def test_annotators_of_the_same_examples():
     logits, _ = drawn(60, 5)
     rng = np.random.default_rng(0)
     labels = (logits[None] + rng.gumbel(size=(3, 60, 5))).argmax(-1).reshape(-1)
-    assert count_copies(np.tile(logits, (3, 1)), labels) == 120
+    assert _count_copies(np.tile(logits, (3, 1)), labels) == 120
 
 
 def test_a_few_duplicates_hardly_matter():
     logits, labels = drawn(400, 3)
     rows = np.r_[np.arange(400), np.arange(30)]
-    assert count_copies(logits[rows], labels[rows]) == 0
+    assert _count_copies(logits[rows], labels[rows]) == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -53,26 +53,26 @@ def test_scores_of_few_values_are_honest(seed):
     leaves = drawn(12 + 20 * seed, 4, seed)[0]
     leaf = rng.integers(len(leaves), size=2000)
     right = (leaves[leaf] + rng.gumbel(size=(2000, 4))).argmax(-1)
-    assert count_copies(leaves[leaf], right) == 0
+    assert _count_copies(leaves[leaf], right) == 0
     votes = rng.multinomial(5, softmax(leaves, -1))[leaf] / 5
-    assert count_copies(votes, right) == 0
+    assert _count_copies(votes, right) == 0
     for digits in (1, 2, 3):
-        assert count_copies(softmax(logits, -1).round(digits), labels) == 0
-    assert count_copies(np.ones((2000, 4)), labels) == 0
-    assert count_copies(leaves[leaf], np.zeros(2000, int)) == 0  # one label tells nothing
+        assert _count_copies(softmax(logits, -1).round(digits), labels) == 0
+    assert _count_copies(np.ones((2000, 4)), labels) == 0
+    assert _count_copies(leaves[leaf], np.zeros(2000, int)) == 0  # one label tells nothing
 
 
 def test_zeros_have_no_sign_and_the_order_of_a_row_counts():
     logits, labels = drawn(60, 4)
     logits[:, 0] = 0
     turned = np.concatenate([logits, np.where(logits == 0, -0.0, logits)])
-    assert count_copies(turned, np.tile(labels, 2)) == 60
+    assert _count_copies(turned, np.tile(labels, 2)) == 60
     swapped = np.concatenate([logits, logits[:, ::-1]])
-    assert count_copies(swapped, np.tile(labels, 2)) == 0
+    assert _count_copies(swapped, np.tile(labels, 2)) == 0
 
 
 def test_no_rows_have_no_copies():
-    assert count_copies(np.zeros((0, 3)), np.zeros(0, int)) == 0
+    assert _count_copies(np.zeros((0, 3)), np.zeros(0, int)) == 0
     warn_of_copies(np.zeros((0, 3)), np.zeros(0, int))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.data import open_dataset, save_predictions
-from calibrant.data.tables import layout_of, table_of
+from calibrant.data.tables import _table_of, layout_of
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -284,7 +284,7 @@ def test_what_no_table_holds(tmp_path):
             save_predictions(tmp_path / "a.csv", {"logits": np.eye(3), key: values})
     arrays = {"val_logits": np.eye(3), "test_logits": np.eye(3), "test_id": np.arange(3)}
     with pytest.raises(ValueError, match="cannot hold id of one split only"):
-        table_of(arrays, ".csv")
+        _table_of(arrays, ".csv")
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from calibrant import evaluate
 from calibrant.data import open_dataset, save_predictions
-from calibrant.data.text_files import MAX_LINE_LENGTH, CsvTable
+from calibrant.data.text_files import MAX_LINE_LENGTH, _CsvTable
 
 
 def written(folder, text, name="a.csv"):
@@ -35,7 +35,7 @@ def test_what_the_csv_module_writes_is_read(tmp_path_factory, rows, delimiter, q
         writer = csv.writer(stream, delimiter=delimiter, quoting=quoting)
         writer.writerow(["logit_a", "logit_b", "note"])
         writer.writerows(rows)
-    table = CsvTable(str(path))
+    table = _CsvTable(str(path))
     batches = [batch.columns for batch in table.batches(["logit_b", "note", "logit_a"], chunk)]
     for column, key in zip(zip(*rows, strict=True), ("logit_a", "logit_b", "note"), strict=True):
         values = np.concatenate([batch[key] for batch in batches])

@@ -178,6 +178,17 @@ def test_tags_and_groups_have_thresholds_of_their_own(rng):
         assert one == pytest.approx(alone) if one is alone else one.threshold == alone.threshold
 
 
+def test_tags_have_a_threshold_in_each_group(rng):
+    logits = 2 * rng.normal(size=(900, 2))
+    tags = (logits + rng.logistic(size=logits.shape) > 0).astype(int)
+    site = np.array(["north", "south", "west"])[np.arange(900) % 3]
+    found = thresholds(logits, tags, by=site, recall=0.7, certainty=0.94)
+    assert list(found) == [(name, tag) for name in ("north", "south", "west") for tag in (0, 1)]
+    for (name, tag), one in found.items():
+        rows = site == name
+        assert one == threshold(logits[rows, tag], tags[rows, tag], recall=0.7, certainty=0.99)
+
+
 @pytest.mark.parametrize(
     ("limits", "nothing"),
     [({"recall": 0.95}, 0.0), ({"max_fpr": 0.05}, math.inf), ({"precision": 0.97}, math.inf)],

@@ -13,7 +13,7 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 
 from calibrant.decide.threshold_limits import threshold
-from calibrant.decide.threshold_search import fallback, level_shares, threshold_grid
+from calibrant.decide.threshold_search import _fallback, level_shares, threshold_grid
 from calibrant.metrics import top_label
 from tests.support.definitions import slow_threshold
 from tests.support.simulate import drawn, drawn_pairs
@@ -151,19 +151,19 @@ def test_fallback_rejects_true_hypotheses_as_seldom_as_promised(alike):
         fresh, p_values = rng.random(len(shares)), rng.random(len(shares))
         for i in range(1, len(shares)):
             p_values[i] = p_values[i - 1] if rng.random() < alike else fresh[i]
-        failures += bool(fallback(p_values, shares)[1].any())
+        failures += bool(_fallback(p_values, shares)[1].any())
     assert failures <= most(times, 0.2)
 
 
 def test_fallback_goes_on_after_a_failure():
     shares = np.array([0.01, 0.0, 0.02, 0.0, 0.0])
-    levels, passed = fallback(np.array([0.001, 0.5, 0.02, 0.02, 0.03]), shares)
+    levels, passed = _fallback(np.array([0.001, 0.5, 0.02, 0.02, 0.03]), shares)
     assert levels.tolist() == [0.01, 0.01, 0.02, 0.02, 0.02]
     assert passed.tolist() == [True, False, True, True, False]
 
 
 def test_a_test_without_error_probability_never_passes():
-    levels, passed = fallback(np.zeros(2), np.zeros(2))
+    levels, passed = _fallback(np.zeros(2), np.zeros(2))
     assert not levels.any()
     assert not passed.any()
 

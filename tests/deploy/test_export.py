@@ -19,7 +19,7 @@ from calibrant.calibrators.average import Average
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import export
-from calibrant.deploy.exports import SUFFIXES, precise, quiet
+from calibrant.deploy.exports import SUFFIXES, _precise, _quiet
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.exported import (
     CLASSES,
@@ -359,9 +359,9 @@ def by_onnx(functions, tmp_path, *arrays):
     """Functions as ONNX Runtime computes them, written as the exports are."""
     inputs = tuple(map(torch.from_numpy, arrays))
     dims = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
-    with quiet():
+    with _quiet():
         program = torch.export.export(Operators(*functions), inputs, dynamic_shapes=(dims,))
-        written = torch.onnx.export(precise(program), dynamo=True, verbose=False)
+        written = torch.onnx.export(_precise(program), dynamo=True, verbose=False)
     assert written is not None
     written.save(tmp_path / "f.onnx", external_data=False)
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
@@ -404,7 +404,7 @@ def test_operators_are_precise(tmp_path, rng):
 
 
 def traced(function):
-    with quiet():
+    with _quiet():
         return torch.export.export(Operators(function), (torch.ones(2, 3),), strict=False)
 
 
@@ -414,10 +414,10 @@ def test_operators_are_replaced_in_place_too_and_a_program_without_them_is_kept(
 
     in_place = traced(lambda x: (x + 1).sigmoid_())
     assert "aten.sigmoid_.default" in names(in_place)
-    with quiet():
-        assert not {one for one in names(precise(in_place)) if "sigmoid" in one}
+    with _quiet():
+        assert not {one for one in names(_precise(in_place)) if "sigmoid" in one}
     without = traced(lambda x: x.exp())
-    assert precise(without) is without
+    assert _precise(without) is without
 
 
 # ----------------------------------------------------- torch.export, and inputs of both
@@ -478,3 +478,12 @@ def test_features_of_a_model(suffix, tmp_path):
         wanted = shifted().predict_proba(model(inputs), model[:2](inputs)).numpy()
     np.testing.assert_allclose(softmax(run_file(path, inputs.numpy())), wanted, atol=1e-6)
     assert not model[2]._forward_pre_hooks
+
+
+def test_a_calibrated_model_holds_what_the_file_needs(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    model, inputs = calibrant.calibrated(network, shifted(), last_layer="2"), torch.randn(9, 3)
+    export(model, tmp_path / "model.onnx", example=inputs[:2])
+    output = run_file(tmp_path / "model.onnx", inputs.numpy())
+    np.testing.assert_allclose(softmax(output), model.predict_proba(inputs.numpy()), atol=1e-6)

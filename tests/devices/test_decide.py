@@ -1,6 +1,8 @@
 """Thresholds, prediction sets and changed class frequencies of what is on a device."""
 
-from typing import Any
+import inspect
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 import calibrant as cal
 from calibrant import decide
 from calibrant.decide import DecisionRule, PriorCorrection
+from calibrant.decide.conformal_sets import Score
 from tests.support.simulate import drawn
 from tests.support.tensors import tensors
 
@@ -20,9 +23,47 @@ def data():
     return tensors(*drawn(np.random.default_rng(6), 1500, 4, scale=4.0))
 
 
-def test_a_threshold(data, device):
-    there = [x.to(device) for x in data]
-    assert decide.threshold(*there, max_error=0.1) == decide.threshold(*data, max_error=0.1)
+def parts(n):
+    """Groups and weights of examples, on the CPU."""
+    weight = torch.from_numpy(np.random.default_rng(1).uniform(0.5, 2, n))
+    return {"group": torch.arange(n) % 3, "weight": weight.float()}
+
+
+COST = torch.tensor([[0.0, 1.0], [5.0, 0.5]])
+SETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{score: ({"score": score}, {}) for score in get_args(Score)},
+    "by class": ({"by": "class"}, {}),
+    "by group": ({"by": parts(1500)["group"]}, {"group": parts(1500)["group"]}),
+    "weighted": ({"weight": parts(1500)["weight"]}, {"weight": parts(1500)["weight"]}),
+}
+"""Options of a fit of sets, and of their use."""
+THRESHOLDS: dict[str, dict[str, Any]] = {
+    "max_error": {"max_error": 0.1},
+    "recall": {"recall": 0.8, "positive": 2},
+    "max_fpr": {"max_fpr": 0.1, "positive": 2},
+    "cost": {"max_cost": 2.0, "cost": COST, "positive": 2},
+}
+
+
+def moved(options, device):
+    """Return options with their tensors on a device."""
+    return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+
+
+def assert_same(found, wanted):
+    """Compare thresholds, which may be halfway between probabilities: their last digits differ."""
+    assert found.threshold == pytest.approx(wanted.threshold, rel=1e-9)
+    assert found._replace(threshold=wanted.threshold) == wanted
+
+
+@pytest.mark.parametrize("kind", THRESHOLDS)
+def test_a_threshold(data, device, kind):
+    options, there = THRESHOLDS[kind], [x.to(device) for x in data]
+    found = decide.threshold(*there, **moved(options, device))
+    assert_same(found, decide.threshold(*data, **options))
+
+
+def test_a_threshold_of_pairs(data, device):
     confidence, outcome = (torch.from_numpy(x) for x in cal.top_label(*data))
     found = decide.threshold(
         confidence=confidence.float().to(device), outcome=outcome.to(device), max_error=0.1
@@ -30,14 +71,38 @@ def test_a_threshold(data, device):
     assert found == decide.threshold(confidence=confidence.float(), outcome=outcome, max_error=0.1)
 
 
-@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
-def test_prediction_sets(data, device, score):
+@pytest.mark.parametrize("kind", ["group", "class"])
+def test_several_thresholds(data, device, kind):
+    options: dict[str, Any] = {"recall": 0.8, "cost": COST}
+    options |= {"by": parts(1500)["group"], "positive": 2} if kind == "group" else {}
+    wanted = decide.thresholds(*data, **options)
+    found = decide.thresholds(*(x.to(device) for x in data), **moved(options, device))
+    assert found.keys() == wanted.keys()
+    for name, one in found.items():
+        assert_same(one, wanted[name])
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_prediction_sets(data, device, kind):
     logits, labels = data
-    found = decide.conformal(logits.to(device), labels.to(device), score=score)
-    assert found.limit == pytest.approx(decide.conformal(logits, labels, score=score).limit)
-    sets = found.sets(logits.to(device))
+    fit, use = SETS[kind]
+    found = decide.conformal(logits.to(device), labels.to(device), **moved(fit, device))
+    plain = decide.conformal(logits, labels, **fit)
+    assert found.limit == pytest.approx(plain.limit)
+    sets = found.sets(logits.to(device), **moved(use, device))
     assert sets.device == device
-    assert torch.equal(sets.cpu(), found.sets(logits))
+    assert torch.equal(sets.cpu(), plain.sets(logits, **use))
+    counted = found.sizes(logits.to(device), labels.to(device), **moved(use, device))
+    np.testing.assert_array_equal(counted.covered, plain.sizes(logits, labels, **use).covered)
+
+
+def test_every_function_is_here():
+    source = Path(__file__).read_text()
+    functions = {name for name, value in vars(decide).items() if inspect.isfunction(value)}
+    assert {name for name in functions if f"decide.{name}(" not in source} == set()
+    asked = {*inspect.signature(decide.conformal).parameters}
+    beside = {"logits", "labels", "probs", "coverage", "seed"}
+    assert asked - beside == {name for fit, _ in SETS.values() for name in fit}
 
 
 def test_priors(data, device):

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from calibrant.llm.heads.attach import attached
+from calibrant.llm.heads.attach import _calibrated_generation, attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.generation import calibrated_generation
 from tests.support.language_models import assert_same_table, drawn_documents, tiny_model
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
@@ -43,7 +42,7 @@ def test_a_head_attached_there_scales_as_on_the_cpu(kind, documents, device, tmp
             called = model(**ids).logits
             output = model.generate(**ids, **how, output_logits=True)
         plain = model.generate(**ids, **how, output_logits=True, output_hidden_states=True)
-        told = calibrated_generation(fitted.head, plain, mask.to(place), [])
+        told = _calibrated_generation(fitted.head, plain, mask.to(place), [])
         assert called.device == told.log_probs.device == torch.device(place)
         results.append([x.detach().cpu() for x in (called, output.sequences, told.log_probs)])
     for found, wanted in zip(results[1], results[0], strict=True):

@@ -10,8 +10,8 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.fitted import HEADS, make_head
-from calibrant.llm.heads.modules import shape_features_of_logits
+from calibrant.llm.heads.fitted import HEADS, _make_head
+from calibrant.llm.heads.modules import _shape_features_of_logits
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 
@@ -29,13 +29,13 @@ def table(width=16):
 
 def inputs_of(head):
     hidden = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 5, 16))).float()
-    return shape_features_of_logits(3 * hidden) if head.wants == "shape" else hidden
+    return _shape_features_of_logits(3 * hidden) if head.wants == "shape" else hidden
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head_computes_there(kind, device):
     torch.manual_seed(0)
-    head = make_head(kind, width=16, start=0.2)
+    head = _make_head(kind, width=16, start=0.2)
     inputs = inputs_of(head)
     wanted = head(inputs)
     result = head.to(device)(inputs.to(device))

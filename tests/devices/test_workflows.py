@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import calibrant as cal
+from calibrant.workflows.fit import fit_and_measure
 from tests.support.simulate import drawn
 from tests.support.tensors import tensors
 
@@ -85,6 +87,42 @@ def test_examples_there_are_as_good_as_those_here(name, device, tmp_path):
     wanted = WORK[name](here, cal.SMART(steps=20).fit(**here), tmp_path)
     found = WORK[name](there, cal.SMART(steps=20).fit(**there), tmp_path)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+FITS: dict[str, Any] = {
+    "logits": lambda d: [cal.fit(d["logits"], d["labels"], method="ts")],
+    "probs": lambda d: [
+        cal.fit(probs=d["logits"].softmax(-1), labels=d["labels"].cpu(), method="isotonic")
+    ],
+    "a mapping": lambda d: [cal.fit({**d, "labels": d["labels"].cpu().numpy()}, method="vector")],
+    "a split": lambda d: [
+        cal.fit({f"{s}_{k}": v for s in ("val", "test") for k, v in d.items()}, method="ts")
+    ],
+    "in place": lambda d: [cal.fit(d, method=cal.SMART(steps=20))],
+    "measured": lambda d: [fit_and_measure(d, method="ts").calibrator],
+    "crossed": lambda d: crossed(cal.cross_fit(d["logits"], d["labels"], method="ts", level=None)),
+    "a mapping, crossed": lambda d: crossed(cal.cross_fit(d, method="vector", level=None)),
+}
+
+
+def crossed(fitted):
+    return [fitted.calibrator, *fitted.calibrators]
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_a_fit_leaves_calibrators_on_the_device_of_the_logits(kind, device):
+    here = examples()
+    for place in (device, torch.device("cpu")):
+        there = {key: values.to(place) for key, values in here.items()}
+        for calibrator in FITS[kind](there):
+            assert {x.device for x in calibrator.buffers()} == {place}
+            assert calibrator(there["logits"]).device == place
+
+
+def test_labels_on_a_device_do_not_move_a_fit_on_arrays(device):
+    here = examples()
+    arrays = {"logits": here["logits"].numpy(), "labels": here["labels"].to(device)}
+    assert cal.fit(arrays, method="ts").device == torch.device("cpu")
 
 
 def test_every_function_of_examples_is_here():

@@ -5,22 +5,22 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.data import as_dataset
-from calibrant.estimate.performance import compare_labels
-from calibrant.estimate.predictions import summarise
-from calibrant.estimate.strata import fill_strata, make_strata
+from calibrant.estimate.performance import _compare_labels
+from calibrant.estimate.predictions import _summarise
+from calibrant.estimate.strata import _fill_strata, _make_strata
 
 ALARM = 0.05
 
 
 def summary(probs, labels, **columns):
     split = as_dataset({"probs": probs, "labels": labels, **columns}).split()
-    return summarise(split, None, threshold=None, labels=True)
+    return _summarise(split, None, threshold=None, labels=True)
 
 
 def alarms(claimed, n):
     """Numbers of right answers among ``n`` that contradict a claim."""
     probs, right = np.tile([1 - claimed, claimed], (n, 1)), np.arange(n)
-    compared = (compare_labels(summary(probs, (right < k) * 1), None) for k in range(n + 1))
+    compared = (_compare_labels(summary(probs, (right < k) * 1), None) for k in range(n + 1))
     return [k for k, agreement in enumerate(compared) if agreement.p_value < ALARM]
 
 
@@ -48,9 +48,9 @@ def test_the_noise_of_the_reference_counts():
         labels = (rng.random(1000) < claimed - 0.2).astype(int)
         probs = np.stack([1 - claimed, claimed], 1)
         known, batch = (summary(probs[half], labels[half]) for half in (slice(60), slice(60, None)))
-        strata = fill_strata(make_strata(known.labelled, two_classes=True), known.labelled)
-        assert compare_labels(batch, None).p_value < 1e-6
-        contradicted += compare_labels(batch, strata).p_value < ALARM
+        strata = _fill_strata(_make_strata(known.labelled, two_classes=True), known.labelled)
+        assert _compare_labels(batch, None).p_value < 1e-6
+        contradicted += _compare_labels(batch, strata).p_value < ALARM
     assert contradicted <= binom.ppf(0.999, runs, ALARM)
 
 
@@ -58,7 +58,7 @@ def test_selected_labels_stand_for_their_examples():
     """Of nine sure and one doubtful examples, both kinds were labelled alike."""
     probs = np.repeat([[0.1, 0.9], [0.4, 0.6]], 50, axis=0)
     inclusion = np.repeat([1 / 9, 1.0], 50)
-    agreement = compare_labels(
+    agreement = _compare_labels(
         summary(probs, np.ones(100, int), inclusion_probability=inclusion), None
     )
     assert agreement.claimed == pytest.approx(0.9 * 0.9 + 0.1 * 0.6)

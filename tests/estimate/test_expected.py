@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from calibrant.estimate.cells import CELLS, Cells, event_cell, fill_cells, reduce_rows
-from calibrant.estimate.interval import filled_cells, share_metrics, two_class_metrics
+from calibrant.estimate.cells import CELLS, Cells, _event_cell, _fill_cells, _reduce_rows
+from calibrant.estimate.interval import _filled_cells, _share_metrics, _two_class_metrics
 
 
 def two_class_rows(rng, n=300):
@@ -15,15 +15,15 @@ def two_class_rows(rng, n=300):
 
 
 def filled(rows, weight, threshold, two_classes):
-    cells = fill_cells(rows, event_cell(rows, threshold), weight)
-    return cells, filled_cells(cells, two_classes)
+    cells = _fill_cells(rows, _event_cell(rows, threshold), weight)
+    return cells, _filled_cells(cells, two_classes)
 
 
 def test_rows_are_reduced_by_definition(rng):
     probs = rng.dirichlet([0.5, 1, 2], 40)
     probs[0] = [1, 0, 0]
     labels = rng.integers(0, 3, 40)
-    rows = reduce_rows(probs, labels)
+    rows = _reduce_rows(probs, labels)
     for i, (p, y) in enumerate(zip(probs, labels, strict=True)):
         scores = [sum((p[k] - (k == z)) ** 2 for k in range(3)) for z in range(3)]
         mean = sum(a * b for a, b in zip(p, scores, strict=True))
@@ -43,10 +43,10 @@ def test_rows_are_reduced_by_definition(rng):
 def test_events_of_two_classes_give_the_measured_metrics(rng):
     probs, labels = two_class_rows(rng)
     weight = rng.uniform(0.5, 2, labels.size)
-    rows = reduce_rows(probs, labels)
+    rows = _reduce_rows(probs, labels)
     cells, used = filled(rows, weight, 0.8, True)
     events = cells.happened[used.number]
-    got = {**share_metrics(events, used), **two_class_metrics(events, used)}
+    got = {**_share_metrics(events, used), **_two_class_metrics(events, used)}
     predicted, total = probs.argmax(1), weight.sum()
     right, accepted = predicted == labels, probs.max(1) >= 0.8
     hits = [weight[(predicted == a) & (labels == b)].sum() for a in (1, 0) for b in (1, 0)]
@@ -76,26 +76,26 @@ def test_events_of_two_classes_give_the_measured_metrics(rng):
 
 def test_sums_of_two_sets_add(rng):
     probs, labels = two_class_rows(rng, 60)
-    rows = reduce_rows(probs, labels)
-    cell, weight = event_cell(rows, 0.7), rng.uniform(size=60)
+    rows = _reduce_rows(probs, labels)
+    cell, weight = _event_cell(rows, 0.7), rng.uniform(size=60)
     first = np.arange(60) < 20
-    parts = [fill_cells(rows.take(half), cell[half], weight[half]) for half in (first, ~first)]
-    whole = fill_cells(rows, cell, weight)
+    parts = [_fill_cells(rows.take(half), cell[half], weight[half]) for half in (first, ~first)]
+    whole = _fill_cells(rows, cell, weight)
     for a, b in zip(parts[0].plus(parts[1]).plus(Cells.empty()), whole, strict=True):
         np.testing.assert_allclose(a, b)
 
 
 def test_cells_keep_the_side_of_one_half_and_of_the_threshold():
     positive = np.array([0.5, np.nextafter(0.5, 1) + 1e-9, 0.2, 0.8, 0.0, 1.0])
-    cell = event_cell(reduce_rows(np.stack([1 - positive, positive], 1)), 0.8)
+    cell = _event_cell(_reduce_rows(np.stack([1 - positive, positive], 1)), 0.8)
     assert (cell % CELLS >= CELLS // 2).tolist() == [False, True, False, True, False, True]
     assert (cell >= CELLS).tolist() == [False, False, True, True, True, True]
 
 
 def test_metrics_without_a_denominator_are_nan():
-    rows = reduce_rows(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 0]))
+    rows = _reduce_rows(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 0]))
     cells, used = filled(rows, np.ones(2), 2.0, True)
     events = cells.happened[used.number]
-    metrics = {**share_metrics(events, used), **two_class_metrics(events, used)}
+    metrics = {**_share_metrics(events, used), **_two_class_metrics(events, used)}
     undefined = {name for name, value in metrics.items() if np.isnan(value)}
     assert undefined == {"accepted_error", "precision", "recall", "f1", "auroc"}

@@ -10,7 +10,7 @@ from scipy.stats import binom, rankdata
 import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator, choose_labels
-from calibrant.show.estimate import estimates_table
+from calibrant.show.estimate import _estimates_table
 from tests.support.simulate import drawn
 
 
@@ -236,7 +236,7 @@ def test_nothing_is_promised_without_labels(rng):
         assert "the values are right only if the confidences are" in text
         assert "--reference" in text
         assert "interval</th>" not in text
-    assert estimates_table(result).headings == ("metric", "if confidences are right")
+    assert _estimates_table(result).headings == ("metric", "if confidences are right")
     assert result.to_dict()["metrics"]["accuracy"]["low"] is None
 
 

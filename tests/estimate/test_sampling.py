@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 
 from calibrant.data import save_predictions
-from calibrant.estimate.sampling import allocate, choose_labels, make_plan, read_labels
+from calibrant.estimate.sampling import _allocate, _make_plan, _read_labels, choose_labels
 
 
 def test_allocation_spends_the_budget_within_the_strata():
     sizes = np.array([1000, 50, 3, 400])
     for budget in (1, 4, 60, 500, 1453):
-        allotted = allocate(sizes, np.array([0.01, 0.5, 0.4, 0.3]), budget)
+        allotted = _allocate(sizes, np.array([0.01, 0.5, 0.4, 0.3]), budget)
         assert allotted.sum() == budget
         assert (allotted <= sizes).all()
-    even = allocate(sizes, np.zeros(4), 145)
+    even = _allocate(sizes, np.zeros(4), 145)
     assert even.tolist() == pytest.approx(sizes / 10, abs=1)
 
 
 def test_the_gain_is_the_ratio_of_variances():
     count, claimed = np.zeros(3200), np.zeros(3200)
     count[[1600, 3000]], claimed[[1600, 3000]] = [100, 900], [50, 900]
-    plan = make_plan(count, claimed, 100)
+    plan = _make_plan(count, claimed, 100)
     assert plan.allotted.tolist() == [82, 18]  # four fifths where outcomes vary
     at_random, stratified = 0.1 * 0.25 / 100, 0.1**2 * 0.25 / 82
     assert plan.gain == pytest.approx(at_random / stratified)
@@ -79,7 +79,7 @@ def test_labels_of_a_file(tmp_path, rng):
     assert lines[0] == "row,predicted,confidence,inclusion_probability,label"
     filled = [lines[0], lines[1] + "1", *lines[2:]]
     path.write_text("\n".join(filled))
-    labels, inclusion = read_labels(path, 50)
+    labels, inclusion = _read_labels(path, 50)
     assert np.flatnonzero(labels != -100).tolist() == [sample.row[0]]
     assert inclusion[sample.row[0]] == pytest.approx(sample.inclusion[0])
     for text, message in (
@@ -91,4 +91,4 @@ def test_labels_of_a_file(tmp_path, rng):
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_labels(path, 50)
+            _read_labels(path, 50)

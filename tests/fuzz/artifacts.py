@@ -20,7 +20,7 @@ from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch
-from calibrant.llm.heads.fitted import HEADS, FittedHead, make_head
+from calibrant.llm.heads.fitted import HEADS, FittedHead, _make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
@@ -75,7 +75,7 @@ def original(kind: str) -> Any:
         if first == "head":
             options: dict[str, Any] = {"attention_heads": 2} if last == "ats" else {}
             mark = ModelFingerprint("tiny", 4, 9, "0" * 16, None)
-            return FittedHead(make_head(last, width=4, **options), mark, "bce")
+            return FittedHead(_make_head(last, width=4, **options), mark, "bce")
         pairs = drawn_pairs(rng, 200)
         logits, labels = drawn(rng, 200, 3)
         if kind == "prior":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrant.artifacts.objects import artifact_of, json_tensor, restored
+from calibrant.artifacts.objects import _json_tensor, artifact_of, restored
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.metrics import random_confidences
@@ -57,17 +57,17 @@ def check_state(rng: np.random.Generator, watch: Monitor) -> None:
     """A state comes back as it was; an edited one is refused, or is the state of a monitor."""
     state = json.loads(json.dumps(watch.state()))
     artifact = artifact_of(watch)
-    assert artifact.tensors["state"].tolist() == json_tensor(watch.state()).tolist()
+    assert artifact.tensors["state"].tolist() == _json_tensor(watch.state()).tolist()
     assert restored(artifact).state() == watch.state()
     changed = copy.deepcopy(state)
     for _ in range(int(rng.integers(1, 3))):
         changed = damage.edited(rng, changed)
     try:
-        found = restored(artifact._replace(tensors={"state": json_tensor(changed)}))
+        found = restored(artifact._replace(tensors={"state": _json_tensor(changed)}))
     except ValueError:
         return
     again = found.state()
-    assert restored(artifact._replace(tensors={"state": json_tensor(again)})).state() == again
+    assert restored(artifact._replace(tensors={"state": _json_tensor(again)})).state() == again
     report = found.report()
     json.dumps(report.to_dict())
     assert str(report)

@@ -12,10 +12,10 @@ from calibrant.llm.heads.fitted import token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import (
     Header,
-    as_half,
+    _as_half,
+    _shard_folder,
+    _write_header,
     open_table,
-    shard_folder,
-    write_header,
 )
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from tests.fuzz import damage
@@ -47,17 +47,17 @@ def write_table(rng: np.random.Generator, folder: Path) -> None:
     records = tabulate(examples(logits, rng.integers(VOCABULARY, size=TOKENS)))
     columns = {name: getattr(records, name) for name in COLUMNS}
     columns["documents"] = np.sort(rng.integers(3, size=TOKENS))
-    columns["hidden"] = as_half(rng.normal(size=(TOKENS, WIDTH)))
-    shard_folder(folder, 0).mkdir()
+    columns["hidden"] = _as_half(rng.normal(size=(TOKENS, WIDTH)))
+    _shard_folder(folder, 0).mkdir()
     for name, values in columns.items():
-        np.save(shard_folder(folder, 0) / f"{name}.npy", np.asarray(values))
+        np.save(_shard_folder(folder, 0) / f"{name}.npy", np.asarray(values))
     mark = ModelFingerprint("tiny", WIDTH, VOCABULARY, "0" * 16, None)
-    write_header(folder, Header(mark, "settings", 3, [TOKENS], False, True))
+    _write_header(folder, Header(mark, "settings", 3, [TOKENS], False, True))
 
 
 def check_table(rng: np.random.Generator, folder: Path) -> None:
     write_table(rng, folder)
-    files = [folder / "table.json", *sorted(shard_folder(folder, 0).iterdir())]
+    files = [folder / "table.json", *sorted(_shard_folder(folder, 0).iterdir())]
     file = files[rng.integers(len(files))] if rng.random() < 0.7 else files[0]
     kind = rng.integers(3)
     if kind == 0:

@@ -14,7 +14,7 @@ import torch
 
 from calibrant import artifacts
 from calibrant.llm import FittedHead
-from calibrant.llm.heads.fitted import make_head
+from calibrant.llm.heads.fitted import _make_head
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
@@ -87,7 +87,7 @@ def hostile_configs(folder):
                     yield file, (kind, name) in SIZES
     mark = ModelFingerprint("tiny", 16, 9, "0" * 16, None)
     head = folder / "head.safetensors"
-    fitted = FittedHead(make_head("ats", width=16, attention_heads=2), mark, "bce")
+    fitted = FittedHead(_make_head("ats", width=16, attention_heads=2), mark, "bce")
     artifacts.save(fitted, head)
     about = artifacts.read(head).config
     options = {**about["options"], "width": 10**9, "inner": 10**9}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.integrations.lm_eval import metric_of, with_calibration
+from calibrant.integrations.lm_eval import _metric_of, with_calibration
 from calibrant.llm import read_log
 from tests.support.definitions import slow_brier, slow_ece, slow_nll, slow_softmax
 from tests.support.recorded_logs import FILES, lm_eval_tasks, tiny_harness, write_lm_eval
@@ -60,7 +60,7 @@ def by_definition(items):
 
 @pytest.mark.parametrize("name", ["ece", "nll", "brier", "accuracy"])
 def test_metrics_are_those_of_the_definition(items, name):
-    assert metric_of(items, name=name) == pytest.approx(by_definition(items)[name])
+    assert _metric_of(items, name=name) == pytest.approx(by_definition(items)[name])
 
 
 def test_a_task_gets_metrics_of_all_its_questions(items):

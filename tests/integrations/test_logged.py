@@ -3,7 +3,7 @@ import math
 import pytest
 
 import calibrant as cal
-from calibrant.integrations.logged import reliability_figure, scalars
+from calibrant.integrations.logged import _reliability_figure, scalars
 from tests.support.evaluations import FEW, check_scalars, predictions
 
 
@@ -23,7 +23,7 @@ def test_figures_are_closed_also_after_an_error(rng):
     result = cal.evaluate(*predictions(rng), metrics=FEW)
 
     def fail():
-        with reliability_figure(result) as figure:
+        with _reliability_figure(result) as figure:
             assert figure is not None
             assert figure.number in plt.get_fignums()
             raise KeyError
@@ -36,5 +36,5 @@ def test_figures_are_closed_also_after_an_error(rng):
 
 def test_without_matplotlib_there_is_no_figure(rng, monkeypatch):
     monkeypatch.setattr("calibrant.integrations.logged.find_spec", lambda name: None)
-    with reliability_figure(cal.evaluate(*predictions(rng), metrics=FEW)) as figure:
+    with _reliability_figure(cal.evaluate(*predictions(rng), metrics=FEW)) as figure:
         assert figure is None

@@ -9,10 +9,10 @@ import pytest
 
 import calibrant as cal
 from calibrant.integrations.mlflow import (
+    _pairs_from_residuals,
     calibration_metric,
     calibration_scorer,
     log_calibration,
-    pairs_from_residuals,
 )
 from calibrant.llm import evaluate_answers
 from tests.support.evaluations import FEW, check_scalars, expected_scalars, predictions
@@ -206,6 +206,6 @@ def test_own_functions_find_confidence_and_outcome(mlflow):
 def test_confidences_are_recovered_exactly():
     confidence = np.concatenate([np.arange(101) / 100, np.arange(16) / 15]).round(12)
     for right in (True, False):
-        claimed, outcome = pairs_from_residuals([1 - c if right else -c for c in confidence])
+        claimed, outcome = _pairs_from_residuals([1 - c if right else -c for c in confidence])
         np.testing.assert_array_equal(claimed, confidence)
         assert (outcome == right).all()

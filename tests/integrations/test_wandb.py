@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.integrations.wandb import BIN_COLUMNS, bin_rows, log_calibration
+from calibrant.integrations.wandb import BIN_COLUMNS, _bin_rows, log_calibration
 from tests.support.evaluations import FEW, check_scalars, predictions
 
 
@@ -31,14 +31,14 @@ def test_a_run_that_is_offline_has_values_bins_figure_and_report(rng, tmp_path, 
     assert {*files} == {".html", ".json", ".png"}
     table = json.loads(files[".json"].read_text("utf-8"))
     assert table["columns"] == [*BIN_COLUMNS]
-    assert table["data"] == bin_rows(result)
+    assert table["data"] == _bin_rows(result)
     assert "all is well" in files[".html"].read_text("utf-8")
 
 
 def test_rows_of_the_bins_add_up_to_the_error(rng):
     logits, labels = predictions(rng, n=300)
     result = cal.evaluate(logits, labels, metrics=FEW)
-    rows = [dict(zip(BIN_COLUMNS, row, strict=True)) for row in bin_rows(result)]
+    rows = [dict(zip(BIN_COLUMNS, row, strict=True)) for row in _bin_rows(result)]
     assert sum(row["examples"] for row in rows) == result.n == (labels != -100).sum()
     gaps = [row["examples"] * abs(row["confidence"] - row["accuracy"]) for row in rows]
     assert sum(gaps) / result.n == pytest.approx(result["ece"].value, rel=1e-12)

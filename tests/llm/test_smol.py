@@ -11,7 +11,7 @@ import torch
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.asking import ask_each
+from calibrant.llm.answers.asking import _ask_each
 
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
@@ -87,7 +87,7 @@ def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
     turns = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     heads = {"plain": None, "tempered": fitted}
-    answers = ask_each(model, tokenizer, [prompt], heads, max_new_tokens=8)
+    answers = _ask_each(model, tokenizer, [prompt], heads, max_new_tokens=8)
     plain, tempered = answers["plain"][0], answers["tempered"][0]
     assert "Paris" in plain.text
     assert tempered.text == plain.text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chisquare
 
-from calibrant.metrics.binomial import RARE, SINGLE, Binomials, drawn
+from calibrant.metrics.binomial import RARE, SINGLE, Binomials, _drawn
 
 
 @pytest.mark.parametrize("size", [1, 5, 40, 3000])
@@ -37,7 +37,7 @@ def test_hits_only_rise_with_the_chance(rng):
 @pytest.mark.parametrize("trials", [1, 3, SINGLE, SINGLE + 1, 50])
 def test_draws_have_the_distribution_of_hits(rng, trials):
     """Both where each trial is drawn and where their sum is."""
-    hits = drawn(rng, np.array([trials, 1]), np.array([0.3, 1.0]), 20_000)
+    hits = _drawn(rng, np.array([trials, 1]), np.array([0.3, 1.0]), 20_000)
     assert (hits[1] == 1).all()
     expected = 20_000 * binom.pmf(np.arange(trials + 1), trials, 0.3)
     seen = np.bincount(hits[0].astype(int), minlength=trials + 1)

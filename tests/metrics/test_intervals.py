@@ -14,11 +14,11 @@ from scipy.stats import binom, binomtest, norm
 import calibrant as cal
 from calibrant._core.binning import uniform_edges
 from calibrant.metrics import gaps
-from calibrant.metrics.classwise import INPUTS, ClassBins, class_cells_of
-from calibrant.metrics.gaps import cells_of, error_interval, total, under
-from calibrant.metrics.intervals import Estimate, first_root, logit_interval
+from calibrant.metrics.classwise import INPUTS, ClassBins, _class_cells_of
+from calibrant.metrics.gaps import _cells_of, _under, error_interval, total
+from calibrant.metrics.intervals import Estimate, _first_root, logit_interval
 from calibrant.metrics.reductions import labelled_examples, pairs_from, reduce_examples
-from calibrant.metrics.smooth import smoothed, smoothed_excess
+from calibrant.metrics.smooth import _smoothed, _smoothed_excess
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
 
@@ -238,15 +238,15 @@ def test_the_seed_decides_the_draws(rng):
 @pytest.mark.parametrize("temperature", [1.0, 1.5])
 @pytest.mark.parametrize(
     ("error", "excess", "cells"),
-    [(total, None, 15), (under, None, 15), (smoothed, smoothed_excess, 30)],
+    [(total, None, 15), (_under, None, 15), (_smoothed, _smoothed_excess, 30)],
 )
 def test_shortcuts_change_no_interval(rng, monkeypatch, error, excess, cells, temperature):
     """Neither a comparison at less cost nor candidates that are left out as too low."""
     pairs = pairs_from(*drawn(rng, 150, 4, temperature))
     filled = pairs.filled(uniform_edges(cells))
-    found = error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9, excess)
-    monkeypatch.setattr(gaps, "first_root", lambda rising, start=0.0, step=0.0: first_root(rising))
-    slow = error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9)
+    found = error_interval(0.0, error, _cells_of(filled, filled, 200, 0), 0.9, excess)
+    monkeypatch.setattr(gaps, "first_root", lambda rising, start=0.0, step=0.0: _first_root(rising))
+    slow = error_interval(0.0, error, _cells_of(filled, filled, 200, 0), 0.9)
     np.testing.assert_allclose(found, slow, atol=5e-4)  # where the searches end
 
 
@@ -374,7 +374,7 @@ def test_the_class_wise_error_varies_as_its_cells_say(rng, n, classes, tilt):
         labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
         sums = ClassBins.empty(classes, 15, interval=True)
         reduce_examples(labelled_examples(claimed, labels)[0], sums)
-        found.append(class_cells_of(sums).noisy(1.0 if tilt else 0.0))
+        found.append(_class_cells_of(sums).noisy(1.0 if tilt else 0.0))
     mean, deviation = np.mean(found, 0)
     assert mean == pytest.approx(np.mean(errors), rel=0.15 if tilt else 0.03)
     # the inputs are the same here, for whose variation there is a factor

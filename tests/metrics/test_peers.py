@@ -2,7 +2,7 @@
 
 The deviations of other libraries are stated with the numbers that they give (torchmetrics 1.9.0,
 relplot 1.0.3, MAPIE 1.6.0). When a test of a deviation fails after an upgrade, the library has
-changed: correct the table in docs/migrate.md with it.
+changed: correct the table in docs/metrics.md with it.
 """
 
 import math

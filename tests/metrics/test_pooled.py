@@ -7,12 +7,12 @@ from scipy.stats import binom
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
 from calibrant.metrics import kept_pairs
-from calibrant.metrics.kept_pairs import PooledPairs, fine_edges
+from calibrant.metrics.kept_pairs import PooledPairs, _fine_edges
 from calibrant.metrics.ranking import (
+    _pooled_aurc,
+    _pooled_auroc,
     aurc_with_error,
     auroc_with_error,
-    pooled_aurc,
-    pooled_auroc,
 )
 from calibrant.metrics.reductions import Pairs
 from tests.support.predictions import predictions
@@ -63,11 +63,11 @@ def test_values_are_those_of_single_pairs():
     confidence, outcome = drawn(0)
     sums = PooledPairs.of(Pairs(confidence, outcome), None)
     exact = auroc_with_error(confidence, outcome.astype(float), None)
-    assert sums.value(pooled_auroc) == pytest.approx(exact.value, abs=1e-5)
-    assert sums.deviation(pooled_auroc, 400, 0) == pytest.approx(exact.deviation, rel=0.15)
+    assert sums.value(_pooled_auroc) == pytest.approx(exact.value, abs=1e-5)
+    assert sums.deviation(_pooled_auroc, 400, 0) == pytest.approx(exact.deviation, rel=0.15)
     exact = aurc_with_error(confidence, outcome.astype(float), None)
-    assert sums.value(pooled_aurc) == pytest.approx(exact.value, abs=2e-4)
-    assert sums.deviation(pooled_aurc, 400, 0) == pytest.approx(exact.deviation, rel=0.15)
+    assert sums.value(_pooled_aurc) == pytest.approx(exact.value, abs=2e-4)
+    assert sums.deviation(_pooled_aurc, 400, 0) == pytest.approx(exact.deviation, rel=0.15)
 
 
 def test_replicates_have_the_moments_of_weights_of_rows():
@@ -95,8 +95,8 @@ def test_the_bootstrap_covers_the_truth():
     covered = 0
     for seed in range(60):
         sums = PooledPairs.of(Pairs(*drawn(seed, 600)), None)
-        reach = 1.645 * sums.deviation(pooled_auroc, 100, seed)
-        covered += abs(sums.value(pooled_auroc) - truth) <= reach
+        reach = 1.645 * sums.deviation(_pooled_auroc, 100, seed)
+        covered += abs(sums.value(_pooled_auroc) - truth) <= reach
     assert binom.ppf(0.01, 60, 0.9) <= covered <= 59
 
 
@@ -162,4 +162,4 @@ def test_smce_of_many_pairs(monkeypatch):
 
 
 def test_edges_increase():
-    assert (np.diff(fine_edges()) > 0).all()
+    assert (np.diff(_fine_edges()) > 0).all()

@@ -5,10 +5,10 @@ import pytest
 
 import calibrant as cal
 from calibrant.metrics.smooth import (
-    lipschitz_error,
-    lipschitz_excess,
-    smoothed,
-    smoothed_excess,
+    _lipschitz_error,
+    _lipschitz_excess,
+    _smoothed,
+    _smoothed_excess,
 )
 from tests.support.definitions import integrated_ece, lipschitz_program
 from tests.support.named_predictions import (
@@ -77,7 +77,7 @@ def test_smooth_ece_of_any_distribution_is_the_integral(rng, shape):
 
 @pytest.mark.parametrize(
     ("error", "excess", "cells"),
-    [(smoothed, smoothed_excess, 128), (lipschitz_error, lipschitz_excess, 40)],
+    [(_smoothed, _smoothed_excess, 128), (_lipschitz_error, _lipschitz_excess, 40)],
 )
 @pytest.mark.parametrize("shift", [0.0, 0.03, -0.03])
 def test_errors_are_compared_with_a_bound_as_they_are_computed(rng, error, excess, cells, shift):

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant.monitor import TILTS, Monitor
-from calibrant.show.monitor import windows_table
+from calibrant.show.monitor import _windows_table
 from tests.support.simulate import drawn, drawn_pairs
 from tests.support.streams import confidences, outcomes, same
 
@@ -243,7 +243,7 @@ def test_window_without_labels():
     assert [row["n"] for row in found.windows] == [1, 0]
     assert math.isnan(found.windows[1]["ece"])
     assert found.to_dict()["windows"][1]["ece"] is None
-    assert list(windows_table(found).rows[1][2:6]) == ["-"] * 4
+    assert list(_windows_table(found).rows[1][2:6]) == ["-"] * 4
     assert found.counts["ignored"] == 1
 
 

@@ -10,7 +10,7 @@ from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.monitor.windows import WindowEstimate
-from calibrant.show.monitor import monitor_page
+from calibrant.show.monitor import _monitor_page
 from calibrant.show.style import percent
 from tests.support.simulate import drawn
 
@@ -27,7 +27,7 @@ def test_windows_without_labels_are_estimated(rng, tmp_path):
     assert second["n"] == 1500
     assert second["estimate_low"] < second["accuracy"] < second["estimate_high"]
     assert "estimated" in str(watch.report())
-    page = monitor_page(watch.report())
+    page = _monitor_page(watch.report())
     assert f"b.npz: measured accuracy {percent(second['accuracy'])}" in page
     assert f"a.npz: estimated accuracy {percent(first['estimate'])} (" in page
     again = Monitor.from_state(json.loads(json.dumps(watch.state())))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calibrant.monitor import Monitor
-from calibrant.show.monitor import windows_table
+from calibrant.show.monitor import _windows_table
 from tests.support.streams import confidences, outcomes
 
 
@@ -64,4 +64,4 @@ def test_alarm_outlasts_the_drift(rng):
 
 def test_table_has_the_last_twenty_windows():
     report = Monitor(window=1).observe(np.full(25, 0.5), np.arange(25) % 2).report()
-    assert [row[0] for row in windows_table(report).rows] == [*map(str, range(6, 26))]
+    assert [row[0] for row in _windows_table(report).rows] == [*map(str, range(6, 26))]

@@ -8,7 +8,7 @@ import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.monitor import Monitor
 from calibrant.monitor.deliveries import Examples
-from calibrant.monitor.seen import Overlap, matched
+from calibrant.monitor.seen import Overlap, _matched
 from tests.support.simulate import drawn
 from tests.support.streams import same
 
@@ -178,7 +178,7 @@ def test_of_equal_scores_as_many_count_as_there_are_labels(rng):
         before, after = (rng.integers(-1, 3, size=30) for _ in range(2))
         before[before < 0], after[after < 0] = -100, -100
         order = rng.permutation(30)
-        here, there = matched(keys[order], after[order], keys, before)
+        here, there = _matched(keys[order], after[order], keys, before)
         assert sorted(here) == sorted(there) == list(range(30))
         np.testing.assert_array_equal(keys[order][here], keys[there])
         late = (after[order][here] >= 0) & (before[there] < 0)

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from calibrant.show.box import Beside, Box, Callout
-from calibrant.show.html import Html, escaped, notebook, rendered, style_sheet
+from calibrant.show.html import Html, _notebook, _rendered, _style_sheet, escaped
 from calibrant.show.pages import page
 from calibrant.show.tables import Table
 from tests.support.markup import check_inert, parsed
@@ -20,7 +20,7 @@ def test_markup_and_control_characters_are_inert():
 
 def test_templates_escape_everything_but_html():
     box = Box(HOSTILE, [HOSTILE], [Callout(HOSTILE)], [Html("<i>x</i>")], [HOSTILE])
-    html = rendered("box.html", box=box)
+    html = _rendered("box.html", box=box)
     assert "<i>x</i>" in html
     check_inert(html)
     assert " ".join(parsed(html).text).count(SEEN) == 4
@@ -47,13 +47,13 @@ def test_the_text_of_a_box_has_what_its_html_has():
     ]
 
 
-@pytest.mark.parametrize("made", [notebook, lambda content: page("<title>", content)])
+@pytest.mark.parametrize("made", [_notebook, lambda content: page("<title>", content)])
 def test_a_box_is_whole_and_inert(made):
     check_inert(made(HOSTILE))
 
 
 def test_no_rule_reaches_beyond_the_box():
-    css = re.sub(r"@media[^{]*\{(.*?\})\}", r"\1", style_sheet())
+    css = re.sub(r"@media[^{]*\{(.*?\})\}", r"\1", _style_sheet())
     for selectors in re.findall(r"([^{}]+)\{[^{}]*\}", css):
         for selector in selectors.split(","):
             assert re.search(r"\.cal(\.cal)?( |$|:)", selector.strip()), selector
@@ -61,6 +61,6 @@ def test_no_rule_reaches_beyond_the_box():
 
 
 def test_the_page_decides_on_light_and_dark_before_the_system():
-    css = style_sheet()
+    css = _style_sheet()
     first, *later = (css.index(part) for part in ("prefers-color-scheme", "=true", "vscode-dark"))
     assert first < min(later)

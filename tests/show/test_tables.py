@@ -8,9 +8,9 @@ import pytest
 
 import calibrant
 from calibrant.monitor import Monitor
-from calibrant.show.metrics import metrics_table, subgroup_table
-from calibrant.show.tables import Table, latex_escaped
-from calibrant.show.workflows import methods_table
+from calibrant.show.metrics import _metrics_table, _subgroup_table
+from calibrant.show.tables import Table, _latex_escaped
+from calibrant.show.workflows import _methods_table
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
@@ -68,7 +68,7 @@ def cells_of(latex):
 @pytest.mark.parametrize("text", [ODD, "plain", "%", "\\\\", "\x1b[0m", "ümlaut", ""])
 def test_escaped_text_prints_as_it_is(text):
     expected = " ".join(text.replace("\x1b", "\\x1b").split())
-    assert printed(latex_escaped(text)) == expected
+    assert printed(_latex_escaped(text)) == expected
 
 
 def test_the_best_figures_are_bold_and_names_keep_their_stars():
@@ -80,10 +80,10 @@ def test_latex_shows_what_the_screen_shows(evaluation, comparison):
     (part, *_) = evaluation.by.values()
     whole, subgroups = evaluation.to_latex().split("\n\n")
     for latex, table in (
-        (part.to_latex(), metrics_table(part)),
-        (whole, metrics_table(evaluation)),
-        (subgroups, subgroup_table(evaluation)),
-        (comparison.to_latex(), methods_table(comparison)),
+        (part.to_latex(), _metrics_table(part)),
+        (whole, _metrics_table(evaluation)),
+        (subgroups, _subgroup_table(evaluation)),
+        (comparison.to_latex(), _methods_table(comparison)),
     ):
         rows = [table.headings, *table.rows]
         for cells, expected in zip(cells_of(latex), rows, strict=True):

@@ -318,3 +318,24 @@ def test_features_that_form_no_clusters(rng):
     find_slices(**given, features=np.ones((500, 3)))
     with pytest.raises(ValueError, match="features must be finite"):
         find_slices(**given, features=np.full((500, 3), np.nan))
+
+
+def test_identifiers_are_no_subgroups(rng):
+    """Rows in the order of a fault would otherwise be found as a range of their numbers."""
+    n = 2000
+    probs, income = rng.uniform(size=n), rng.lognormal(10, 1, n)
+    labels = (rng.uniform(size=n) < np.where(np.arange(n) < 600, probs**3, probs)).astype(int)
+    metadata = {
+        "row": np.arange(n),
+        "code": np.array([f"{100_000 + i}" for i in range(n)]),
+        "day": np.arange("2020-01-01", n, dtype="datetime64[D]").astype(str),
+        "income": income,
+        "price": np.array([f"{value:.6f}" for value in income]),
+    }
+    found = find_slices(probs=probs, labels=labels, metadata=metadata)
+    assert found.left_out == ["row", "code"]
+    assert found.columns == ["day", "income", "price", "P(1)"]
+    assert "identifiers" in " ".join(found.remarks())
+    assert find_slices(probs=probs, labels=labels, metadata=metadata, columns=["row"])[0].name == (
+        "row < 500"
+    )

@@ -7,7 +7,7 @@ from scipy import stats
 from calibrant.data.metadata import learn_column
 from calibrant.slices import search as searching
 from calibrant.slices.examples import Outcomes, encode
-from calibrant.slices.search import Family, Tables, all_candidates, critical_value
+from calibrant.slices.search import Family, Tables, _all_candidates, _critical_value
 
 
 def world(rng, n, *, planted=0.0, ends=(0.5, 2.0)):
@@ -39,7 +39,7 @@ def searched(columns, claimed, happened, weight=None, depth=2, min_size=30):
 def found(tables, family, critical, min_size=30):
     """Every subgroup with its interval, by estimand and conditions."""
     result = {}
-    for candidates in all_candidates(tables, family, min_size):
+    for candidates in _all_candidates(tables, family, min_size):
         low, high = candidates.intervals(critical)
         conditions = family.conditions(candidates.columns)
         for i, place in enumerate(candidates.place.tolist()):
@@ -94,7 +94,7 @@ def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):
     monkeypatch.setattr(searching, "DRAWS", 4000)
     columns, claimed, truth = world(rng, 600)
     tables, family, outcomes, codes = searched(columns, claimed, truth)
-    critical = critical_value(tables, family, (outcomes, codes), min_size=30, level=0.9, seed=0)
+    critical = _critical_value(tables, family, (outcomes, codes), min_size=30, level=0.9, seed=0)
     masks = {
         tuple(np.all([c.holds(codes) for c in chosen] or [claimed >= 0], axis=0))
         for _, chosen in found(tables, family, 2.0)
@@ -107,7 +107,7 @@ def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):
     largest = np.maximum(*(np.abs(member @ each / deviation).max(0) for each in (noise, flipped)))
     assert critical == pytest.approx(np.quantile(largest, 0.9), abs=0.06)
     alone = Tables((), ("binary",), {(): tables.sums[()][:7]})
-    one = critical_value(
+    one = _critical_value(
         alone, Family.of([]), (outcomes, codes[:, :0]), min_size=1, level=0.9, seed=0
     )
     assert one == pytest.approx(stats.norm.isf(0.05), abs=0.06)
@@ -123,7 +123,7 @@ def test_all_intervals_hold_together(ends, planted):
         columns, claimed, truth = world(rng, 500, planted=planted, ends=ends)
         happened = (rng.uniform(size=500) < truth).astype(float)
         tables, family, outcomes, codes = searched(columns, claimed, happened)
-        critical = critical_value(
+        critical = _critical_value(
             tables, family, (outcomes, codes), min_size=30, level=0.9, seed=seed
         )
         result = found(tables, family, critical)

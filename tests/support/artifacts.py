@@ -47,7 +47,7 @@ def temperature(value=2.0):
 
 def write_state(file, kind, state):
     """Write the artifact of an object of a kind that is saved as JSON."""
-    tensors = {"state": objects.json_tensor(state)}
+    tensors = {"state": objects._json_tensor(state)}
     file.write_bytes(objects.packed(objects.Artifact(kind, "", "", {}, {}, tensors)))
 
 

@@ -127,6 +127,8 @@ class Upstream:
             yield b": keep-alive\n\n"
             for choice in choices:
                 for chunk in _chunks(choice):
+                    if said == "sure, no end" and chunk["finish_reason"]:
+                        return
                     yield _event({**_about("chat.completion.chunk"), "choices": [chunk]})
                     if said == "cut":
                         await asyncio.sleep(0.3)  # the chunk arrives
@@ -150,7 +152,7 @@ def _about(kind):
 
 
 def _chat_choice(said, index, wanted):
-    values = SURE if said == "sure" or (said == "mixed" and index == 0) else UNSURE
+    values = SURE if said.startswith("sure") or (said == "mixed" and index == 0) else UNSURE
     message: Any = {"role": "assistant", "content": "".join(WORDS)}
     if said == "nan":
         values = [math.nan, -0.1]

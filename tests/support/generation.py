@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.fitted import FittedHead, make_head
-from calibrant.llm.heads.modules import shape_features_of_logits
+from calibrant.llm.heads.fitted import FittedHead, _make_head
+from calibrant.llm.heads.modules import _shape_features_of_logits
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import tiny_model
 
@@ -30,7 +30,7 @@ def random_fitted(model, kind):
     """
     torch.manual_seed(1)
     options = {"attention_heads": 4} if kind == "ats" else {}
-    head = make_head(kind, width=32, start=0.4, **options)
+    head = _make_head(kind, width=32, start=0.4, **options)
     for parameter in head.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15 if kind == "shape" else 0.1)
@@ -43,7 +43,7 @@ def sharpness(head, output, mask=None):
     if head.kind == "ats":
         u = head(hidden, present=mask)
     else:
-        u = head(shape_features_of_logits(output.logits) if head.kind == "shape" else hidden)
+        u = head(_shape_features_of_logits(output.logits) if head.kind == "shape" else hidden)
     return u.clamp(-3, 3).exp()
 
 

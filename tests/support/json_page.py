@@ -1,4 +1,4 @@
-"""The tables of docs/json.md, as a description that JSON is compared with.
+"""The tables of docs/formats.md, as a description that JSON is compared with.
 
 A row is a key, its type and its meaning; a key with a question mark may be missing. Types are those
 of ``BASIC``, ``list of TYPE``, ``object of TYPE`` (by any name), the title of another table, and
@@ -17,7 +17,7 @@ import click
 
 from calibrant import cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 BASIC: dict[str, Any] = {
     "integer": int,
     "number": (int, float),
@@ -34,7 +34,7 @@ def tables() -> dict[str, Table]:
     """Types by key, by the title of the table."""
     found: dict[str, Table] = {}
     title = ""
-    for line in PAGE.read_text("utf-8").splitlines():
+    for line in PAGE.read_text("utf-8").partition("# JSON of")[2].splitlines():
         if line.startswith("#"):
             title = line.lstrip("# ").replace("`", "")
         elif row := re.match(r"\| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", line):
@@ -63,7 +63,7 @@ def check_output(arguments: list[str], text: str) -> None:
         if isinstance(command, click.Group) and argument in command.commands:
             command = command.commands[argument]
             path.append(argument)
-    verb = " ".join([*path, *(["estimate"] if isinstance(command, click.Group) else [])])
+    verb = " ".join(path)
     # a table for an option stands beside that of the verb
     titles = [each for each in tables() if each == verb or each.startswith(f"{verb} --")]
     title = max((t for t in titles if {*t.split()} <= {*verb.split(), *arguments}), key=len)

@@ -8,7 +8,7 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.llm.heads.fitted import make_head
+from calibrant.llm.heads.fitted import _make_head
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 
@@ -138,7 +138,7 @@ def true_by_hand(model, tokenizer, prompt, temperature=1.0):
 
 def random_head(kind, *, width=16, start=0.2, spread=0.3, **options):
     torch.manual_seed(0)
-    head = make_head(kind, width=width, start=start, **options)
+    head = _make_head(kind, width=width, start=start, **options)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=spread)
     return head

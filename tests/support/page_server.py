@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp
 
-from calibrant.ui.app import make_app
+from calibrant.ui.app import _make_app
 from calibrant.ui.guard import Guard
 from tests.support.local_server import local_server
 
@@ -83,7 +83,7 @@ def page_server(max_upload: int = 2_000_000) -> Iterator[Client]:
 
     def made(port: int) -> ASGIApp:
         guards.append(Guard("127.0.0.1", port))
-        return make_app(guards[0], max_upload)
+        return _make_app(guards[0], max_upload)
 
     with local_server(made):
         yield Client(guards[0])

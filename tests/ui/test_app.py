@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.ui.app import RESULTS, make_app
+from calibrant.ui.app import RESULTS, _make_app
 from calibrant.ui.guard import PAGE_POLICY, REPORT_POLICY, Guard
 from tests.ui.conftest import npz
 
@@ -278,7 +278,7 @@ def test_a_request_that_breaks_off_is_no_error_of_the_server():
         sent.append(message)
 
     async def request():
-        await make_app(guard, 1000)(scope, receive, send)
+        await _make_app(guard, 1000)(scope, receive, send)
 
     asyncio.run(request())
     assert sent[0]["status"] == 400

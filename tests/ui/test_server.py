@@ -19,12 +19,12 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: "
 
 
 def test_another_port_is_taken_where_the_usual_one_is_in_use(monkeypatch):
-    with server.listening("127.0.0.1", 0) as one:
+    with server._listening("127.0.0.1", 0) as one:
         monkeypatch.setattr(server, "PORT", one.getsockname()[1])
-        with server.listening("127.0.0.1", None) as other:
+        with server._listening("127.0.0.1", None) as other:
             assert other.getsockname()[1] not in (0, one.getsockname()[1])
         with pytest.raises(OSError, match="try --port 0"):
-            server.listening("127.0.0.1", one.getsockname()[1])
+            server._listening("127.0.0.1", one.getsockname()[1])
 
 
 @pytest.mark.parametrize("missing", ["starlette.types", "uvicorn"])

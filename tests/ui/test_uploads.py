@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from calibrant.ui import uploads
-from calibrant.ui.uploads import PREFIX, Uploads, shown_name, suffix_of, temporary_home
+from calibrant.ui.uploads import PREFIX, Uploads, _shown_name, _suffix_of, _temporary_home
 from tests.support.warm_scripts import run_script
 
 
@@ -50,10 +50,10 @@ def test_no_name_of_the_client_reaches_the_disk(store, tmp_path, name):
 
 
 def test_the_shown_name_is_short_and_inert():
-    assert shown_name("x" * 5000 + ".npz").endswith("x.npz")
-    assert len(shown_name("x" * 5000 + ".npz")) == uploads.MAX_NAME
-    assert shown_name("a\x1b[31m\u202e.npz") == "a\\x1b[31m\\u202e.npz"
-    assert shown_name("") == shown_name("/") == "unnamed"
+    assert _shown_name("x" * 5000 + ".npz").endswith("x.npz")
+    assert len(_shown_name("x" * 5000 + ".npz")) == uploads.MAX_NAME
+    assert _shown_name("a\x1b[31m\u202e.npz") == "a\\x1b[31m\\u202e.npz"
+    assert _shown_name("") == _shown_name("/") == "unnamed"
 
 
 def test_the_limit_holds_while_the_file_comes_in(store, tmp_path):
@@ -99,7 +99,7 @@ def test_an_empty_file_is_refused(store, tmp_path):
 )
 def test_other_kinds_of_files_are_refused_with_the_reason(name, reason):
     with pytest.raises(ValueError, match=reason) as problem:
-        suffix_of(name)
+        _suffix_of(name)
     assert ".safetensors" in str(problem.value)
 
 
@@ -134,7 +134,7 @@ def temporary_files(tmp_path, monkeypatch):
 
 
 def test_it_is_private_and_removed_at_the_end(temporary_files):
-    with temporary_home() as home:
+    with _temporary_home() as home:
         assert home.parent == temporary_files
         assert os.name == "nt" or home.stat().st_mode & 0o777 == 0o700
         (home / "upload").write_text("content")
@@ -147,21 +147,21 @@ def test_what_a_killed_server_left_is_removed_by_the_next(temporary_files):
     assert ended.returncode == -signal.SIGKILL
     (left,) = temporary_files.glob(f"{PREFIX}*")
     assert (left / "a1b2" / "a1b2.npz").exists()
-    with temporary_home() as home:
+    with _temporary_home() as home:
         assert list(temporary_files.glob(f"{PREFIX}*")) == [home]
 
 
 def test_folders_of_others_stay(temporary_files):
     (temporary_files / f"{PREFIX}notes").mkdir()  # somebody's own, without a lock
     (temporary_files / f"{PREFIX}notes" / "mine.txt").write_text("mine")
-    with temporary_home() as running:
+    with _temporary_home() as running:
         (temporary_files / f"{PREFIX}link").symlink_to(running)
-        with temporary_home():
+        with _temporary_home():
             assert running.exists()
     (temporary_files / "elsewhere").mkdir()
     (temporary_files / "elsewhere" / ".server.lock").touch()
     (temporary_files / f"{PREFIX}other").symlink_to(temporary_files / "elsewhere")
-    with temporary_home():
+    with _temporary_home():
         assert (temporary_files / "elsewhere").exists()
         assert (temporary_files / f"{PREFIX}notes" / "mine.txt").read_text() == "mine"
 
@@ -173,9 +173,9 @@ def test_folders_of_other_users_stay(temporary_files, monkeypatch):
     (left / ".server.lock").touch()
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    with temporary_home():
+    with _temporary_home():
         assert left.exists()
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary_files))
-    with temporary_home():
+    with _temporary_home():
         assert not left.exists()

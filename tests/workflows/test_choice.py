@@ -12,7 +12,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data.opening import as_dataset
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
-from calibrant.workflows.fit import fit_whole, fits_from_table
+from calibrant.workflows.fit import _fit_whole, _fits_from_table
 from tests.support.calibrators import Shift
 from tests.support.simulate import drawn, preferring
 
@@ -49,8 +49,8 @@ def chosen(methods, logits, labels, *, sample_weight=None, **options):
     columns = {"logits": logits, "labels": labels}
     split = as_dataset(columns, sample_weight=sample_weight).split("")
     made = {name: MADE[name]() for name in methods} if isinstance(methods, list) else methods
-    fitted = {name: fit_whole(one, split) for name, one in made.items()}
-    from_table = any(fits_from_table(one, split) for one in made.values())
+    fitted = {name: _fit_whole(one, split) for name, one in made.items()}
+    from_table = any(_fits_from_table(one, split) for one in made.values())
     return choose(fitted, split, records_of(split) if from_table else None, **options)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.engines import ClusterExecutor, _dask_client
+from calibrant._core.engines import _ClusterExecutor, _dask_client
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
@@ -70,13 +70,13 @@ def cluster():
 @pytest.fixture(scope="module")
 def executor(cluster):
     with _dask_client(cluster.scheduler_address) as client:
-        yield ClusterExecutor(client)
+        yield _ClusterExecutor(client)
 
 
 def test_the_workers_are_described(cluster):
     with use(workers=cluster.scheduler_address) as work:
         assert work.description == f"2 dask workers of {cluster.scheduler_address}"
-        assert isinstance(work.executor, ClusterExecutor)
+        assert isinstance(work.executor, _ClusterExecutor)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.metrics.intervals import Estimate
-from calibrant.show.workflows import methods_table
+from calibrant.show.workflows import _methods_table
 from calibrant.workflows.choice import MethodChoice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
@@ -522,7 +522,7 @@ def test_printed_table(both):
     assert lines[-1] == found.advice()
     assert max(map(len, lines[1:4])) <= 80
     ece = found["x"].evaluation["ece"]  # type: ignore[index]
-    cells = dict(zip(methods_table(found).headings, methods_table(found).rows[0], strict=True))
+    cells = dict(zip(_methods_table(found).headings, _methods_table(found).rows[0], strict=True))
     assert cells["ECE %"] == f"*{100 * ece.value:.2f}"  # of one method it is the best
     assert cells["90 % interval"] == f"[{100 * ece.low:.2f}, {100 * ece.high:.2f}]"
     assert cells["changed"] == str(found["x"].argmax_changed)
@@ -530,15 +530,35 @@ def test_printed_table(both):
         found["smart"]
 
 
-def test_the_advice_is_about_the_examples_of_the_fit_whatever_the_test_examples_say(rng):
+def test_the_choice_is_about_the_examples_of_the_fit_and_the_advice_about_the_others(rng):
     val, test = drawn(rng, 1500, 4, 2.0), drawn(rng, 1500, 4, 1.0)  # calibrated
     data = {"val_logits": val[0], "val_labels": val[1]}
     data |= {"test_logits": test[0], "test_labels": test[1]}
     found = compare(data, methods=["none", "ts"], level=None)
     assert found["none"].evaluation["nll"].value < found["ts"].evaluation["nll"].value - 0.05  # type: ignore[index]
     assert found.choice() == "ts"
-    assert found.advice().startswith("Use ts (cross-validated on the examples of the fit: ")
+    assert found.chosen.advice.startswith("Use ts (cross-validated on the examples of the fit: ")
+    assert found.gain is not None
+    lower = found["none"].evaluation["nll"].value - found["ts"].evaluation["nll"].value  # type: ignore[index]
+    assert found.gain.value == pytest.approx(lower, abs=1e-6)
+    assert found.gain.high < 0
+    assert re.fullmatch(
+        r"No method clearly helps: leave the logits as they are. ts raises the NLL by .* on "
+        r"examples it was not fitted on.",
+        found.advice(),
+    )
     assert (found.to_dict()["choice"], found.to_dict()["advice"]) == ("ts", found.advice())
+
+
+def test_advice_that_may_be_noise_asks_for_more_examples(rng):
+    """Of calibrated models few are told to use a method, and of miscalibrated ones all are."""
+    methods = ["none", "ts", "smart"]
+    for factor, least, most in ((1.0, 0, 2), (3.0, 20, 20)):
+        made = [compare(*drawn(rng, 150, 4, factor), methods=methods) for _ in range(20)]
+        assert least <= sum(each.advice().startswith("Use ") for each in made) <= most
+        for each in made:
+            if each.gain is not None and each.gain.needed is not None and each.gain.low <= 0:
+                assert re.search(r"clearly helps; label about [\d,]+ more ex", each.advice())
 
 
 def test_advice_and_fit_agree(tmp_path, rng):
@@ -569,3 +589,19 @@ def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng)
             {"logits": probs, "labels": rng.integers(3, size=200)}, methods=["none"], level=None
         )
     assert [warning.filename for warning in told] == [__file__]
+
+
+def test_probabilities_are_passed_by_name():
+    rng = np.random.default_rng(0)
+    probs = rng.uniform(size=200)
+    labels = (rng.uniform(size=200) < probs).astype(int)
+    named, mapped = (
+        compare(**form, methods=["none", "ts"], level=None)
+        for form in (
+            {"probs": probs, "labels": labels},
+            {"data": {"probs": probs, "labels": labels}},
+        )
+    )
+    assert [str(row.evaluation) for row in named.rows] == [
+        str(row.evaluation) for row in mapped.rows
+    ]

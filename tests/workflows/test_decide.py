@@ -230,6 +230,44 @@ def test_what_cannot_be_decided_is_refused(arrays, halved, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["shards"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", pytest.param(".parquet", marks=needs_pyarrow)])
+def test_decisions_stand_behind_the_columns_of_a_table_as_they_are(tmp_path, suffix, small_chunks):
+    """Also with one column of probabilities, and labels, scores and ids among each other."""
+    rng = np.random.default_rng(0)
+    score = rng.uniform(size=300).round(3)
+    table = pd.DataFrame({"id": [f"row-{i}" for i in range(300)], "score": score})
+    table["truth"] = (rng.random(300) < score).astype(int)
+    table["age"] = rng.integers(20, 80, 300)
+    write = table.to_csv if suffix == ".csv" else table.to_parquet
+    write(tmp_path / f"in{suffix}", index=False)
+    data = calibrant.open_dataset(tmp_path / f"in{suffix}", labels="truth", probs="score")
+    rule: Any = decide(data, recall=0.8).rule
+    apply_rule(rule, data, tmp_path / f"out{suffix}")
+    read = pd.read_csv if suffix == ".csv" else pd.read_parquet
+    written = read(tmp_path / f"out{suffix}")
+    assert [*written.columns] == [*table.columns, "predicted", "confidence", "flagged"]
+    pd.testing.assert_frame_equal(written[[*table.columns]], table, check_dtype=False)
+    flagged = written["flagged"] == ("yes" if suffix == ".csv" else True)
+    assert (flagged == (score >= rule.guarantee.threshold)).all()
+    names = [f"logit_{name}" for name in "abcde"]
+    by_class = pd.DataFrame(predictions(rows=60, seed=4)["logits"], columns=names)[names[::-1]]
+    by_class["label"], by_class["split"] = [*"abcde"] * 12, ["val", "test"] * 30
+    by_class.to_csv(tmp_path / "in.csv", index=False)
+    apply_rule(
+        decide(tmp_path / "in.csv", coverage=0.8).rule, tmp_path / "in.csv", tmp_path / "o.csv"
+    )
+    written = pd.read_csv(tmp_path / "o.csv")
+    by_split = by_class.sort_values("split", ascending=False, kind="stable", ignore_index=True)
+    columns = [*by_class.columns]
+    pd.testing.assert_frame_equal(written[columns], by_split, check_dtype=False)
+
+
+def test_lines_are_numbered_over_chunks(arrays, small_chunks, tmp_path):
+    rule = decide(arrays, coverage=0.8).rule
+    apply_rule(rule, {"logits": arrays["val_logits"]}, tmp_path / "out.csv")
+    assert pd.read_csv(tmp_path / "out.csv")["row"].tolist() == [*range(900)]
+
+
 def test_lines_of_decisions_keep_ids_and_further_columns(tmp_path):
     """Also where the splits have other ones; the order of the rows is that of the split."""
     data = predictions(rows=60, seed=4)

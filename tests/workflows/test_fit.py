@@ -218,8 +218,8 @@ def test_the_limit_counts_every_logit(tmp_path, rng, monkeypatch):
     split = open_dataset(as_npz(tmp_path, tokens)).split("")
     for limit, table in ((40 * 5 * 3, False), (40 * 5 * 3 - 1, True)):
         monkeypatch.setattr(fitting, "WHOLE", limit)
-        assert fitting.fits_from_table(calibrant.Auto(), split) == table
-        assert fitting.fits_from_table(TemperatureScaling(), split)
+        assert fitting._fits_from_table(calibrant.Auto(), split) == table
+        assert fitting._fits_from_table(TemperatureScaling(), split)
 
 
 @pytest.mark.parametrize("labels", [np.full(6, IGNORED), np.zeros(0, int)], ids=["ignored", "none"])

@@ -301,7 +301,7 @@ def cluster(monkeypatch):
             )
 
     monkeypatch.setattr(engines, "_dask_client", client)
-    monkeypatch.setattr(engines, "ClusterExecutor", lambda client: client.pool)
+    monkeypatch.setattr(engines, "_ClusterExecutor", lambda client: client.pool)
 
 
 @needs_pyarrow

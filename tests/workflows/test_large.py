@@ -265,14 +265,14 @@ def test_affine_maps_by_sums_over_shards(shards, method, options, threads, monke
             found: Any = fit(shards, method=method, options=options, **WEIGHTS)
     probs = [c.predict_proba(ARRAYS["logits"]) for c in (found, expected)]
     np.testing.assert_allclose(probs[0], probs[1], atol=2e-5)  # the tolerance of the search
-    sample = large.in_memory(open_dataset(shards).split())
+    sample = large._in_memory(open_dataset(shards).split())
     start = fit(sample.dataset, method=method, options=options)
     assert np.abs(start.predict_proba(ARRAYS["logits"]) - probs[1]).max() > 1e-3
 
 
 def test_a_penalty_that_is_chosen_on_the_sample(shards, small):
     found: Any = fit(shards, method="matrix")
-    sample: Any = fit(large.in_memory(open_dataset(shards).split()).dataset, method="matrix")
+    sample: Any = fit(large._in_memory(open_dataset(shards).split()).dataset, method="matrix")
     np.testing.assert_array_equal(found.off_diagonal_, sample.off_diagonal_)
     chosen = {"off_diagonal": None, "intercept": None}
     assert found.config() == {**found.config(), **chosen}

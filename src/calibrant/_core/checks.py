@@ -215,7 +215,7 @@ def known_rows() -> Iterator[None]:
         _KNOWN_ROWS.reset(token)
 
 
-def rows_are_known() -> bool:
+def _rows_are_known() -> bool:
     """Return True within :func:`known_rows`."""
     return _KNOWN_ROWS.get()
 
@@ -253,7 +253,7 @@ def warn_of_probs(logits: Logits, remedy: str, fewest_odds: int = FEW) -> None:
     A batch of predictions may well be surely of class 1, unlike a set with labels: where these
     are not known, ``fewest_odds`` is :data:`MANY_ODDS`.
     """
-    if rows_are_known():
+    if _rows_are_known():
         return
     if reason := look_like_probs(logits, fewest_odds):
         warn(f"logits look like probabilities: {reason}; {remedy}", stacklevel=5)

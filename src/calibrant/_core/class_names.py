@@ -46,7 +46,7 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in _MISSING
 
 
-class ScoreColumn(NamedTuple):
+class _ScoreColumn(NamedTuple):
     """The parts of a score column's name."""
 
     domain: str  # "logits" or "probs"
@@ -54,7 +54,7 @@ class ScoreColumn(NamedTuple):
     class_name: str  # "" if the column names none
 
 
-def score_column(name: str) -> ScoreColumn | None:
+def score_column(name: str) -> _ScoreColumn | None:
     """Return the parts of a score column's name; None for other columns.
 
     >>> score_column("logit_cat"), score_column("p_01"), score_column("price")
@@ -66,7 +66,7 @@ ScoreColumn(domain='probs', prefix='p', class_name='1'), None)
         return None
     domain = "logits" if match["logits"] else "probs"
     of = match["name"] or ""
-    return ScoreColumn(domain, match[domain], str(int(of)) if of.isdecimal() else of)
+    return _ScoreColumn(domain, match[domain], str(int(of)) if of.isdecimal() else of)
 
 
 class Frame(Protocol):

@@ -108,9 +108,9 @@ def use(
             count = len(client.scheduler_info(n_workers=-1)["workers"])
             text = f"{count} dask worker{'s' * (count != 1)} of {workers}"
             page = client.dashboard_link or ""
-            work = Work(ClusterExecutor(client), work.progress, text, page)
+            work = Work(_ClusterExecutor(client), work.progress, text, page)
         elif workers is not None:
-            pool = stack.enter_context(WorkerPool(workers or _available_cores()))
+            pool = stack.enter_context(_WorkerPool(workers or _available_cores()))
             text = f"{pool.workers} worker{'s' * (pool.workers != 1)}"
             work = Work(pool, work.progress, text)
         stack.enter_context(_set(work))
@@ -168,7 +168,7 @@ def _dask_client(address: str) -> Iterator[Any]:
         yield client
 
 
-class WorkerPool(Executor):
+class _WorkerPool(Executor):
     """A pool of processes that goes on when some of them are killed.
 
     ``map`` keeps a few tasks ahead of the results that were taken, so that results do not pile up.
@@ -183,7 +183,7 @@ class WorkerPool(Executor):
 
     Examples
     --------
-    >>> with WorkerPool(2) as pool:  # processes start with the first task
+    >>> with _WorkerPool(2) as pool:  # processes start with the first task
     ...     pool.workers
     2
     """
@@ -243,7 +243,7 @@ def _prepare() -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin would take cores from others
 
 
-class ClusterExecutor(Executor):
+class _ClusterExecutor(Executor):
     """The workers behind a dask client.
 
     The executor that a client has itself waits for a result without end if all workers are lost.

@@ -115,3 +115,13 @@ def needed(what: str, packages: str) -> Iterator[None]:
     except ImportError as error:
         message = f"{what} ({error}): pip install {packages}"
         raise ImportError(message, name=error.name) from error
+
+
+def about(count: int) -> str:
+    """Return a number of examples, rounded up to two digits.
+
+    >>> about(1234), about(80)
+    ('1,300', '80')
+    """
+    unit = 10 ** max(len(str(max(count, 1))) - 2, 0)
+    return f"{-(-count // unit) * unit:,}"

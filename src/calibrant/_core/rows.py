@@ -14,8 +14,8 @@ from calibrant._core.checks import (
     FloatArray,
     IntArray,
     Logits,
+    _rows_are_known,
     as_float64,
-    rows_are_known,
     warn,
 )
 
@@ -71,7 +71,7 @@ def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> 
     Tokens are left alone: those of one beginning are rightly alike.
     """
     tokens = labels.ndim != 1 or scores.shape[:1] != labels.shape or scores.ndim > 2
-    if tokens or rows_are_known():
+    if tokens or _rows_are_known():
         return
     rows = first_rows(tuple(scores.shape[1:]))
     if not rows:
@@ -80,7 +80,7 @@ def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> 
     values = as_float64(scores[:rows])[kept]
     if values.ndim == 1:
         values = np.stack([1 - values if probs else np.zeros_like(values), values], -1)
-    copies, count = count_copies(values, labels[:rows][kept]), len(values)
+    copies, count = _count_copies(values, labels[:rows][kept]), len(values)
     if copies:
         warn(
             f"{copies:,} of the first {count:,} rows are copies of other rows: intervals are too "
@@ -94,7 +94,7 @@ def first_rows(shape: tuple[int, ...]) -> int:
     return min(_MAX_ROWS, _MAX_NUMBERS // max(1, math.prod(shape)))
 
 
-def count_copies(scores: FloatArray, labels: IntArray) -> int:
+def _count_copies(scores: FloatArray, labels: IntArray) -> int:
     """Return how many rows ``(n, classes)`` are copies of others; 0 where they may be honest.
 
     Equal scores are no proof: trees, votes and rounded probabilities have few values, at which

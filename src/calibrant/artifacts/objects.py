@@ -106,7 +106,7 @@ def artifact_of(obj: Any) -> Artifact:
         raise ValueError(f"this {type(obj).__name__} is not fitted: call fit first")
     config: Any = {}
     if hasattr(obj, "from_state"):
-        state = {"state": json_tensor(obj.state())}
+        state = {"state": _json_tensor(obj.state())}
     else:
         config, state = _plain(obj.config()), obj.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -350,7 +350,7 @@ def _parsed_json(text: str | bytes, what: str) -> Any:
         raise ValueError(f"{what} is not JSON ({error})") from error
 
 
-def json_tensor(value: Any) -> Tensor:
+def _json_tensor(value: Any) -> Tensor:
     """Return the bytes of the JSON of a value as a tensor."""
     return torch.frombuffer(bytearray(_to_json(value).encode()), dtype=torch.uint8)
 

@@ -19,9 +19,9 @@ from calibrant._core.solve import Solution
 from calibrant.calibrators import affine_fit as fit
 from calibrant.calibrators.affine_fit import RIDGE, Penalties
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import absent_classes, missing_classes, warn_together
+from calibrant.calibrators.data_checks import _absent_classes, _missing_classes, _warn_together
 from calibrant.calibrators.passes import Passes
-from calibrant.calibrators.scaling import fitted_sharpness
+from calibrant.calibrators.scaling import _fitted_sharpness
 
 MAX_MATRIX_CLASSES = 200  # above, only the diagonal of a matrix is fitted
 GRID = 10.0 ** np.arange(2, -5.25, -0.5)
@@ -45,11 +45,11 @@ class Affine(Calibrator):
 
     def _inputs(self, logits: Tensor) -> Tensor:
         """Values that are multiplied; a constant added to a row does not change them."""
-        return fit.centred(logits)
+        return fit._centred(logits)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         weight, bias = self.weight_.to(logits.dtype), self.bias_.to(logits.dtype)
-        return fit.applied(self._inputs(logits), weight, bias)
+        return fit._applied(self._inputs(logits), weight, bias)
 
     def _penalty(self) -> FloatArray:
         """Penalty of each parameter, as in the last fit."""
@@ -58,8 +58,8 @@ class Affine(Calibrator):
     def refine(self, passes: Passes) -> None:
         """Learn from all examples, with the penalties of a fit on some of them."""
         start = as_float64(torch.cat([self.weight_.reshape(-1), self.bias_]))
-        result = fit.refined(passes, self._inputs, self._penalty(), start)
-        notes = absent_classes(passes.sums(fit.class_counts)[0], FADE)
+        result = fit._refined(passes, self._inputs, self._penalty(), start)
+        notes = _absent_classes(passes.sums(fit._class_counts)[0], FADE)
         self._keep(result, passes.classes, [*self._limits(passes.classes), *notes])
 
     def _limits(self, classes: int) -> list[str]:
@@ -72,7 +72,7 @@ class Affine(Calibrator):
         self.solution_ = solution
         if not solution.converged:
             notes = [*notes, f"the search stopped early, after {solution.steps} steps"]
-        warn_together(self, notes)
+        _warn_together(self, notes)
 
 
 class VectorScaling(Affine):
@@ -111,10 +111,10 @@ class VectorScaling(Affine):
         return np.full(self.size(len(self.bias_)), RIDGE)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        data = fit.gather(examples, self._inputs)
-        result = fit.solve_all(data, np.full(self.size(examples.classes), RIDGE))
-        notes = missing_classes(examples, FADE)
-        away = result.x - fit.tempered(examples.classes, data.sharpness, result.x.size)
+        data = fit._gather(examples, self._inputs)
+        result = fit._solve_all(data, np.full(self.size(examples.classes), RIDGE))
+        notes = _missing_classes(examples, FADE)
+        away = result.x - fit._tempered(examples.classes, data.sharpness, result.x.size)
         if RIDGE * float(away @ away) > 0.1 * result.value:
             notes.append(
                 f"it can tell the {len(data.labels):,} examples apart almost without error, so "
@@ -155,22 +155,22 @@ class Regularised(Affine):
 
     def _fit(self, examples: Examples, context: Context) -> None:
         chosen = self.off_diagonal is not None and self.intercept is not None
-        fold = None if chosen else fit.dealt(examples, context.groups, self.seed)
-        data = fit.gather(examples, self._inputs, fold)
+        fold = None if chosen else fit._dealt(examples, context.groups, self.seed)
+        data = fit._gather(examples, self._inputs, fold)
         candidates = self._candidates(examples.classes, data.sharpness)
-        vectors = [fit.penalty_vector(examples.classes, each) for each in candidates]
-        best = fit.cross_validated(data, vectors)
+        vectors = [fit._penalty_vector(examples.classes, each) for each in candidates]
+        best = fit._cross_validated(data, vectors)
         self._used(candidates[best])
-        result = fit.solve_all(data, vectors[best])
-        notes = missing_classes(examples, FADE)
+        result = fit._solve_all(data, vectors[best])
+        notes = _missing_classes(examples, FADE)
         self._keep(result, examples.classes, [*self._limits(examples.classes), *notes])
 
     def _limits(self, classes: int) -> list[str]:
-        return too_wide(classes)
+        return _too_wide(classes)
 
     def _penalty(self) -> FloatArray:
         used = (self.off_diagonal_, self.intercept_, self.on_diagonal_)
-        return fit.penalty_vector(len(self.bias_), Penalties(*map(float, used)))
+        return fit._penalty_vector(len(self.bias_), Penalties(*map(float, used)))
 
     def _used(self, penalties: Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties
@@ -301,18 +301,18 @@ class Structured(Affine):
         return classes
 
     def _notes(self, examples: Examples) -> list[str]:
-        return missing_classes(examples, FADE)
+        return _missing_classes(examples, FADE)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        sharpness = math.exp(fitted_sharpness(examples, context).x[0])
+        sharpness = math.exp(_fitted_sharpness(examples, context).x[0])
         weight = examples.labelled_weight()
         count = float((examples.labels != IGNORED).sum() if weight is None else weight.sum())
         self._store(temperature_=1 / sharpness, uniform_=1 / (count + 1))
-        data = fit.gather(examples, self._inputs, sharpness=1.0)  # as they are tempered already
+        data = fit._gather(examples, self._inputs, sharpness=1.0)  # as they are tempered already
         penalties = self._penalties(examples.classes, count)
-        vector = fit.penalty_vector(examples.classes, penalties)
+        vector = fit._penalty_vector(examples.classes, penalties)
         # the loss ends 1e-8 above its minimum at most, far less than the noise of examples
-        result = fit.solve_all(data, vector, tolerance=1e-5)
+        result = fit._solve_all(data, vector, tolerance=1e-5)
         self._keep(result, examples.classes, self._notes(examples))
 
 
@@ -384,7 +384,7 @@ class StructuredMatrixScaling(Structured):
         return 1 + (classes if classes <= MAX_MATRIX_CLASSES else 1) * classes + classes
 
     def _notes(self, examples: Examples) -> list[str]:
-        return [*too_wide(examples.classes), *super()._notes(examples)]
+        return [*_too_wide(examples.classes), *super()._notes(examples)]
 
 
 class StructuredVectorScaling(Structured):
@@ -436,7 +436,7 @@ class StructuredVectorScaling(Structured):
         return super()._penalties(classes, count)._replace(off_diagonal=math.inf)
 
 
-def too_wide(classes: int) -> list[str]:
+def _too_wide(classes: int) -> list[str]:
     """Note that there are too many classes for a matrix, if there are."""
     if classes <= MAX_MATRIX_CLASSES:
         return []

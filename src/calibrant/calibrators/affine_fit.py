@@ -29,7 +29,7 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Examples, LabelledRows, exponential
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import BOUNDS
-from calibrant.calibrators.data_checks import masked_row
+from calibrant.calibrators.data_checks import _masked_row
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.passes import Passes, Sums
@@ -60,12 +60,12 @@ class Penalties(NamedTuple):
     diagonal: float
 
 
-def centred(logits: Tensor) -> Tensor:
+def _centred(logits: Tensor) -> Tensor:
     """Logits ``(..., classes)`` less the mean of their row."""
     return logits - logits.mean(-1, keepdim=True)
 
 
-def applied(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _applied(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The affine map of ``(..., classes)``, by a diagonal ``(classes,)`` or a matrix."""
     return inputs * weight + bias if weight.ndim == 1 else linear(inputs, weight, bias)
 
@@ -76,14 +76,14 @@ def unpacked(x: FloatArray, classes: int, device: Any = None) -> tuple[Tensor, T
     return (weight if len(weight) == classes else weight.view(classes, classes)), bias
 
 
-def tempered(classes: int, sharpness: float, size: int) -> FloatArray:
+def _tempered(classes: int, sharpness: float, size: int) -> FloatArray:
     """The ``size`` parameters, flat, of temperature scaling."""
     x = np.zeros(size)
     x[_diagonal(classes, size)] = sharpness
     return x
 
 
-def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
+def _penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
     """Penalty of each parameter, flat; an infinite one off the diagonal leaves the diagonal."""
     off_diagonal, intercept, diagonal = penalties
     size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
@@ -117,7 +117,7 @@ class FitData(NamedTuple):
         return every if without is None else every[:without] + every[without + 1 :]
 
 
-def gather(
+def _gather(
     examples: Examples,
     inputs: Inputs,
     fold: IntArray | None = None,
@@ -136,7 +136,7 @@ def gather(
     values, done = torch.empty(0), 0
     for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        transformed = finite_inputs(inputs, examples, chunk)
+        transformed = _finite_inputs(inputs, examples, chunk)
         if done == 0:
             values = chunk.logits.new_empty(which.size, examples.classes)
         rows = place[done : done + len(chunk.labels)]
@@ -150,7 +150,7 @@ def gather(
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
-def finite_inputs(inputs: Inputs, examples: Examples, chunk: LabelledRows) -> Tensor:
+def _finite_inputs(inputs: Inputs, examples: Examples, chunk: LabelledRows) -> Tensor:
     """Return the inputs of a chunk in float64, or raise for the row that has none."""
     transformed = inputs(chunk.logits.double())
     bad = ~torch.isfinite(transformed).all(-1)
@@ -158,11 +158,11 @@ def finite_inputs(inputs: Inputs, examples: Examples, chunk: LabelledRows) -> Te
         at = int(bad.nonzero()[0])
         number, row = int(chunk.number[at]), chunk.logits[at]
         masked = not (torch.isnan(row) | torch.isposinf(row)).any()
-        raise masked_row(number) if masked else chunks.explained(examples, number)
+        raise _masked_row(number) if masked else chunks.explained(examples, number)
     return transformed
 
 
-def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
+def _dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
     """Fold of each labelled example, ``(n,)``: every class spread evenly, or groups together."""
     kept = examples.labels != IGNORED
     together = None if groups is None else groups[kept]
@@ -172,7 +172,7 @@ def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArra
     return fold
 
 
-def solve(
+def _solve(
     data: FitData,
     penalty: FloatArray,
     *,
@@ -188,15 +188,15 @@ def solve(
     penalties may be a million times apart. There a gradient of 1e-6 is a loss of about 1e-12.
     Those of a matrix are turned to the eigenvectors of its curvature too: a third of the steps.
     """
-    centre = tempered(data.classes, data.sharpness, penalty.size)
+    centre = _tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
-    curved = curvature_of(data, penalty.size) if curvature is None else curvature
-    loss = mean_nll(data, data.ranges(without=without))
+    curved = _curvature_of(data, penalty.size) if curvature is None else curvature
+    loss = _mean_nll(data, data.ranges(without=without))
     limits: dict[str, Any] = {"steps": steps, "tolerance": tolerance}
-    return minimise_penalised(loss, centre, penalty, curved, start, **limits)
+    return _minimise_penalised(loss, centre, penalty, curved, start, **limits)
 
 
-def minimise_penalised(
+def _minimise_penalised(
     loss: Objective,
     centre: FloatArray,
     penalty: FloatArray,
@@ -207,7 +207,7 @@ def minimise_penalised(
     tolerance: float = 1e-6,
 ) -> Solution:
     """Minimise a loss plus the penalties of what is away from the centre."""
-    scaling = scaling_of(curvature, penalty)
+    scaling = _scaling_of(curvature, penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         x = start + scaling.forward(u)
@@ -219,13 +219,13 @@ def minimise_penalised(
     return result._replace(x=start + scaling.forward(result.x))
 
 
-def solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
+def _solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
     """Minimise the penalised loss of all rows."""
-    task = partial(solve, data, penalty, tolerance=tolerance)
+    task = partial(_solve, data, penalty, tolerance=tolerance)
     return task() if _cores(data, penalty.size) > 1 else _on_own_threads([task])[0]
 
 
-def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
+def _cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
     """Number of the penalty with the lowest held-out loss; they come from strong to weak.
 
     Each search starts where the one before it ended, and the walk stops when the loss rises.
@@ -233,7 +233,7 @@ def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
     count = len(data.cuts) - 1
     if len(penalties) == 1 or count == 1:
         return 0
-    curvature = curvature_of(data, penalties[0].size)
+    curvature = _curvature_of(data, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
     parts = np.array_split(np.arange(count), min(_cores(data, penalties[0].size), count))
@@ -258,10 +258,10 @@ def _held_out(
     """Sum of the loss over a fold that the search did not see; its end is stored in ``at``."""
     # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
     tolerance = 0.02 / math.sqrt(penalty.size)
-    search = partial(solve, data, penalty, without=fold, start=at[fold], curvature=curvature)
+    search = partial(_solve, data, penalty, without=fold, start=at[fold], curvature=curvature)
     x = at[fold] = search(steps=100, tolerance=tolerance).x
     run = data.ranges()[fold]
-    return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
+    return _mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
 
 
 def _on_own_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -276,26 +276,26 @@ def _cores(data: FitData, size: int) -> int:
     return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
 
-def mean_nll(data: FitData, ranges: Ranges) -> Objective:
+def _mean_nll(data: FitData, ranges: Ranges) -> Objective:
     """Weighted mean of the loss over ranges of rows, with its gradient ``G^T Z``."""
     total = float(sum(data.weight[a:b].sum() for a, b in ranges))
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
-        rows = float64_chunks(data, ranges)
-        value, gradient = nll_sums(x, data.classes, rows, data.inputs.device)
+        rows = _float64_chunks(data, ranges)
+        value, gradient = _nll_sums(x, data.classes, rows, data.inputs.device)
         return float(value) / total, (gradient / total).cpu().numpy()
 
     return loss
 
 
-def nll_sums(
+def _nll_sums(
     x: FloatArray, classes: int, rows: Iterable[tuple[Tensor, Tensor, Tensor]], device: Any = None
 ) -> tuple[Tensor, Tensor]:
     """Sum of the loss over rows, and its gradient, flat."""
     weight, bias = unpacked(x, classes, device)
     value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
     for inputs, labels, share in rows:
-        logits = applied(inputs, weight, bias)
+        logits = _applied(inputs, weight, bias)
         logits -= logits.amax(-1, keepdim=True)
         own = logits.gather(-1, labels)[:, 0]
         error = exponential(logits)
@@ -303,19 +303,19 @@ def nll_sums(
         value += share @ (total.log() - own)
         error *= (share / total)[:, None]
         error.scatter_add_(-1, labels, -share[:, None])
-        by_weight += summed(error, inputs, weight.ndim)
+        by_weight += _summed(error, inputs, weight.ndim)
         by_bias += error.sum(0)
     return value, torch.cat([by_weight.reshape(-1), by_bias])
 
 
-def curvature_of(data: FitData, size: int) -> Curvature:
+def _curvature_of(data: FitData, size: int) -> Curvature:
     """Return the curvature by ``size`` parameters."""
-    rows = float64_chunks(data, data.ranges())
-    sums = curvature_sums(rows, data.sharpness, data.classes, size, data.inputs.device)
+    rows = _float64_chunks(data, data.ranges())
+    sums = _curvature_sums(rows, data.sharpness, data.classes, size, data.inputs.device)
     return [each / float(data.weight.sum()) for each in sums]
 
 
-def curvature_sums(
+def _curvature_sums(
     rows: Iterable[tuple[Tensor, Tensor, Tensor]],
     sharpness: float,
     classes: int,
@@ -337,7 +337,7 @@ def curvature_sums(
         weighed = probs * share[:, None]
         if diagonal:
             spread = weighed * (1 - probs)
-            sums[0] += torch.cat([summed(spread, inputs**2, 1), spread.sum(0)])
+            sums[0] += torch.cat([_summed(spread, inputs**2, 1), spread.sum(0)])
         else:
             wider = torch.cat([inputs, torch.ones_like(inputs[:, :1])], -1)
             sums[0] += weighed.sum(0).diag() - weighed.T @ probs
@@ -345,18 +345,18 @@ def curvature_sums(
     return [each.cpu().numpy() for each in sums]
 
 
-class Scaling(NamedTuple):
+class _Scaling(NamedTuple):
     """A linear map of parameters, flat, and its transpose."""
 
     forward: Callable[[FloatArray], FloatArray]
     back: Callable[[FloatArray], FloatArray]
 
 
-def scaling_of(curvature: Curvature, penalty: FloatArray) -> Scaling:
+def _scaling_of(curvature: Curvature, penalty: FloatArray) -> _Scaling:
     """Return the map under which the second derivatives of the penalised loss are nearly 1."""
     if len(curvature) == 1:
         scale = 1 / np.sqrt(curvature[0] + 2 * penalty)
-        return Scaling(lambda u: scale * u, lambda gradient: scale * gradient)
+        return _Scaling(lambda u: scale * u, lambda gradient: scale * gradient)
     # along the eigenvectors of both factors, of which a penalty is the mean over its entries
     by_logits, by_inputs = (torch.linalg.eigh(torch.from_numpy(each)) for each in curvature)
     left, right = by_logits.eigenvectors, by_inputs.eigenvectors
@@ -372,7 +372,7 @@ def scaling_of(curvature: Curvature, penalty: FloatArray) -> Scaling:
         matrix = left.T @ _beside(torch.from_numpy(gradient), len(left)) @ right
         return np.asarray((factor * matrix).reshape(-1))
 
-    return Scaling(forward, back)
+    return _Scaling(forward, back)
 
 
 def _beside(flat: Tensor, classes: int) -> Tensor:
@@ -380,12 +380,12 @@ def _beside(flat: Tensor, classes: int) -> Tensor:
     return torch.cat([flat[:-classes].view(classes, classes), flat[-classes:, None]], -1)
 
 
-def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
+def _summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     """Sum over rows of the products of columns: all pairs ``(classes, classes)``, or equal ones."""
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
 
 
-def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
     on_cpu = data.inputs.device.type == "cpu"
     step = max(1, (CHUNK_OF_INPUTS if on_cpu else chunks.CHUNK_SIZE["cuda"]) // data.classes)
@@ -398,10 +398,10 @@ def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tens
 # ------------------------------------------- sums over passes, where logits are too many to hold
 
 
-def refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArray) -> Solution:
+def _refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArray) -> Solution:
     """Minimise the penalised loss of all examples, from parameters of a fit on some of them."""
     weight = passes.sums(_total_weight)[0]
-    sharpness = sharpness_of_all(passes, weight)
+    sharpness = _sharpness_of_all(passes, weight)
     task = partial(_curvature_task, inputs, sharpness, penalty.size)
     curvature = [each / weight for each in passes.sums(task)]
 
@@ -409,11 +409,11 @@ def refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArr
         value, gradient = passes.sums(partial(_loss_task, inputs, x))
         return float(value / weight), np.asarray(gradient / weight)
 
-    centre = tempered(passes.classes, sharpness, penalty.size)
-    return minimise_penalised(loss, centre, penalty, curvature, start)
+    centre = _tempered(passes.classes, sharpness, penalty.size)
+    return _minimise_penalised(loss, centre, penalty, curvature, start)
 
 
-def sharpness_of_all(passes: Passes, weight: FloatArray) -> float:
+def _sharpness_of_all(passes: Passes, weight: FloatArray) -> float:
     """Return 1 / T of temperature scaling, by Newton's method on the convex loss."""
     low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
     sharpness = 1.0
@@ -430,7 +430,7 @@ def sharpness_of_all(passes: Passes, weight: FloatArray) -> float:
     return sharpness
 
 
-def class_counts(examples: Examples) -> Sums:
+def _class_counts(examples: Examples) -> Sums:
     """Return the number of labels of each class."""
     labels = examples.labels[examples.labels != IGNORED]
     return [np.bincount(labels, minlength=examples.classes)]
@@ -444,7 +444,7 @@ def _total_weight(examples: Examples) -> Sums:
 def _slope_task(sharpness: float, examples: Examples) -> Sums:
     """Return first and second derivative of the summed loss by the sharpness."""
     slope = bend = 0.0
-    for inputs, labels, weight in _rows(centred, examples):
+    for inputs, labels, weight in _rows(_centred, examples):
         probs = (sharpness * inputs).softmax(-1)
         mean = (probs * inputs).sum(-1)
         slope += float(weight @ (mean - inputs.gather(-1, labels)[:, 0]))
@@ -454,18 +454,18 @@ def _slope_task(sharpness: float, examples: Examples) -> Sums:
 
 def _curvature_task(inputs: Inputs, sharpness: float, size: int, examples: Examples) -> Sums:
     rows = _rows(inputs, examples)
-    return [*curvature_sums(rows, sharpness, examples.classes, size)]
+    return [*_curvature_sums(rows, sharpness, examples.classes, size)]
 
 
 def _loss_task(inputs: Inputs, x: FloatArray, examples: Examples) -> Sums:
-    value, gradient = nll_sums(x, examples.classes, _rows(inputs, examples))
+    value, gradient = _nll_sums(x, examples.classes, _rows(inputs, examples))
     return [np.float64(value), gradient.numpy()]
 
 
 def _rows(inputs: Inputs, examples: Examples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
     for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
-        values = finite_inputs(inputs, examples, chunk)
+        values = _finite_inputs(inputs, examples, chunk)
         weight = chunk.weight
         if weight is None:
             weight = values.new_ones(len(chunk.labels))

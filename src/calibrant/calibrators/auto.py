@@ -15,13 +15,13 @@ from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks,
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
-from calibrant.calibrators.average import Average, averaged
+from calibrant.calibrators.average import Average, _averaged
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.logpartition import Records
-from calibrant.calibrators.objectives import memberships
+from calibrant.calibrators.objectives import _memberships
 from calibrant.calibrators.parts import structured
 from calibrant.calibrators.top_label import kept_by_task
 
@@ -469,7 +469,7 @@ class _Judge:
     def average(self, weights: Mapping[str, float]) -> RecordPredictions:
         """Held-out predictions of an average of methods."""
         found = [RecordPredictions(*self.held_out(name)[:2]) for name in weights]
-        return averaged(found, list(weights.values()))
+        return _averaged(found, list(weights.values()))
 
     def weights(self, names: Sequence[str]) -> dict[str, float]:
         """Weights of the methods that are worth having, in the order of their names."""
@@ -510,7 +510,7 @@ class _Judge:
         if records.classes == 2:
             claimed = np.where(records.one_on_top, claimed, 1 - claimed)
             outcome = records.labels == 1
-        gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
+        gap, part = (claimed - outcome) * self.share, _memberships(claimed, sigma=0.05)
         return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
 
     def accuracy_gain(self, name: str) -> tuple[float, float]:

@@ -98,10 +98,10 @@ class Average(Calibrator):
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""
         parts = cast(list[RecordsCalibrator], self.parts)
-        return averaged([part.predict_records(records) for part in parts], self.weights_.tolist())
+        return _averaged([part.predict_records(records) for part in parts], self.weights_.tolist())
 
 
-def averaged(
+def _averaged(
     predictions: Sequence[RecordPredictions], weights: Sequence[float] | FloatArray
 ) -> RecordPredictions:
     """Predictions of the weighted mean of probabilities."""

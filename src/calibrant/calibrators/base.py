@@ -340,7 +340,7 @@ class Calibrator(nn.Module):
                     f"{name} needs the last layer: pass head=(weight, bias), of shapes "
                     "(classes, width) and (classes,)"
                 )
-            members = None if groups is None else data_checks.flat_groups(groups, shape)
+            members = None if groups is None else data_checks._flat_groups(groups, shape)
             self._warn_of_examples(examples, grouped=groups is not None)
             self.set_floor(0)
             with watched(self, examples, inputs):
@@ -354,7 +354,7 @@ class Calibrator(nn.Module):
         if self.multilabel:  # labels of one row of tags are several
             self._warn_of_few(count, examples.columns, None)
             return
-        distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
+        distinct = data_checks._distinct_rows(data_checks._first_rows(examples.logits))
         self._warn_of_few(count, examples.columns, distinct)
         if not grouped:
             warn_of_copies(examples.logits, examples.labels)
@@ -393,7 +393,7 @@ class Calibrator(nn.Module):
         name, size = type(self).__name__, self.size(classes)
         enough = data_checks.ENOUGH * self.effective_size(classes)
         fewest = "pooled has two" if self.multilabel else "ts has one"
-        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
+        data_checks._warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
     # -------------------------------------------------------------------------------------- call
 
@@ -554,9 +554,9 @@ class Calibrator(nn.Module):
 
     # ------------------------------------------------------------------------------------ checks
 
-    check_logits = data_checks.check_logits
-    check_features = data_checks.check_features
-    _checked = data_checks.checked_logits
+    check_logits = data_checks._check_logits
+    check_features = data_checks._check_features
+    _checked = data_checks._checked_logits
 
     def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""
@@ -641,12 +641,12 @@ class Calibrator(nn.Module):
     # -------------------------------------------------------------------- what it says of itself
 
     describe = description.describe
-    learned = description.learned
-    key_values = description.key_values
+    learned = description._learned
+    key_values = description._key_values
     properties = description.properties
-    held = description.held
-    extra_repr = description.extra_repr
-    __repr__ = description.in_words
+    held = description._held
+    extra_repr = description._extra_repr
+    __repr__ = description._in_words
     _repr_html_ = as_html
     to_frame = description.to_frame
     plot = description.plot

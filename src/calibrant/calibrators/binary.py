@@ -11,9 +11,9 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.solve import check_time
-from calibrant.calibrators.confidence_maps import MAX_SLOPE, fit_logistic
+from calibrant.calibrators.confidence_maps import MAX_SLOPE, _fit_logistic
 from calibrant.calibrators.logpartition import LARGEST_GAP
-from calibrant.calibrators.piecewise import BEYOND, at_place, place
+from calibrant.calibrators.piecewise import BEYOND, _at_place, _place
 from calibrant.calibrators.top_label import TopLabelMap
 
 _Point: TypeAlias = tuple[float, float]
@@ -69,7 +69,7 @@ class QuadraticScaling(TopLabelMap):
             "ridge": (_MAX_SQUARED_ODDS**2, 1.0),
             "lowest": -MAX_SLOPE,
         }
-        result = fit_logistic(inputs, outcome, weight, **prior)
+        result = _fit_logistic(inputs, outcome, weight, **prior)
         self._store(line_=self._keep(result, len(odds)))
 
     def _map(self, odds: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class RobustSigmoid(TopLabelMap):
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         inputs = self._inputs(torch.from_numpy(odds)).numpy()
-        result = fit_logistic(inputs, outcome, weight, ridge=(1.0, 1.0))
+        result = _fit_logistic(inputs, outcome, weight, ridge=(1.0, 1.0))
         self._store(line_=self._keep(result, len(odds)))
 
     def _map(self, odds: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class VennAbers(TopLabelMap):
     def _levels(self, odds: Tensor) -> Tensor:
         """``(...) -> (..., 2)``: :math:`1 - p_0` and :math:`p_1`."""
         both = torch.stack([-odds, odds], -1).float()  # as in the fit
-        return at_place(self.levels_.to(odds.dtype), place(both, self.edges_))
+        return _at_place(self.levels_.to(odds.dtype), _place(both, self.edges_))
 
     def _map(self, odds: Tensor) -> Tensor:
         miss, hit = self._levels(odds).log().unbind(-1)

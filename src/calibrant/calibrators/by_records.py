@@ -57,8 +57,8 @@ class RecordsCalibrator(Calibrator):
         with checks.warnings_at_caller(), full_precision():
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
-            self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
-            if same := data_checks.one_label(records.labels):
+            self._warn_of_few(len(records), records.classes, data_checks._distinct_rows(rows))
+            if same := data_checks._one_label(records.labels):
                 checks.warn(same)
             self.set_floor(0)
             self._fit_records(records.scale_free())

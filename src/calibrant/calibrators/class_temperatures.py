@@ -15,9 +15,9 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Examples
 from calibrant._core.options import Count
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators.affine_fit import FitData, centred, gather
+from calibrant.calibrators.affine_fit import FitData, _centred, _gather
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.data_checks import missing_classes, warn_together
+from calibrant.calibrators.data_checks import _missing_classes, _warn_together
 
 _FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
@@ -70,18 +70,18 @@ class ClassTemperatures(Calibrator):
         return classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        data = gather(examples, centred)
+        data = _gather(examples, _centred)
         temperature = 1 / data.sharpness
-        self.solution_ = search(data, self.passes)
+        self.solution_ = _search(data, self.passes)
         self._store(temperatures_=torch.from_numpy(self.solution_.x))
-        notes = missing_classes(examples, "they keep the temperature that all classes start with")
+        notes = _missing_classes(examples, "they keep the temperature that all classes start with")
         if any(math.isclose(temperature, bound) for bound in BOUNDS):
             text = f"the temperature that all classes start with is at its bound {temperature:g}"
             notes.append(f"{text}; are all examples right, or worse than chance?")
-        warn_together(self, notes)
+        _warn_together(self, notes)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return centred(logits) / self.temperatures_.to(logits.dtype)
+        return _centred(logits) / self.temperatures_.to(logits.dtype)
 
 
 class _Quality(NamedTuple):
@@ -91,7 +91,7 @@ class _Quality(NamedTuple):
     accuracy: float
 
 
-def search(data: FitData, passes: int) -> Solution:
+def _search(data: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
     rows = _Scaled(data)
     grid = np.unique(np.clip(_FACTORS / data.sharpness, *BOUNDS))

@@ -17,8 +17,8 @@ from calibrant._core.chunks import chunk_slices
 from calibrant._core.options import at_least
 from calibrant._core.solve import Solution, minimise_within
 from calibrant.calibrators.base import BOUNDS
-from calibrant.calibrators.piecewise import interpolate
-from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
+from calibrant.calibrators.piecewise import _interpolate
+from calibrant.calibrators.top_label import TopLabelMap, _confidence_objective, _warn_of_bounds
 
 MAX_SLOPE = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
 _MAX_CURVE_POINTS = 512
@@ -179,7 +179,7 @@ class SplineCalibration(TopLabelMap):
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
         if outcome.all() or not outcome.any():
-            warn_of_bounds(self, len(odds))
+            _warn_of_bounds(self, len(odds))
         # rounded, so that rounding errors do not sort what is equal
         x, group = np.unique(odds.round(4), return_inverse=True)
         mass = np.bincount(group, share).astype(np.float64)
@@ -192,7 +192,7 @@ class SplineCalibration(TopLabelMap):
         self.solution_ = None
 
     def _map(self, odds: Tensor) -> Tensor:
-        shift = interpolate(odds, self.odds_, self.shift_)
+        shift = _interpolate(odds, self.odds_, self.shift_)
         least = self.least_.to(odds.dtype)
         right, wrong = torch.sigmoid(odds) + shift, torch.sigmoid(-odds) - shift
         return right.clamp(least, 1 - least).log() - wrong.clamp(least, 1 - least).log()
@@ -233,10 +233,10 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
 def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
     """The beta map ``(a, b, m)`` under which outcomes are likeliest; see :func:`fit_platt`."""
     inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds)], axis=1)
-    return fit_logistic(inputs, correct, weight)
+    return _fit_logistic(inputs, correct, weight)
 
 
-def fit_logistic(
+def _fit_logistic(
     inputs: FloatArray,
     outcome: BoolArray,
     weight: FloatArray,
@@ -258,7 +258,7 @@ def fit_logistic(
     columns = np.append(inputs, np.ones((len(inputs), 1)), axis=1)
     centre = share @ columns[:, :2]
     columns[:, :2] -= centre
-    likelihood = confidence_objective(columns, outcome, share, 0.0)
+    likelihood = _confidence_objective(columns, outcome, share, 0.0)
 
     def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = likelihood(line)

@@ -21,7 +21,7 @@ from calibrant._core.torch_models import check_place
 ENOUGH = 5  # examples per parameter below which a fit warns
 
 
-def check_logits(calibrator: Any, logits: Tensor) -> None:
+def _check_logits(calibrator: Any, logits: Tensor) -> None:
     """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
     if not isinstance(logits, Tensor):
         raise TypeError(
@@ -39,7 +39,7 @@ def check_logits(calibrator: Any, logits: Tensor) -> None:
     check_place(calibrator, calibrator.device, logits)
 
 
-def check_features(
+def _check_features(
     calibrator: Any, features: Logits | None, rows: tuple[int, ...], *, fitting: bool = False
 ) -> None:
     """Raise unless there are features, where needed, for logits with rows of a shape."""
@@ -58,7 +58,7 @@ def check_features(
         )
 
 
-def checked_logits(calibrator: Any, logits: Values) -> Tensor:
+def _checked_logits(calibrator: Any, logits: Values) -> Tensor:
     """Logits as a tensor in which every row has a softmax."""
     given = checks.as_scores(logits)
     scores: Tensor = calibrator._tensor(given)
@@ -78,11 +78,11 @@ def checked_logits(calibrator: Any, logits: Values) -> Tensor:
     if calibrator._floor or not masked.any():
         return scores
     if not calibrator.accepts_masked:
-        raise masked_row(int(masked.nonzero()[0]))
+        raise _masked_row(int(masked.nonzero()[0]))
     return scores if one else with_masks(rows, gap).reshape(scores.shape)
 
 
-def first_rows(logits: Logits) -> FloatArray:
+def _first_rows(logits: Logits) -> FloatArray:
     """Some of the first rows of logits ``(..., classes)``, or log-odds ``(n,)``."""
     if logits.ndim == 1:
         return checks.as_float64(logits[: checks.LOOKED_AT])[:, None]
@@ -91,13 +91,13 @@ def first_rows(logits: Logits) -> FloatArray:
     return checks.as_float64(logits[: -(-rows // each)]).reshape(-1, logits.shape[-1])[:rows]
 
 
-def distinct_rows(rows: FloatArray) -> int | None:
+def _distinct_rows(rows: FloatArray) -> int | None:
     """Number of distinct rows; None where most of them are."""
     distinct = len(np.unique(rows, axis=0))
     return distinct if len(rows) >= FEW and distinct < len(rows) / 2 else None
 
 
-def warn_of_few_examples(
+def _warn_of_few_examples(
     kind: str, size: int, count: int, distinct: int | None, *, enough: int, fewest: str
 ) -> None:
     """Warn where a method with ``size`` parameters has not ``enough`` examples, or copies.
@@ -113,7 +113,7 @@ def warn_of_few_examples(
         warn(f"{has}: it may fit their noise{remedy}")
 
 
-def one_label(labels: NDArray[Any]) -> str:
+def _one_label(labels: NDArray[Any]) -> str:
     """Return that all labels are the same, if they are."""
     if len(labels) < FEW or np.ptp(labels):
         return ""
@@ -121,7 +121,7 @@ def one_label(labels: NDArray[Any]) -> str:
     return f"{which}: what is learned of one class may be wrong for the others"
 
 
-def masked_row(at: int) -> ValueError:
+def _masked_row(at: int) -> ValueError:
     """Error for a masked class in a row of logits, where none may be."""
     return ValueError(
         f"logits must be finite here, row {at} has -inf or a class far below the others: masked "
@@ -129,13 +129,13 @@ def masked_row(at: int) -> ValueError:
     )
 
 
-def missing_classes(examples: Examples, consequence: str) -> list[str]:
+def _missing_classes(examples: Examples, consequence: str) -> list[str]:
     """Note about classes without an example, if there are any, and what becomes of them."""
     labels = examples.labels[examples.labels != IGNORED]
-    return absent_classes(np.bincount(labels, minlength=examples.classes), consequence)
+    return _absent_classes(np.bincount(labels, minlength=examples.classes), consequence)
 
 
-def absent_classes(count: NDArray[Any], consequence: str) -> list[str]:
+def _absent_classes(count: NDArray[Any], consequence: str) -> list[str]:
     """Note about classes whose count ``(classes,)`` is 0, if there are any."""
     absent = np.flatnonzero(count == 0)
     if absent.size == 0:
@@ -145,18 +145,18 @@ def absent_classes(count: NDArray[Any], consequence: str) -> list[str]:
     return [f"{what}: {consequence}"]
 
 
-def warn_together(calibrator: object, notes: list[str]) -> None:
+def _warn_together(calibrator: object, notes: list[str]) -> None:
     """Issue all notes about a calibrator in one warning."""
     if notes:
         warn(f"{type(calibrator).__name__}: {'; '.join(notes)}")
 
 
-def flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
+def _flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     """Groups as a flat array; one value per row of labels serves all of the row."""
     return checks.spread(checks.as_keys(groups), shape, "groups").reshape(-1)
 
 
-def warn_of_constant(name: str, features: Tensor) -> None:
+def _warn_of_constant(name: str, features: Tensor) -> None:
     """Warn where features ``(n, width)`` do not tell examples apart."""
     if len(features) > 1 and bool((features == features[:1]).all()):
         which = f"{name}: all {len(features):,} examples have the same features"

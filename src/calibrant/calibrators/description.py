@@ -34,7 +34,7 @@ _PROPERTIES = {
 }
 
 
-def learned(calibrator: Any) -> dict[str, Any]:
+def _learned(calibrator: Any) -> dict[str, Any]:
     """Learned values of at most five numbers each, by name, as they can be written to JSON."""
     return {
         name.rstrip("_"): value.tolist()
@@ -70,7 +70,7 @@ def _uses_temperature(calibrator: Any) -> bool:
     return alone or bool((values["temperature_"] != 1).any())
 
 
-def key_values(calibrator: Any) -> dict[str, str]:
+def _key_values(calibrator: Any) -> dict[str, str]:
     """Learned values that fit into a line, as text by their names."""
     own = dict(calibrator.named_buffers(recurse=False))
     result = {}
@@ -86,7 +86,7 @@ def key_values(calibrator: Any) -> dict[str, str]:
     return result
 
 
-def extra_repr(calibrator: Any) -> str:
+def _extra_repr(calibrator: Any) -> str:
     """The arguments that differ from their defaults, learned values, and classes."""
     changed = []
     for parameter in inspect.signature(type(calibrator)).parameters.values():
@@ -104,7 +104,7 @@ def extra_repr(calibrator: Any) -> str:
     return ", ".join([*changed, *values, columns])
 
 
-def held(calibrator: Any) -> dict[str, Any]:
+def _held(calibrator: Any) -> dict[str, Any]:
     """Calibrators that it holds, by the names of their attributes."""
     result: dict[str, Any] = {}
     for name, child in calibrator.named_children():
@@ -115,7 +115,7 @@ def held(calibrator: Any) -> dict[str, Any]:
     return result
 
 
-def in_words(calibrator: Any) -> str:
+def _in_words(calibrator: Any) -> str:
     """The ``repr``: the class, the calibrators that it holds, arguments and learned values."""
     parts = []
     for name, part in calibrator.held().items():

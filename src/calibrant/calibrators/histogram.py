@@ -23,10 +23,10 @@ from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import fit_platt
-from calibrant.calibrators.data_checks import missing_classes, warn_together
-from calibrant.calibrators.logpartition import gap_chunks
-from calibrant.calibrators.piecewise import BEYOND, at_place, place
-from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, top_odds
+from calibrant.calibrators.data_checks import _missing_classes, _warn_together
+from calibrant.calibrators.logpartition import _gap_chunks
+from calibrant.calibrators.piecewise import BEYOND, _at_place, _place
+from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, _top_odds
 
 T = TypeVar("T")
 _DIGITS = 5
@@ -47,7 +47,7 @@ def _as_steps(edges: FloatArray, confidence: FloatArray) -> dict[str, FloatArray
 
 def _step_map(calibrator: Calibrator, odds: Tensor) -> Tensor:
     """Return the learned log-odds of the bins that log-odds are in."""
-    return at_place(calibrator.levels_.to(odds.dtype), place(odds, calibrator.edges_))
+    return _at_place(calibrator.levels_.to(odds.dtype), _place(odds, calibrator.edges_))
 
 
 class HistogramBinning(TopLabelMap):
@@ -259,10 +259,10 @@ class HistogramOneVsRest(Calibrator):
         weight = np.ones(kept.size) if examples.weight is None else examples.weight
         held = max(1, _ODDS_AT_A_TIME // int(kept.sum()))
         chunks, task = partial(_odds_chunks, examples), partial(self._histogram, weight[kept])
-        edges, levels = zip(*by_class(examples, held, chunks, task), strict=True)
+        edges, levels = zip(*_by_class(examples, held, chunks, task), strict=True)
         self._store(edges_=_filled(edges, BEYOND), levels_=_filled(levels, -MAX_ODDS))
         consequence = "they get a probability of 0, but for those always masked"
-        warn_together(self, missing_classes(examples, consequence))
+        _warn_together(self, _missing_classes(examples, consequence))
 
     def _histogram(
         self, weight: FloatArray, column: NDArray[np.float32], own: BoolArray
@@ -275,7 +275,7 @@ class HistogramOneVsRest(Calibrator):
             return edges, np.maximum(np.log(share), -MAX_ODDS)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        levels = at_place(self.levels_.to(logits.dtype), place(_class_odds(logits), self.edges_))
+        levels = _at_place(self.levels_.to(logits.dtype), _place(_class_odds(logits), self.edges_))
         levels = torch.where(torch.isneginf(logits), -torch.inf, levels)
         return torch.where(levels.amax(-1, keepdim=True) > -MAX_ODDS, levels, logits)
 
@@ -370,10 +370,10 @@ def _class_odds(logits: Tensor) -> Tensor:
     # those of the top class come from the sum of the others: 1 - p has no digits left
     log_probs = logits.log_softmax(-1)
     odds = log_probs - torch.log1p(-log_probs.exp().clamp(max=0.75))
-    return odds.scatter(-1, logits.argmax(-1, keepdim=True), top_odds(logits))
+    return odds.scatter(-1, logits.argmax(-1, keepdim=True), _top_odds(logits))
 
 
-def by_class(
+def _by_class(
     examples: Examples,
     held: int,
     chunks: Callable[[tuple[int, int]], Iterable[Tensor]],
@@ -409,7 +409,7 @@ def by_class(
 
 def _odds_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Tensor]:
     """Yield the log-odds of all classes; -inf where they are masked."""
-    for chunk in gap_chunks(examples, row_range):
+    for chunk in _gap_chunks(examples, row_range):
         masked = torch.isneginf(chunk.chunk.logits)
         yield _class_odds(-chunk.gaps).masked_fill(masked, -torch.inf)
 

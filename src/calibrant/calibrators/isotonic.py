@@ -23,11 +23,11 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, che
 from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import missing_classes, warn_together
-from calibrant.calibrators.histogram import by_class
-from calibrant.calibrators.piecewise import at_place, place
+from calibrant.calibrators.data_checks import _missing_classes, _warn_together
+from calibrant.calibrators.histogram import _by_class
+from calibrant.calibrators.piecewise import _at_place, _place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.top_label import kept_by_task, log_sum_without, maps_class_one
+from calibrant.calibrators.top_label import _log_sum_without, _maps_class_one, kept_by_task
 
 _Odds: TypeAlias = NDArray[np.float32]
 _Run: TypeAlias = tuple[int, int]
@@ -142,7 +142,7 @@ class IsotonicCalibration(_StepCalibrator):
         return _CURVE_SIZE + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: _Odds) -> _StepCurve:
-        if maps_class_one(self, examples.classes):
+        if _maps_class_one(self, examples.classes):
             return _class_curves(self, examples, len(odds))
         hit_odds, hits = counted(odds, examples.labelled_weight())
         walk = partial(_others, examples, float(self.temperature_), hit_odds)
@@ -199,23 +199,23 @@ def _rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     # only the top class can have more than a half: the others lose no digits
     less, top = log_probs.clamp(max=-math.log(2)), top_class(logits)
     odds = less - torch.log1p(-less.exp())
-    return odds.scatter(-1, top, -log_sum_without(logits, top)).float()
+    return odds.scatter(-1, top, -_log_sum_without(logits, top)).float()
 
 
 def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The line through points (log-odds, new probability), straight in the old probability."""
     x, y = x.to(odds.dtype), y.to(odds.dtype)
     last = x.shape[-1] - 1
-    after = place(odds, x).clamp(min(1, last), last)
+    after = _place(odds, x).clamp(min(1, last), last)
     before = after - min(1, last)
-    low, high = at_place(x, before), at_place(x, after)
+    low, high = _at_place(x, before), _at_place(x, after)
     side = torch.where(low > 0, -1.0, 1.0)  # the tail in which differences keep their digits
     start = torch.sigmoid(side * low)
     width = torch.sigmoid(side * high) - start
     flat = width == 0
     share = (torch.sigmoid(side * odds) - start) / torch.where(flat, 1, width)
     share = torch.where(flat, (odds > low).to(odds.dtype), share.clamp(0, 1))
-    bottom, ceiling = at_place(y, before), at_place(y, after)
+    bottom, ceiling = _at_place(y, before), _at_place(y, after)
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 
 
@@ -338,14 +338,14 @@ def _others(examples: Examples, temperature: float, hit_odds: _Odds, run: _Run) 
 
 def _class_curves(calibrator: _StepCalibrator, examples: Examples, count: int) -> _StepCurve:
     """The steps of every class, of ``count`` labelled examples."""
-    warn_together(calibrator, missing_classes(examples, "their probabilities stay as they are"))
+    _warn_together(calibrator, _missing_classes(examples, "their probabilities stay as they are"))
     held = max(1, examples.classes // 8, _MAX_HELD // count)
     temperature, weight = float(calibrator.temperature_), examples.labelled_weight()
 
     def all_odds(run: _Run) -> Iterator[Tensor]:
         return (odds for _, odds in _odds_chunks(examples, temperature, run))
 
-    curves = by_class(examples, held, all_odds, partial(_class_curve, weight))
+    curves = _by_class(examples, held, all_odds, partial(_class_curve, weight))
     width = max(len(curve.odds) for curve in curves)
     padded = [[np.pad(x, (0, width - len(x)), mode="edge") for x in c] for c in curves]
     return _StepCurve(*map(np.stack, zip(*padded, strict=True)))

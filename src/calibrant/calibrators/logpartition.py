@@ -56,7 +56,7 @@ class Curve(NamedTuple):
     slope: FloatArray
 
 
-def softplus(x: FloatArray) -> Curve:
+def _softplus(x: FloatArray) -> Curve:
     """Return ``log(1 + exp(x))`` and its derivative, the logistic function, each ``(n,)``."""
     # np.logaddexp and expit take many times longer than np.exp
     small = np.abs(x)
@@ -121,7 +121,7 @@ class Records:
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
         """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
-        value, share = softplus(rest)
+        value, share = _softplus(rest)
         slope *= share
         return Curve(value, slope)
 
@@ -320,13 +320,13 @@ def _fill(
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
     density, done = _nodes_per_octave(examples.classes), 0
-    for result in gap_chunks(examples, row_range):
+    for result in _gap_chunks(examples, row_range):
         for column, values in zip(columns, _record(result, density), strict=True):
             column[done : done + len(values)] = values.cpu().numpy()
         done += len(result.own_gap)
 
 
-class Gaps(NamedTuple):
+class _Gaps(NamedTuple):
     """The gaps of a chunk; the buffers are overwritten by the next one."""
 
     chunk: LabelledRows
@@ -337,7 +337,7 @@ class Gaps(NamedTuple):
     scratch: Tensor  # (rows, classes) float32, to compute in
 
 
-def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]:
+def _gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Gaps]:
     """Yield the gaps of every chunk of a run of rows; a row that has no softmax is refused."""
     # one pair of buffers for all chunks: fresh memory of this size costs more than the sums
     buffers = torch.empty(2, 0, dtype=torch.float32)
@@ -354,10 +354,10 @@ def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]
             raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
         gaps.clamp_(max=LARGEST_GAP)  # masked classes too, whose powers are then 0
-        yield Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
+        yield _Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
 
 
-def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:
+def _record(result: _Gaps, density: int) -> tuple[Tensor, ...]:
     """Return columns of one chunk, in the order of :class:`Records`; buffers are overwritten."""
     chunk, top, best, own_gap, gaps, powers = result
     mean_gap, possible = _mean_and_count(gaps, chunk.logits)

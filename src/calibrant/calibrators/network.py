@@ -29,7 +29,7 @@ from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, Solution, adam
 from calibrant.calibrators import objectives
 from calibrant.calibrators.by_records import TemperatureCalibrator
-from calibrant.calibrators.logpartition import TOP, Records, softplus
+from calibrant.calibrators.logpartition import TOP, Records, _softplus
 from calibrant.calibrators.scaling import best_sharpness
 
 _Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
@@ -38,7 +38,7 @@ _MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.
 _RATE = 5e-3  # of Adam
 
 
-def untrained(width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
+def _untrained(width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
     """Buffers of a network with so many inputs, by name, to be stored before any fit."""
     values = {name: torch.zeros(width) for name in ("mean_", "low_", "high_")}
     values["deviation_"] = torch.ones(width)
@@ -47,7 +47,7 @@ def untrained(width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
     return values
 
 
-def parameter_count(width: int, hidden: Sequence[int]) -> int:
+def _parameter_count(width: int, hidden: Sequence[int]) -> int:
     """Number of weights and biases."""
     return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise((width, *hidden, 1)))
 
@@ -67,7 +67,7 @@ def trained(
 
     It starts at one temperature for all, the best one or 1 for ``start="identity"``, or at that of
     random weights. It ends after ``steps``, or after as many without progress as its ``patience``.
-    Returns the values of the buffers of :func:`untrained`, and the result of the search.
+    Returns the values of the buffers of :func:`_untrained`, and the result of the search.
     """
     # A margin is infinite where one class is possible: no temperature matters there.
     finite = np.where(np.isfinite(inputs), inputs, np.nan)
@@ -98,7 +98,7 @@ def trained(
     return values, solution
 
 
-def temperatures(calibrator: Any, inputs: Tensor) -> Tensor:
+def _temperatures(calibrator: Any, inputs: Tensor) -> Tensor:
     """Temperatures ``(..., 1)`` of inputs ``(..., width)`` by the network of a calibrator."""
     names, last = ["low_", "high_", "mean_", "deviation_"], len(calibrator.hidden)
     names += [name for i in range(last + 1) for name in (f"weight{i}_", f"bias{i}_")]
@@ -150,7 +150,7 @@ def _network_objective(
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
         values = [_activations(layers, each) for each in columns]
-        above_floor, rise = softplus(np.concatenate([output[0] for *_, output in values]))
+        above_floor, rise = _softplus(np.concatenate([output[0] for *_, output in values]))
         temperature = above_floor + _MIN_TEMPERATURE
         log_sharpness = -np.log(temperature)
         value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
@@ -249,11 +249,11 @@ class ParametrizedTemperatureScaling(TemperatureCalibrator):
         self.hidden = hidden
         self.steps = steps
         self.seed = seed
-        self._store(**untrained(TOP, hidden))
+        self._store(**_untrained(TOP, hidden))
 
     def size(self, classes: int) -> int:
         """Weights and biases: 91 by default."""
-        return parameter_count(TOP, self.hidden)
+        return _parameter_count(TOP, self.hidden)
 
     def _fit_records(self, records: Records) -> None:
         values, self.solution_ = trained(
@@ -269,7 +269,7 @@ class ParametrizedTemperatureScaling(TemperatureCalibrator):
 
     def _sharpness(self, records: Records) -> FloatArray:
         inputs = self._tensor(self._leading_of(records))
-        return np.asarray(1 / temperatures(self, inputs)[:, 0].cpu().numpy())
+        return np.asarray(1 / _temperatures(self, inputs)[:, 0].cpu().numpy())
 
     def _leading_of(self, records: Records) -> FloatArray:
         value, _ = records.log_partition(1.0)
@@ -280,4 +280,4 @@ class ParametrizedTemperatureScaling(TemperatureCalibrator):
         count = min(TOP, logits.shape[-1])
         leading = logits.log_softmax(-1).topk(count, dim=-1).values
         padded = F.pad(leading, (0, TOP - count), value=-100.0)
-        return temperatures(self, padded.clamp(min=-100.0))
+        return _temperatures(self, padded.clamp(min=-100.0))

@@ -59,7 +59,7 @@ def brier(records: Records, u: LogSharpness) -> Measured:
     return Measured(float(share @ (1 - 2 * true + squares)), share * gradient)
 
 
-def mse(records: Records, u: LogSharpness) -> Measured:
+def _mse(records: Records, u: LogSharpness) -> Measured:
     """The Brier score as a mean over the classes instead of their sum."""
     value, gradient = brier(records, u)
     return Measured(value / records.classes, gradient / records.classes)
@@ -83,7 +83,7 @@ def soft_ece(
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one.
     """
-    gaps = _gridded_gaps if len(records) >= _GRID_FROM else binned_gaps
+    gaps = _gridded_gaps if len(records) >= _GRID_FROM else _binned_gaps
     penalty = partial(gaps, sigma=sigma, delta=delta)
     return _by_confidence(penalty, records, u, curve)
 
@@ -113,7 +113,7 @@ def pointwise(
     return _by_confidence(penalty, records, u, curve)
 
 
-def with_likelihood(
+def _with_likelihood(
     objective: Callable[..., Measured], weight: float, records: Records, u: LogSharpness
 ) -> Measured:
     """An objective plus the weighted negative log-likelihood, from one look at the table."""
@@ -140,12 +140,12 @@ def _by_confidence(
     return Measured(result, gradient)
 
 
-def binned_gaps(
+def _binned_gaps(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
     gap = confidence - outcome
-    parts = [memberships(confidence[run], sigma) for run in chunk_slices(len(confidence))]
+    parts = [_memberships(confidence[run], sigma) for run in chunk_slices(len(confidence))]
     together = list(zip(chunk_slices(len(confidence)), parts, strict=True))
     weighed = np.stack([share, share * gap], axis=1)
     mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
@@ -206,13 +206,13 @@ def _on_grid(cell: IntArray, along: FloatArray, values: FloatArray) -> FloatArra
 
 @lru_cache(maxsize=1)
 def _parts_on_grid(sigma: float) -> FloatArray:
-    return memberships(np.arange(_GRID + 1) / _GRID, sigma)
+    return _memberships(np.arange(_GRID + 1) / _GRID, sigma)
 
 
 def _pointwise(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
-    part = memberships(confidence, sigma)
+    part = _memberships(confidence, sigma)
     wrong, right = (np.sqrt((a - _CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
     cost = np.where(outcome, right[:, None], wrong[:, None])
     own = _CENTRES @ part
@@ -221,7 +221,7 @@ def _pointwise(
     return float(share @ value), share * moved
 
 
-def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
+def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
     parts = (_kernels if sigma > _NARROW else _narrow_kernels)(confidence, sigma)
     parts /= np.ones(BINS) @ parts
@@ -258,5 +258,5 @@ def _narrow_kernels(confidence: FloatArray, sigma: float) -> FloatArray:
     return np.exp((2 * confidence - nearest - centres) * (centres - nearest) / (2 * sigma**2))
 
 
-PROPER: dict[str, Objective] = dict(nll=nll, brier=brier, mse=mse, ls=partial(nll, smoothing=0.05))
+PROPER: dict[str, Objective] = dict(nll=nll, brier=brier, mse=_mse, ls=partial(nll, smoothing=0.05))
 """Objectives that need no bins, by name; ``ls`` is the loss of label smoothing."""

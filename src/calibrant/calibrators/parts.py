@@ -29,11 +29,11 @@ from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     OddsCalibrator,
     TopLabelMap,
-    confidence_objective,
+    _confidence_objective,
+    _top_odds,
+    _warn_of_bounds,
+    _with_log_odds,
     record_odds,
-    top_odds,
-    warn_of_bounds,
-    with_log_odds,
 )
 
 ROUNDS = 4
@@ -152,12 +152,12 @@ class OddsScaling(TopLabelMap):
         inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            confidence_objective(inputs, outcome, share, calibration),
+            _confidence_objective(inputs, outcome, share, calibration),
             np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
-            warn_of_bounds(self, len(odds))
+            _warn_of_bounds(self, len(odds))
         self._store(line_=self.solution_.x)
 
     def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
@@ -229,7 +229,7 @@ class Blend(OddsCalibrator):
         return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        by_margin = top_odds(logits / self.smart._temperature(logits, top))
+        by_margin = _top_odds(logits / self.smart._temperature(logits, top))
         return (by_margin + self.odds._odds(logits, top)) / 2
 
 
@@ -296,7 +296,7 @@ class TopAndRest(Calibrator):
         others = self.gaps._calibrated(self.matrix._calibrated(logits))
         # a top class that claims less than its share of all has no room below it
         odds = self.top._odds(logits, top).clamp(min=-math.log(max(logits.shape[-1] - 1, 1)))
-        return _below_top(with_log_odds(logits, odds, others), odds)
+        return _below_top(_with_log_odds(logits, odds, others), odds)
 
 
 def _below_top(logits: Tensor, odds: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ BEYOND = 3e38
 """Stands for infinity in rows of edges that are filled up: learned values are kept finite."""
 
 
-def place(values: Tensor, edges: Tensor) -> Tensor:
+def _place(values: Tensor, edges: Tensor) -> Tensor:
     """Number of edges below each value: the place of its bin ``(low, high]``.
 
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
@@ -32,28 +32,28 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
     return last - start
 
 
-def at_place(table: Tensor, index: Tensor) -> Tensor:
+def _at_place(table: Tensor, index: Tensor) -> Tensor:
     """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``."""
     if table.ndim == 1 and plain_on_cpu(table):
         return table.take(index)
     return table.reshape(-1)[_row(table) + index]
 
 
-def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The broken line through points, level beyond the first and the last of them.
 
     Points are ``(m,)`` or ``(classes, m)``, where short rows repeat their last point.
     """
     x, y = x.to(values.dtype), y.to(values.dtype)
     last = x.shape[-1] - 1
-    after = place(values, x).clamp(min(1, last), last)
+    after = _place(values, x).clamp(min(1, last), last)
     before = (after - 1).clamp(min=0)
-    low, high = at_place(x, before), at_place(x, after)
+    low, high = _at_place(x, before), _at_place(x, after)
     width = high - low
     share = ((values - low) / torch.where(width > 0, width, 1)).clamp(0, 1)
     # where two points share their x, values beyond take the later one
     share = torch.where(width > 0, share, (values > low).to(values.dtype))
-    return torch.lerp(at_place(y, before), at_place(y, after), share)
+    return torch.lerp(_at_place(y, before), _at_place(y, after), share)
 
 
 def _row(table: Tensor) -> Tensor | int:

@@ -19,17 +19,17 @@ from calibrant._core.solve import Solution, check_time, minimise
 from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import warn_together
+from calibrant.calibrators.data_checks import _warn_together
 from calibrant.calibrators.logpartition import LARGEST_GAP
-from calibrant.calibrators.scaling import fitted_sharpness
+from calibrant.calibrators.scaling import _fitted_sharpness
 
 # a number and as many numbers as factors, from chunks of rows and factors
-Sums: TypeAlias = Callable[["Ordered", Tensor], tuple[Tensor, Tensor]]
+Sums: TypeAlias = Callable[["_Ordered", Tensor], tuple[Tensor, Tensor]]
 MAX_RANKS = 14
 """Gaps with a factor of their own, which make sorting rows of many classes unnecessary."""
 
 
-def factor_count(classes: int) -> int:
+def _factor_count(classes: int) -> int:
     """Number of factors: of the first gaps, and one of all below."""
     return min(classes - 1, MAX_RANKS + 1)
 
@@ -91,37 +91,39 @@ class RankGaps(Calibrator):
 
     def size(self, classes: int) -> int:
         """A temperature, and the factors."""
-        return 1 + factor_count(classes)
+        return 1 + _factor_count(classes)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        sharpness = math.exp(fitted_sharpness(examples, context).x[0])
-        self.solution_ = solve(gather(examples, sharpness))
+        sharpness = math.exp(_fitted_sharpness(examples, context).x[0])
+        self.solution_ = _solve(_gather(examples, sharpness))
         self._store(temperature_=1 / sharpness, factors_=self.solution_.x)
         if not self.solution_.converged:
-            warn_together(self, [f"the search stopped early, after {self.solution_.steps} steps"])
+            _warn_together(self, [f"the search stopped early, after {self.solution_.steps} steps"])
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         factors = (self.factors_ / self.temperature_).to(logits.dtype)
         first, order = leading(logits, len(self.factors_))
-        levels = torch.cat([torch.zeros_like(top), (-factors[:-1] * gaps_of(first)).cumsum(-1)], -1)
+        levels = torch.cat(
+            [torch.zeros_like(top), (-factors[:-1] * _gaps_of(first)).cumsum(-1)], -1
+        )
         levels = torch.where(torch.isneginf(first), first, levels)
-        drops = distances_below(first[..., -1:], logits)
+        drops = _distances_below(first[..., -1:], logits)
         lower = torch.where(torch.isneginf(logits), logits, levels[..., -1:] - factors[-1] * drops)
         return lower.scatter(-1, order, levels)
 
 
-def gaps_of(ordered: Tensor) -> Tensor:
+def _gaps_of(ordered: Tensor) -> Tensor:
     """Gaps ``(..., classes - 1)`` of logits in descending order; 0 if the lower one is masked."""
     upper, lower = ordered[..., :-1], ordered[..., 1:]
     return torch.where(torch.isneginf(lower), 0, upper - lower)
 
 
-def distances_below(last: Tensor, logits: Tensor) -> Tensor:
+def _distances_below(last: Tensor, logits: Tensor) -> Tensor:
     """Distances of logits below the ``last`` of the first ranks; 0 for masked ones and above."""
     return torch.where(torch.isneginf(logits), 0, last - logits).clamp(min=0)
 
 
-class Ordered(NamedTuple):
+class _Ordered(NamedTuple):
     """Labelled rows with tempered logits in descending order, or some of them."""
 
     gaps: Tensor  # (n, m - 1) between the first m logits, single unless double came in
@@ -129,9 +131,9 @@ class Ordered(NamedTuple):
     possible: Tensor  # (n, 1) number of classes that are not masked
     weight: Tensor  # (n,) float64
 
-    def rows(self, which: slice) -> Ordered:
+    def rows(self, which: slice) -> _Ordered:
         """Return some rows, in double precision."""
-        return Ordered(
+        return _Ordered(
             self.gaps[which].double(),
             self.drops[which].double(),
             self.possible[which],
@@ -139,10 +141,10 @@ class Ordered(NamedTuple):
         )
 
 
-class Gathered(NamedTuple):
+class _Gathered(NamedTuple):
     """All labelled rows, and what is needed of them as a whole."""
 
-    ordered: Ordered
+    ordered: _Ordered
     own: Tensor  # (m,) weighted mean of the gaps above the label and of its drop, float64
     ranges: list[tuple[int, int]]  # first and last row of the share of each thread
 
@@ -152,7 +154,7 @@ class Gathered(NamedTuple):
         return float(self.ordered.weight.sum())
 
 
-def gather(examples: Examples, sharpness: float) -> Gathered:
+def _gather(examples: Examples, sharpness: float) -> _Gathered:
     """Order the logits of checked examples: the only copy of them."""
     ranges = chunks.thread_ranges(examples)
     labelled = [int((examples.labels[a:b] != IGNORED).sum()) for a, b in ranges]
@@ -160,21 +162,21 @@ def gather(examples: Examples, sharpness: float) -> Gathered:
     like = next(chunks.labelled_chunks(examples, 0, examples.labels.size)).logits
     weight = examples.labelled_weight()
     weight = np.ones(sum(labelled)) if weight is None else weight
-    count = factor_count(examples.classes)
-    ordered = Ordered(
+    count = _factor_count(examples.classes)
+    ordered = _Ordered(
         like.new_empty(sum(labelled), count - 1),
         like.new_empty(sum(labelled), examples.classes - count),
         torch.empty(sum(labelled), 1, dtype=torch.int64, device=like.device),
         torch.from_numpy(weight).to(like.device),
     )
     parts = chunks.on_threads(partial(_fill, examples, sharpness, ordered), ranges, places)
-    return Gathered(ordered, torch.stack(parts).sum(0) / ordered.weight.sum(), places)
+    return _Gathered(ordered, torch.stack(parts).sum(0) / ordered.weight.sum(), places)
 
 
 def _fill(
     examples: Examples,
     sharpness: float,
-    data: Ordered,
+    data: _Ordered,
     row_range: tuple[int, int],
     place: tuple[int, int],
 ) -> Tensor:
@@ -191,9 +193,9 @@ def _fill(
         own = chunk.logits.gather(-1, chunk.labels[:, None]).double()
         wide = ordered.double()
         last = wide[:, count - 1 : count]
-        gaps = sharpness * gaps_of(wide[:, :count]).clamp_(max=LARGEST_GAP)
+        gaps = sharpness * _gaps_of(wide[:, :count]).clamp_(max=LARGEST_GAP)
         data.gaps[rows] = gaps.to(data.gaps.dtype)
-        drops = sharpness * distances_below(last, wide[:, count:]).clamp_(max=LARGEST_GAP)
+        drops = sharpness * _distances_below(last, wide[:, count:]).clamp_(max=LARGEST_GAP)
         data.drops[rows] = drops.to(data.drops.dtype)
         data.possible[rows] = (~torch.isneginf(ordered)).sum(-1, keepdim=True)
         drop = sharpness * (last - own).clamp(0, LARGEST_GAP)
@@ -202,7 +204,7 @@ def _fill(
     return total
 
 
-def solve(data: Gathered) -> Solution:
+def _solve(data: _Gathered) -> Solution:
     """Factors with the least penalised loss.
 
     L-BFGS runs on factors that are scaled by the curvature at temperature scaling, since the first
@@ -222,7 +224,7 @@ def solve(data: Gathered) -> Solution:
     return result._replace(x=np.maximum(1 + scale * result.x, 0))
 
 
-def _mean(data: Gathered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
+def _mean(data: _Gathered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
     """Means over all rows, from sums over some; on a thread for each range of them."""
     there, ordered = torch.from_numpy(factors).to(data.own.device), data.ordered
     size = CHUNK_OF_INPUTS if there.device.type == "cpu" else chunks.CHUNK_SIZE["cuda"]
@@ -239,14 +241,14 @@ def _mean(data: Gathered, summed: Sums, factors: FloatArray) -> tuple[float, Flo
     return sum(values) / data.total_weight, np.sum(vectors, axis=0) / data.total_weight
 
 
-def _log_partition(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
+def _log_partition(rows: _Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted sum over rows of the log-partition, and its derivatives by the factors."""
     total, below, dropped = _masses(rows, factors)
     slopes = torch.cat([below.mul_(rows.gaps), (dropped * rows.drops).sum(-1, keepdim=True)], -1)
     return rows.weight @ total.log(), -(rows.weight / total) @ slopes
 
 
-def _curvature(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
+def _curvature(rows: _Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
     """The same with second derivatives."""
     total, below, dropped = _masses(rows, factors)
     probs, tail = below / total[:, None], dropped / total[:, None]
@@ -256,7 +258,7 @@ def _curvature(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
     return rows.weight @ total.log(), rows.weight @ bends
 
 
-def _masses(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _masses(rows: _Ordered, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of exponentials relative to the top: of all classes and below each gap; and the last."""
     count, classes = len(factors), rows.gaps.shape[1] + rows.drops.shape[1] + 1
     levels = (-factors[:-1] * rows.gaps).cumsum_(-1)

@@ -38,7 +38,7 @@ def records_of(split: Split) -> Records:
     If the dataset has a cache, the table of each shard is kept there, and read the next time.
     """
     if split.dataset.cache is None:
-        shards = split.walk(tabulated, "logits", "labels", "sample_weight")
+        shards = split.walk(_tabulated, "logits", "labels", "sample_weight")
     else:
         shards = iter(_cached(split, Path(split.dataset.cache)))
     tables = [table for shard in shards for table in shard]
@@ -46,7 +46,7 @@ def records_of(split: Split) -> Records:
     return concatenate(tables)
 
 
-def tabulated(chunks: Iterator[Chunk]) -> list[Records]:
+def _tabulated(chunks: Iterator[Chunk]) -> list[Records]:
     """Return the table of a shard; none without labels."""
     tables = []
     for chunk in chunks:
@@ -71,7 +71,7 @@ def _cached(split: Split, folder: Path) -> list[list[Records]]:
     found = {path: known for path in paths if (known := _load(path)) is not None}
     missing = {p: s for p, s in zip(paths, split.shards, strict=True) if p not in found}
     rest = replace(split, shards=list(missing.values()))
-    made = rest.walk(tabulated, "logits", "labels", "sample_weight") if missing else ()
+    made = rest.walk(_tabulated, "logits", "labels", "sample_weight") if missing else ()
     for path, shard in zip(missing, made, strict=True):
         _save(path, shard)  # at once, so that a killed run goes on from here
         found[path] = shard

@@ -20,7 +20,7 @@ from calibrant.calibrators.by_records import (
     RecordsCalibrator,
     TemperatureCalibrator,
 )
-from calibrant.calibrators.logpartition import Records, gap_chunks, tabulate
+from calibrant.calibrators.logpartition import Records, _gap_chunks, tabulate
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
 _NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
@@ -92,7 +92,7 @@ class TemperatureScaling(TemperatureCalibrator):
         self._store(temperature_=1.0)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        self._keep(fitted_sharpness(examples, context, self.objective))
+        self._keep(_fitted_sharpness(examples, context, self.objective))
 
     def _fit_records(self, records: Records) -> None:
         self._keep(best_sharpness(records, self.objective, warns=True))
@@ -254,7 +254,7 @@ def _explained(sharpness: float, records: Records) -> str:
     )
 
 
-def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
+def _fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
     """The best log-sharpness: from the logits if they are large and have no table, else from it."""
     large = examples.classes * examples.labels.size >= _NEWTON_FROM
     direct = large and objective == "nll" and context.records is None
@@ -302,7 +302,7 @@ def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> Fl
     """First three derivatives by the sharpness of the summed NLL of a run of rows."""
     torch.set_flush_denormal(True)
     total = np.zeros(3)
-    for chunk, _, _, own_gap, gaps, powers in gap_chunks(examples, row_range):
+    for chunk, _, _, own_gap, gaps, powers in _gap_chunks(examples, row_range):
         torch.mul(gaps, -b, out=powers).exp_()
         mass = powers.sum(-1).double()
         mean, square, cube = (powers.mul_(gaps).sum(-1).double() / mass for _ in range(3))

@@ -89,7 +89,7 @@ class SMART(TemperatureCalibrator):
         self.start = start
         self.steps = steps
         self.seed = seed
-        self._store(**network.untrained(1, hidden))
+        self._store(**network._untrained(1, hidden))
         self.fits_records = indicator != "all"  # only the logits themselves are not in the records
         if indicator == "all":
             each = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
@@ -102,7 +102,7 @@ class SMART(TemperatureCalibrator):
 
     def size(self, classes: int) -> int:
         """Weights and biases: 49 by default."""
-        return network.parameter_count(classes if self.indicator == "all" else 1, self.hidden)
+        return network._parameter_count(classes if self.indicator == "all" else 1, self.hidden)
 
     def _fit(self, examples: Examples, context: Context) -> None:
         records = context.table(examples)
@@ -140,16 +140,16 @@ class SMART(TemperatureCalibrator):
             "soft_ece": objectives.soft_ece,
             "pointwise": objectives.pointwise,
         }
-        return partial(objectives.with_likelihood, binned[self.objective], self.likelihood)
+        return partial(objectives._with_likelihood, binned[self.objective], self.likelihood)
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         if self.indicator == "all":
-            return network.temperatures(self, logits)
-        return network.temperatures(self, _INDICATORS[self.indicator].of_logits(logits, top))
+            return network._temperatures(self, logits)
+        return network._temperatures(self, _INDICATORS[self.indicator].of_logits(logits, top))
 
     def _sharpness(self, records: Records) -> FloatArray:
         inputs = self._tensor(self._indicator(records))
-        return np.asarray(1 / network.temperatures(self, inputs)[:, 0].cpu().numpy())
+        return np.asarray(1 / network._temperatures(self, inputs)[:, 0].cpu().numpy())
 
     def _indicator(self, records: Records) -> FloatArray:
         if self.indicator == "all":
@@ -166,7 +166,7 @@ class SMART(TemperatureCalibrator):
             return np.zeros(0), np.zeros(0)
         values = np.linspace(low[0], high[0], 100)
         inputs = self._tensor(values)[:, None]
-        return values, network.temperatures(self, inputs)[:, 0].cpu().numpy()
+        return values, network._temperatures(self, inputs)[:, 0].cpu().numpy()
 
     def key_values(self) -> dict[str, str]:
         """Return the range of the temperatures."""

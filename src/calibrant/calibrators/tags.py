@@ -325,7 +325,7 @@ def _warn_of_rare_tags(calibrator: TagCalibrator, labelled: FloatArray, hits: Fl
     if alike.size and calibrator.parameter_count is None:
         named = comma_separated([str(tag) for tag in alike[:5]] + ["..."] * (alike.size > 5))
         note = f"{alike.size:,} of {len(hits):,} tags have no label 0 or no label 1 ({named})"
-        data_checks.warn_together(calibrator, [f"{note}: they lean on the line of the others"])
+        data_checks._warn_together(calibrator, [f"{note}: they lean on the line of the others"])
 
 
 # -------------------------------------------------------------------------------------- the lines

@@ -15,8 +15,8 @@ from calibrant._core.solve import Objective, Solution, minimise_convex
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
-from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
-from calibrant.calibrators.objectives import binned_gaps
+from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, _softplus
+from calibrant.calibrators.objectives import _binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 
 MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
@@ -24,7 +24,7 @@ PRIOR_EXAMPLES = 10.0
 """Examples that the best single temperature is worth as a guess for that of the rest."""
 
 
-def keeps_by_task(calibrator: Calibrator) -> bool:
+def _keeps_by_task(calibrator: Calibrator) -> bool:
     """Return whether the predicted class never changes; before a fit, that of more than two.
 
     The option ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than
@@ -34,17 +34,17 @@ def keeps_by_task(calibrator: Calibrator) -> bool:
     return calibrator.classes not in (1, 2) if keep is None else keep
 
 
-def maps_class_one(calibrator: Calibrator, classes: int) -> bool:
+def _maps_class_one(calibrator: Calibrator, classes: int) -> bool:
     """Return whether the probability of class 1 is calibrated, and not that of the top class."""
     return classes <= 2 and not calibrator.keep_argmax
 
 
-kept_by_task = property(keeps_by_task)
+kept_by_task = property(_keeps_by_task)
 """``keeps_argmax`` of methods with the option ``keep_argmax``, and ``monotone``, since the order of
 the classes never changes when the first is kept."""
 
 
-def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
+def _with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
     r"""Give the top class new log-odds; the others share the rest as ``others`` say.
 
     .. math:: z'_\text{top} = 0, \qquad z'_k = u_k - \log\sum_{j \ne \text{top}} e^{u_j} - s
@@ -54,15 +54,15 @@ def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) ->
     """
     top = top_class(logits)
     shares = logits if others is None else others
-    return (shares - log_sum_without(shares, top) - odds).scatter(-1, top, 0.0)
+    return (shares - _log_sum_without(shares, top) - odds).scatter(-1, top, 0.0)
 
 
-def log_rest(logits: Tensor) -> Tensor:
+def _log_rest(logits: Tensor) -> Tensor:
     """Logarithm of the sum over all classes but the top one, ``(..., 1)``; always finite."""
-    return log_sum_without(logits, top_class(logits))
+    return _log_sum_without(logits, top_class(logits))
 
 
-def log_sum_without(logits: Tensor, left_out: Tensor) -> Tensor:
+def _log_sum_without(logits: Tensor, left_out: Tensor) -> Tensor:
     """Logarithm of the sum over all classes but one ``(..., 1)``; always finite."""
     rest = logits.scatter(-1, left_out, -torch.inf).logsumexp(-1, keepdim=True)
     return rest.clamp(min=-LARGEST_GAP)
@@ -102,7 +102,7 @@ class OddsCalibrator(RecordsCalibrator):
                 "for any number, such as isotonic, beta or dirichlet"
             )
         best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
-        rest = rest_sharpness(records, best) if self.tempered else 0.0
+        rest = _rest_sharpness(records, best) if self.tempered else 0.0
         self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
         self._fit_odds(records)
 
@@ -133,10 +133,10 @@ class OddsCalibrator(RecordsCalibrator):
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         rest = logits / self.rest_temperature_.to(logits.dtype)
-        return with_log_odds(rest, self._odds(logits, top))
+        return _with_log_odds(rest, self._odds(logits, top))
 
 
-def rest_sharpness(records: Records, prior: float) -> float:
+def _rest_sharpness(records: Records, prior: float) -> float:
     r"""Log-sharpness under which wrong top classes leave the label likeliest.
 
     It minimises the sum of :math:`b d_y + R(b)`, which is :math:`-\log P(y \mid \text{not the top
@@ -168,9 +168,9 @@ def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
     return np.where(records.possible > TOP, count * (below + ndtr(middle / spread)), 0.0)
 
 
-def top_odds(logits: Tensor, limit: float = MAX_ODDS) -> Tensor:
+def _top_odds(logits: Tensor, limit: float = MAX_ODDS) -> Tensor:
     """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
-    return (-log_rest(logits)).clamp(-limit, limit)
+    return (-_log_rest(logits)).clamp(-limit, limit)
 
 
 def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
@@ -205,7 +205,7 @@ class TopLabelMap(OddsCalibrator):
         """Return the parameters of a search on a number of examples; warn if it found no best."""
         self.solution_ = solution
         if not solution.converged:
-            warn_of_bounds(self, count)
+            _warn_of_bounds(self, count)
         return solution.x
 
     def _fit_odds(self, records: Records) -> None:
@@ -215,7 +215,7 @@ class TopLabelMap(OddsCalibrator):
 
     def _mapped_odds(self, records: Records) -> tuple[FloatArray, FloatArray]:
         """Log-odds of the mapped class, and 1, or -1 where it is not the top one, each ``(n,)``."""
-        if not maps_class_one(self, records.classes):
+        if not _maps_class_one(self, records.classes):
             odds = record_odds(records, 1 / float(self.temperature_))
             return odds, np.ones(len(records))
         side = np.where(records.one_on_top, 1.0, -1.0)
@@ -232,32 +232,32 @@ class TopLabelMap(OddsCalibrator):
 
         The confidence is that of the class that was on top before.
         """
-        if not maps_class_one(self, records.classes):
+        if not _maps_class_one(self, records.classes):
             return super().predict_records(records)
         odds = np.where(records.possible > 1, self._record_odds(records), np.inf)
         own = np.where(records.correct, odds, -odds)
         return RecordPredictions(expit(odds), np.logaddexp(0, -own))
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        odds = top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
-        if not maps_class_one(self, logits.shape[-1]):
+        odds = _top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
+        if not _maps_class_one(self, logits.shape[-1]):
             return self._map(odds)
         side = 2 * top_class(logits).to(odds.dtype) - 1  # 1 where class 1 is on top
         return side * self._map(side * odds)
 
 
-def confidence_objective(
+def _confidence_objective(
     inputs: FloatArray, correct: BoolArray, share: FloatArray, weight: float
 ) -> Objective:
     """Likelihood of being right under log-odds linear in the inputs, plus weighted soft ECE."""
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         odds = inputs @ parameters
-        cost, confidence = softplus(odds)
+        cost, confidence = _softplus(odds)
         value = float(share @ (cost - correct * odds))
         gradient = share * (confidence - correct)
         if weight:
-            gap, by_confidence = binned_gaps(confidence, correct, share, sigma=0.05, delta=1e-3)
+            gap, by_confidence = _binned_gaps(confidence, correct, share, sigma=0.05, delta=1e-3)
             value += weight * gap
             gradient = gradient + weight * by_confidence * confidence * (1 - confidence)
         return value, gradient @ inputs
@@ -265,7 +265,7 @@ def confidence_objective(
     return value_and_gradient
 
 
-def warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
+def _warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
     """Warn that a number of examples have no optimum."""
     which = f"{type(calibrator).__name__} found no optimum for these {count:,} examples"
     warn(f"{which} and stopped at its bounds; are all of them right, wrong or of one class?")

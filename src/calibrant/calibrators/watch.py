@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
-from calibrant.calibrators.data_checks import one_label
+from calibrant.calibrators.data_checks import _one_label
 from calibrant.metrics.evaluation import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 
@@ -79,13 +79,13 @@ def mistake_of(examples: Examples) -> str:
 
     Of tags, only labels that are all the same are one.
     """
-    same = one_label(examples.labels[examples.labels != IGNORED])
+    same = _one_label(examples.labels[examples.labels != IGNORED])
     if same or examples.estimand == "multilabel":
         return same
-    return mistake_in(figures_of(_looked_at(examples)[0]))
+    return mistake_in(_figures_of(_looked_at(examples)[0]))
 
 
-def figures_of(examples: Examples) -> Figures:
+def _figures_of(examples: Examples) -> Figures:
     """Return the figures of some labelled examples in which mistakes show.
 
     Rows without a softmax, which a fit refuses, are left out.

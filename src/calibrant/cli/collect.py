@@ -10,26 +10,26 @@ import click
 
 from calibrant.cli import engine, shared
 from calibrant.cli.llm import DEVICE, DTYPE, TRUST
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 
-@verb()
+@_verb()
 @click.argument("model", type=FILE)
 @click.argument("data", type=FILE)
-@option(
+@_option(
     "--inputs",
     metavar="COLUMN,...",
     help="Columns that the model takes.  [default: inputs; text or pixel_values of Hugging Face]",
 )
-@option("--labels", metavar="COLUMN", help="Column of labels.  [default: labels or label]")
-@option("--last-layer", metavar="NAME", help="Also write inputs of this layer as features.")
-@option(
+@_option("--labels", metavar="COLUMN", help="Column of labels.  [default: labels or label]")
+@_option("--last-layer", metavar="NAME", help="Also write inputs of this layer as features.")
+@_option(
     "--weights",
     type=FILE,
     metavar="FILE",
     help="Weights of package.module:factory, .safetensors.",
 )
-@option(
+@_option(
     "--batch",
     "batch_size",
     type=shared.AT_LEAST_1,
@@ -37,7 +37,7 @@ from calibrant.cli.shared import FILE, option, verb
     metavar="N",
     help="Examples per batch.",
 )
-@option(
+@_option(
     "--length",
     type=shared.AT_LEAST_1,
     metavar="N",
@@ -46,8 +46,10 @@ from calibrant.cli.shared import FILE, option, verb
 @DEVICE
 @DTYPE
 @TRUST
-@option("-o", "--out", type=FILE, required=True, metavar="DIR", help="Folder for a file per shard.")
-@engine.engine_options
+@_option(
+    "-o", "--out", type=FILE, required=True, metavar="DIR", help="Folder for a file per shard."
+)
+@engine._engine_options
 def collect(
     model: str,
     data: str,
@@ -76,7 +78,7 @@ def collect(
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
     with engine.InputFiles(workers=workers).working():
-        shards = collect_shards(model, data, out, inputs=shared.names_in(inputs), **options)
+        shards = collect_shards(model, data, out, inputs=shared._names_in(inputs), **options)
     for line in describe_skipped(shards.skipped, len(shards.written) + len(shards.kept)):
         shared.say(line)
-    shared.say_next(f"{shards.describe()} in {out}; to measure them", "evaluate", out)
+    shared._say_next(f"{shards.describe()} in {out}; to measure them", "evaluate", out)

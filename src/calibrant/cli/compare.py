@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from calibrant.metrics.evaluation import Evaluation
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@option(
+@_option(
     "--methods",
     metavar="NAME,...",
     help="Methods to fit, or all; 'calibrant methods' lists them.  [default: a dozen]",
 )
-@shared.split_option("fit on", "val", "--fit-split")
-@shared.split_option("measure")
-@option(
+@shared._split_option("fit on", "val", "--fit-split")
+@shared._split_option("measure")
+@_option(
     "--time-limit",
     default=60.0,
     type=click.FloatRange(0),
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @shared.TOP_LABEL
 @shared.AS_JSON
 @shared.AS_LATEX
-@engine.reads_predictions(cache=True)
+@engine._reads_predictions(cache=True)
 def compare(
     pred: str,
     methods: str | None,
@@ -70,18 +70,18 @@ def compare(
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
-    options |= {"test_split": split, "columns": shared.names_in(columns)}
+    options |= {"test_split": split, "columns": shared._names_in(columns)}
     options |= {"time_limit": time_limit or None}
     with source.working("methods"):
         data = source.open(pred, estimand)
         comparison = workflow.compare(
-            data, methods=shared.names_in(methods), estimand=estimand or "auto", **options
+            data, methods=shared._names_in(methods), estimand=estimand or "auto", **options
         )
-    shared.show_result(form, comparison, pred, skipped=dict(data.skipped))
+    shared._show_result(form, comparison, pred, skipped=dict(data.skipped))
     return 0 if comparison.measured else 2
 
 
-@verb()
+@_verb()
 def demo() -> None:
     """Measure and calibrate a classifier that comes with calibrant.
 
@@ -91,11 +91,11 @@ def demo() -> None:
     from calibrant.data import open_dataset, sample_path
     from calibrant.workflows import compare as comparing, evaluate as evaluating
 
-    path, console = sample_path(), shared.new_console()
+    path, console = sample_path(), shared._new_console()
     data = open_dataset(path)
     evaluation = evaluating.evaluate(data, split="test")
-    with shared.until_closed():
-        shared.print_box(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
+    with shared._until_closed():
+        shared._print_box(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
         console.print()
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
@@ -103,7 +103,7 @@ def demo() -> None:
         with engine.InputFiles().working("methods"):
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods=methods)
-        shared.print_box(comparison, "Calibrated by three methods")
+        shared._print_box(comparison, "Calibrated by three methods")
         console.print()
         console.print(STEPS)
         console.print(f"The file measured here: {path}", soft_wrap=True)

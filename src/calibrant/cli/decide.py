@@ -7,71 +7,73 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.decide import AppliedRule, FittedRule
+    from calibrant.workflows.decide_by_group import GroupRules
 
-CONDITION = (
-    "This holds for new examples from the same source as those of the fit, and for all of them "
-    "together, not for each class or subgroup."
-)
+SOURCE = "This holds for new examples from the same source as those of the fit"
+CONDITION = f"{SOURCE}, and for all of them together, not for each class or subgroup."
 UNSEEN = " The calibrator must not have seen the examples of the fit."
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@option(
+@_option(
     "--max-error",
     **shared.FRACTION,
     help="Find a threshold: at most this share of the accepted answers is wrong.",
 )
-@option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
-@option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
-@option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
-@option(
+@_option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
+@_option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
+@_option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
+@_option("--max-fnr", **shared.FRACTION, help="Largest share of positives that are not flagged.")
+@_option(
     "--max-cost",
     type=float,
     metavar="COST",
     help="Largest mean cost of an example, with --cost.",
 )
-@option(
+@_option(
     "--cost",
     metavar="TN,FP,FN,TP",
     callback=lambda _, __, text: _costs(text),
     help="Costs of the four decisions; the cheapest threshold is taken.",
 )
-@option(
+@_option(
     "--positive", metavar="CLASS", help="Class to flag, by name or number.  [default: 1 of two]"
 )
-@option(
+@_option(
     "--certainty", default=0.95, metavar="FRACTION", help="Probability that the limits are kept."
 )
-@option(
+@_option(
     "--coverage",
     **shared.FRACTION,
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
-@option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
-@option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
+@_option("--by", metavar="COLUMN", help="Find a threshold for each group in this column.")
+@_option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
+@_option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
-@option(
+@_option(
     "--fit-split",
     metavar="NAME",
     help="Split to fit the rule on.  [default: val; with --calibrator half of test]",
 )
-@option("--split", metavar="NAME", help="Split to check it on.  [default: test, or what is left]")
-@option("--save", "target", type=FILE, metavar="DIR", help="Folder to save the rule in.")
-@option(
+@_option("--split", metavar="NAME", help="Split to check it on.  [default: test, or what is left]")
+@_option("--save", "target", type=FILE, metavar="DIR", help="Folder to save the rule in.")
+@_option(
     "-o", "--out", type=FILE, metavar="FILE", help="Write decisions; the suffix chooses the format."
 )
 @shared.AS_JSON
-@engine.reads_predictions(engine=False, skip_bad=False)
+@engine._reads_predictions(engine=False, skip_bad=False)
 def decide(
     pred: str,
     coverage: float | None,
     saved: str | None,
     folder: str | None,
+    by: str | None,
     split: str | None,
     target: str | None,
     out: str | None,
@@ -91,6 +93,7 @@ def decide(
     Examples:
       calibrant decide predictions.npz --max-error 0.05
       calibrant decide predictions.npz --recall 0.95 --max-fpr 0.2
+      calibrant decide predictions.npz --recall 0.95 --by site
       calibrant decide predictions.npz --coverage 0.9 --save rule
       calibrant decide new.npz --rule rule -o decisions.csv
 
@@ -103,12 +106,17 @@ def decide(
     from calibrant.decide import DecisionRule
     from calibrant.workflows.decide import apply_rule, decide as workflow
 
-    limits = ("max_error", "precision", "recall", "max_fpr", "max_cost", "cost")
+    limits = ("max_error", "precision", "recall", "max_fpr", "max_fnr", "max_cost", "cost")
     limited = any(options[name] is not None for name in limits)
     if [limited, coverage is not None, saved is not None].count(True) != 1:
         raise click.UsageError(
             "name one of --max-error, --coverage, --rule, or limits of a class (--precision, "
-            "--recall, --max-fpr, --max-cost)"
+            "--recall, --max-fpr, --max-fnr, --max-cost)"
+        )
+    if by and (not limited or target or out):
+        raise click.UsageError(
+            "--by finds thresholds and prints them: leave out --coverage, --rule, --save and -o; "
+            "to apply thresholds by group, take calibrant.decide.thresholds in Python"
         )
     if saved and (folder or target or options["fit_split"] or split):
         raise click.UsageError(
@@ -118,7 +126,9 @@ def decide(
     options |= {"coverage": coverage, "test_split": split}
     if (positive := options["positive"]) is not None and positive.isdecimal():
         options["positive"] = int(positive)
-    written = [shared.how_written(name) for name in (target, out) if name]
+    if by:
+        return _decide_by_group(pred, by, folder, form, source, options)
+    written = [shared._how_written(name) for name in (target, out) if name]
     with source.working():
         data = source.open(pred)
         result: AppliedRule | FittedRule
@@ -138,10 +148,47 @@ def decide(
     if target:
         save(result.rule, target)
     about: dict[str, Any] = {"saved": target or saved, "decisions": out}
-    shared.show_result(form, result, show=lambda: _print_result(result, pred), **about)
+    shared._show_result(form, result, show=lambda: _print_result(result, pred), **about)
     for line in written:
         shared.say(line)
     return 2 if decides_nothing else 0
+
+
+def _decide_by_group(
+    pred: str,
+    by: str,
+    folder: str | None,
+    form: str | None,
+    source: engine.InputFiles,
+    options: dict[str, Any],
+) -> int:
+    from calibrant.artifacts import load
+    from calibrant.workflows.decide_by_group import decide_by_group
+
+    unused = ("coverage", "by_class")
+    options = {k: v for k, v in options.items() if k not in unused and v is not None}
+    with source.working():
+        calibrator = load(folder) if folder else None
+        result = decide_by_group(source.open(pred), by=by, calibrator=calibrator, **options)
+    shared._show_result(form, result, show=lambda: _print_groups(result, pred))
+    return 2 if any(one.rule.decides_nothing for one in result.rules.values()) else 0
+
+
+def _print_groups(result: GroupRules, title: str) -> None:
+    console, rules = shared._new_console(), result.rules
+    first = next(iter(rules.values())).rule
+    shared.write(console, title, "bold")
+    for name, one in rules.items():
+        colour = shared.COLOURS["bad" if one.rule.decides_nothing else "good"]
+        shared.write(console, f"{name}: {one.rule.instruction()}", colour)
+    if promise := result.promise():
+        shared.write(console, promise, "bold")
+        shared.write(console, f"{SOURCE}.{UNSEEN if first.calibrator else ''}")
+    console.print()
+    rows = [(name, *one.rule.cells(one.checked)) for name, one in rules.items()]
+    checked = next(iter(rules.values())).checked_on
+    console.print(shared._text_table((f"checked on: {checked}", *first.headings), rows))
+    shared.write(console, result.verdict())
 
 
 def _costs(text: str | None) -> list[list[float]] | None:
@@ -156,7 +203,7 @@ def _costs(text: str | None) -> list[list[float]] | None:
 
 
 def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
-    console, rule = shared.new_console(), result.rule
+    console, rule = shared._new_console(), result.rule
     shared.write(console, title, "bold")
     colour = shared.COLOURS["bad" if rule.decides_nothing else "good"]
     shared.write(console, rule.instruction(), colour)
@@ -166,5 +213,5 @@ def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
     shared.write(console, rule.describe(), "dim")
     console.print()
     rows = [(name or "unnamed split", *rule.cells(t)) for name, t in result.tallies.items()]
-    console.print(shared.text_table(("", *rule.headings), rows))
+    console.print(shared._text_table(("", *rule.headings), rows))
     shared.write(console, result.verdict())

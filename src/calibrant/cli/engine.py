@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import COLUMNS, SHARDS, F, option
+from calibrant.cli.shared import COLUMNS, SHARDS, F, _option
 
 if TYPE_CHECKING:
     from calibrant.data.dataset import Dataset
 
 _COLUMNS = (
-    option("--labels", metavar="COLUMN", section=COLUMNS, help="Column of the labels."),
-    option(
+    _option("--labels", metavar="COLUMN", section=COLUMNS, help="Column of the labels."),
+    _option(
         "--probs",
         metavar="COLUMN,...",
         section=COLUMNS,
         help="Columns of probabilities, one for each class; one alone is P(class 1).",
     ),
-    option("--logits", metavar="COLUMN,...", section=COLUMNS, help="Columns of logits, likewise."),
+    _option("--logits", metavar="COLUMN,...", section=COLUMNS, help="Columns of logits, likewise."),
 )
 
 
@@ -40,7 +40,7 @@ def _workers(ctx: click.Context, param: click.Parameter, text: str | None) -> in
     return int(text)
 
 
-_WORKERS = option(
+_WORKERS = _option(
     "--workers",
     callback=_workers,
     metavar="N|ADDRESS",
@@ -48,13 +48,13 @@ _WORKERS = option(
     help="Processes that share the shards, 0 for one on each core; or the scheduler of a dask "
     "cluster.",
 )
-_SKIP_BAD = option(
+_SKIP_BAD = _option(
     "--skip-bad",
     is_flag=True,
     section=SHARDS,
     help="Leave out shards that cannot be read, and list them.",
 )
-_CACHE = option(
+_CACHE = _option(
     "--cache",
     metavar="DIR",
     section=SHARDS,
@@ -62,12 +62,12 @@ _CACHE = option(
 )
 
 
-def engine_options(command: F) -> F:
+def _engine_options(command: F) -> F:
     """Add the options that choose where shards are worked on, and what becomes of bad ones."""
     return _added(command, _WORKERS, _SKIP_BAD)
 
 
-def reads_predictions(
+def _reads_predictions(
     *, engine: bool = True, skip_bad: bool = True, cache: bool = False
 ) -> Callable[[F], F]:
     """Add the options of prediction files; the command gets them as one ``source``."""
@@ -79,8 +79,8 @@ def reads_predictions(
         def with_source(
             *args: Any, labels: str | None, probs: str | None, logits: str | None, **rest: Any
         ) -> Any:
-            columns = {"labels": labels, "probs": shared.names_in(probs)}
-            columns["logits"] = shared.names_in(logits)
+            columns = {"labels": labels, "probs": shared._names_in(probs)}
+            columns["logits"] = shared._names_in(logits)
             how = {name: rest.pop(name) for name in InputFiles.OPTIONS if name in rest}
             return command(*args, source=InputFiles(columns, **how), **rest)
 
@@ -135,7 +135,7 @@ class InputFiles:
         with use(workers=self.workers) as work:
             if work.dashboard:
                 shared.say(f"dashboard: {work.dashboard}")
-            with shared.progress_bar(unit) as show, use(progress=count):
+            with shared._progress_bar(unit) as show, use(progress=count):
                 self.show = show
                 yield
         if work.executor is not None:

@@ -7,35 +7,35 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
 @shared.CALIBRATOR
-@option(
+@_option(
     "--reference",
     type=FILE,
     metavar="PRED",
     help="Labelled predictions of the same model, calibrated alike.",
 )
-@shared.split_option("estimate")
+@shared._split_option("estimate")
 @shared.SAMPLE_WEIGHT
-@option(
+@_option(
     "--labelled",
     type=FILE,
     metavar="CSV",
     help="Labels of some rows: a file of --label-budget that was filled in.",
 )
-@option("--ignore-labels", is_flag=True, help="Do not use the labels in PRED.")
+@_option("--ignore-labels", is_flag=True, help="Do not use the labels in PRED.")
 @shared.CERTAIN_LEVEL
-@option(
+@_option(
     "--label-budget",
     type=shared.AT_LEAST_1,
     metavar="N",
     help="Choose N examples to label instead, and write them to --out.",
 )
-@option(
+@_option(
     "-o",
     "--out",
     type=FILE,
@@ -43,13 +43,13 @@ from calibrant.cli.shared import FILE, option, verb
     metavar="CSV",
     help="File for the examples to label.",
 )
-@option(
+@_option(
     "--fail",
     is_flag=True,
     help="Exit with 1 if a shift or labels speak against the calibration, 2 if nothing checks it.",
 )
 @shared.AS_JSON
-@engine.reads_predictions(skip_bad=False)
+@engine._reads_predictions(skip_bad=False)
 def estimate(
     pred: str,
     folder: str | None,
@@ -93,13 +93,13 @@ def estimate(
         data = source.open(pred)
         if label_budget is not None:
             sample = choose_labels(data, label_budget, **common)
-            message = shared.how_written(out)
+            message = shared._how_written(out)
             sample.save(out)
             shared.say(f"{message}: {sample!r}")
             return 0
         known = source.open(reference) if reference else None
         result = estimate_performance(data, reference=known, **common, **options)
-    shared.show_result(form, result, pred)
+    shared._show_result(form, result, pred)
     if fail and result.status == "unchecked":
         raise ValueError(
             "--fail has nothing to check calibration with: name labelled predictions with "

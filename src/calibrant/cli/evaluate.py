@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@shared.split_option("measure")
-@option(
+@shared._split_option("measure")
+@_option(
     "--by",
     metavar="COLUMN",
     help='Also measure each value of this column; "auto" finds subgroups.',
 )
-@option(
+@_option(
     "--max",
     "most",
     multiple=True,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     help="Exit with 1 if a metric exceeds its limit, in a subgroup of --by too; METRIC.high is "
     "the upper end of the interval.",
 )
-@option(
+@_option(
     "--min",
     "least",
     multiple=True,
     metavar="METRIC=LIMIT,...",
     help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
 )
-@option(
+@_option(
     "--metrics",
     metavar="NAME,...",
     help="Metrics to compute; 'calibrant metrics' lists them.  [default: all]",
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @shared.BINS
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
-@option(
+@_option(
     "--groups",
     metavar="COLUMN",
     help="Examples with one value of this column depend on each other; intervals allow for it.",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @shared.TOP_LABEL
 @shared.AS_JSON
 @shared.AS_LATEX
-@engine.reads_predictions()
+@engine._reads_predictions()
 def evaluate(
     pred: str,
     split: str | None,
@@ -93,7 +93,7 @@ def evaluate(
     from calibrant.metrics.registry import METRICS
     from calibrant.workflows import evaluate as workflow
 
-    names = shared.names_in(metrics)
+    names = shared._names_in(metrics)
     limits = _limits("--max", most), _limits("--min", least)
     needed = {limit.metric for limit in limits_of(*limits)}
     if names and (missing := needed - set(map(METRICS.name, names))):
@@ -108,7 +108,7 @@ def evaluate(
     more |= {"class_names": data.class_names} if data.class_names else {}
     more |= {"limits": [each._asdict() for each in checked]} if checked else {}
     title = f"{pred}, {name} split" if name else pred
-    shared.show_result(form, evaluation, title, **more)
+    shared._show_result(form, evaluation, title, **more)
     for each in checked:
         if each.exceeded or not each.judged:
             shared.say(str(each), always=True)

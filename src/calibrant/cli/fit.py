@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 METRICS = ("accuracy", "ece", "nll", "brier")
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@option(
+@_option(
     "--method",
     default="auto",
     metavar="NAME",
     help="Method to fit; 'calibrant methods' lists them.",
 )
 @shared.SET
-@option("-o", "--out", type=FILE, default="calibrator", metavar="DIR", help="Folder to save in.")
-@shared.split_option("fit on", "val")
-@option(
+@_option("-o", "--out", type=FILE, default="calibrator", metavar="DIR", help="Folder to save in.")
+@shared._split_option("fit on", "val")
+@_option(
     "--cross-fit",
     "folds",
     type=click.IntRange(2),
@@ -38,7 +38,7 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     "fold.  [K: 5]",
 )
 @shared.METADATA
-@option(
+@_option(
     "--train",
     type=FILE,
     metavar="FILE",
@@ -48,7 +48,7 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 @shared.GROUPS
 @shared.MULTILABEL
 @shared.AS_JSON
-@engine.reads_predictions(cache=True)
+@engine._reads_predictions(cache=True)
 def fit(
     pred: str,
     method: str,
@@ -85,9 +85,9 @@ def fit(
     from calibrant.workflows.retrain import retrain_and_measure
 
     name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
-    chosen: dict[str, Any] = shared.method_options(name, kind, options)
+    chosen: dict[str, Any] = shared._method_options(name, kind, options)
     if columns:
-        chosen["columns"] = shared.names_in(columns)
+        chosen["columns"] = shared._names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
     common["metrics"] = METRICS
     if train:
@@ -100,7 +100,7 @@ def fit(
             fitted = cross_fit(data, method=name, folds=folds, **common, **selection)
         else:
             fitted = fit_and_measure(data, method=name, **common, **selection)
-    written = shared.how_written(out, "saved in")
+    written = shared._how_written(out, "saved in")
     save(fitted.calibrator, out)
     title = f"{name} on {pred}"
     about: dict[str, Any] = {
@@ -110,8 +110,8 @@ def fit(
         "saved": out,
         "skipped": dict(data.skipped),
     }
-    shared.show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
-    shared.say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
+    shared._show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
+    shared._say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
 
 
 def _check_train(
@@ -127,10 +127,10 @@ def _check_train(
         )
 
 
-@verb()
+@_verb()
 @click.argument("folder", metavar="DIR", type=FILE)
 @click.argument("pred", type=FILE)
-@option(
+@_option(
     "-o",
     "--out",
     type=FILE,
@@ -139,7 +139,7 @@ def _check_train(
     help="File to write; the suffix chooses the format. Without a suffix, a folder with a file "
     "per shard.",
 )
-@engine.reads_predictions()
+@engine._reads_predictions()
 def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
@@ -167,7 +167,7 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
         )
     calibrator = load(folder)
     how = ["--multilabel"] if getattr(calibrator, "multilabel", False) else []
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     with source.working():
         data = source.open(pred, "multilabel" if how else None)
         if into_folder:
@@ -177,21 +177,21 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
             workflow.apply(calibrator, data, out)
     keeps_names = data.table_names and Path(out).suffix in ("", *TABLES)
     how += source.words if keeps_names else []
-    shared.say_next(f"{written}; to measure it", "evaluate", out, *how)
+    shared._say_next(f"{written}; to measure it", "evaluate", out, *how)
 
 
-@verb()
+@_verb()
 @click.argument("folder", metavar="DIR", type=FILE)
-@option(
+@_option(
     "-o",
     "--out",
     type=FILE,
     metavar="FILE",
     help="File to write, .onnx or .pt2 (torch).  [default: DIR.onnx]",
 )
-@option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
-@option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
-@option(
+@_option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
+@_option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
+@_option(
     "--opset", type=int, metavar="VERSION", help="Version of the ONNX operators.  [default: 20]"
 )
 def export(folder: str, out: str | None, **options: Any) -> None:
@@ -210,7 +210,7 @@ def export(folder: str, out: str | None, **options: Any) -> None:
     from calibrant.deploy.exports import export
 
     out = out or f"{Path(folder)}.onnx"
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     difference = export(load(folder), out, **options)
     remark = (
         f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
@@ -219,7 +219,7 @@ def export(folder: str, out: str | None, **options: Any) -> None:
 
 
 def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
-    console = shared.new_console()
+    console = shared._new_console()
     where = f", {fitted.split} split" if fitted.split else ""
     shared.write(console, title + where, "bold")
     for line in fitted.describe():
@@ -242,5 +242,5 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
         headings = [f"on the data of the fit{of}", "before", "after"]
         rows = [[*one[:2], other[1]] for one, other in both]
         remark = "Measured on fitting data; expect slightly worse figures on other examples."
-    console.print(shared.text_table(headings, rows, bold=[3 if folds else 2]))
+    console.print(shared._text_table(headings, rows, bold=[3 if folds else 2]))
     shared.write(console, remark, "dim")

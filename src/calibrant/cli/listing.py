@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import verb
+from calibrant.cli.shared import _verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
 
 
-@verb()
+@_verb()
 @click.argument("name", required=False)
 @shared.MULTILABEL
 def methods(name: str | None, estimand: Any) -> None:
@@ -30,7 +30,7 @@ def methods(name: str | None, estimand: Any) -> None:
     """  # noqa: D301
     from calibrant.calibrators.registry import calibrators_for, find_calibrator
 
-    with shared.until_closed():
+    with shared._until_closed():
         if name is not None:
             _print_method(*find_calibrator(name, estimand or "auto"))
             return
@@ -39,7 +39,7 @@ def methods(name: str | None, estimand: Any) -> None:
         click.echo("\nThe options of one: calibrant methods NAME")
 
 
-@verb()
+@_verb()
 def metrics() -> None:
     """List the metrics, and what they mean.
 
@@ -50,7 +50,7 @@ def metrics() -> None:
     """
     from calibrant.metrics.registry import METRICS
 
-    with shared.until_closed():
+    with shared._until_closed():
         _print_list("metric", {name: metric.summary for name, metric in METRICS.items()})
 
 
@@ -58,9 +58,9 @@ def _print_method(name: str, kind: type[Calibrator]) -> None:
     """Print what a method is, and its options with their defaults."""
     from calibrant._core.options import in_words, options_of
 
-    console = shared.new_console()
+    console = shared._new_console()
     shared.write(console, name, "bold")
-    shared.write(console, plain(kind.summary))
+    shared.write(console, _plain(kind.summary))
     options = options_of(kind)
     if not options:
         shared.write(console, "It has no options.")
@@ -70,19 +70,19 @@ def _print_method(name: str, kind: type[Calibrator]) -> None:
         (key, "needed" if each.default is empty else str(each.default), in_words(each.annotation))
         for key, each in options.items()
     ]
-    console.print(shared.text_table(("--set", "default", "values"), rows, names=3))
+    console.print(shared._text_table(("--set", "default", "values"), rows, names=3))
 
 
 def _print_list(kind: str, summaries: Mapping[str, str]) -> None:
-    console = shared.new_console()
-    rows = [(name, plain(summary)) for name, summary in summaries.items()]
-    console.print(shared.text_table((kind, ""), rows, names=2))
+    console = shared._new_console()
+    rows = [(name, _plain(summary)) for name, summary in summaries.items()]
+    console.print(shared._text_table((kind, ""), rows, names=2))
 
 
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """Return a sentence of the documentation without its markup and equations.
 
-    >>> plain("[averages](#auto) the best, :math:`p_i^2`, as `nll` does; see {doc}`smart`.")
+    >>> _plain("[averages](#auto) the best, :math:`p_i^2`, as `nll` does; see {doc}`smart`.")
     'averages the best, as nll does'
     """
     text = re.sub(r", :math:`[^`]*`", "", text)

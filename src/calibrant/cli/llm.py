@@ -16,11 +16,11 @@ from calibrant.cli.shared import (
     AS_JSON,
     LEVEL,
     Commands,
-    new_console,
-    option,
-    progress_bar,
+    _new_console,
+    _option,
+    _progress_bar,
+    _until_closed,
     say,
-    until_closed,
 )
 
 if TYPE_CHECKING:
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from calibrant.llm import Answer
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.answers.option_bias import OptionBias
-    from calibrant.llm.heads.evaluate import Evaluations, Gains
+    from calibrant.llm.heads.fitted import Gains
+    from calibrant.metrics.clustered import Evaluations
 
     Biases = Mapping[str, OptionBias]
     Result = tuple[str, Evaluations, Gains, Biases]
 
-DEVICE = option("--device", metavar="NAME", help="A torch device.  [default: where the model is]")
-DTYPE = option("--dtype", default="auto", metavar="NAME", help="Precision of the model.")
-TRUST = option(
+DEVICE = _option("--device", metavar="NAME", help="A torch device.  [default: where the model is]")
+DTYPE = _option("--dtype", default="auto", metavar="NAME", help="Precision of the model.")
+TRUST = _option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
 LIMIT: Any = {"type": shared.AT_LEAST_1, "metavar": "N"}
 ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
 """What was done to the tokens or the answers, in words."""
 SCORES = {"nll": "NLL", "brier": "Brier"}
-CONFIDENCE = option(
+CONFIDENCE = _option(
     "--confidence",
     type=click.Choice(CONFIDENCES),
     metavar="NAME",
@@ -69,12 +70,12 @@ def llm() -> None:
 @llm.command(**VERB)
 @click.argument("model")
 @click.argument("documents")
-@option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
-@option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
-@option("--limit", **LIMIT, help="Use only the first documents.")
-@option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
-@option("--batch", default=8192, metavar="N", help="Tokens per batch.")
-@option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
+@_option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
+@_option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
+@_option("--limit", **LIMIT, help="Use only the first documents.")
+@_option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
+@_option("--batch", default=8192, metavar="N", help="Tokens per batch.")
+@_option("--prompts", is_flag=True, help="Keep states of prompts too, for the head ats.")
 @DEVICE
 @DTYPE
 @TRUST
@@ -101,26 +102,26 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
 
 @llm.command(**VERB)
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
-@option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
-@option(
+@_option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
+@_option(
     "--objective",
     metavar="NAME",
     help="nll, bce, brier, smart or selective (the paper's).  [default: selective for ats, else "
     "nll]",
 )
-@option(
+@_option(
     "--alpha",
     metavar="NUMBER|search",
     help="Weight of wrong tokens in the selective objective.  [default: 0.5]",
 )
-@option(
+@_option(
     "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of head or objective."
 )
-@option("--epochs", default=40, metavar="N", help="Largest number of epochs.")
-@option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
-@option("--seed", default=0, metavar="N", help="Random seed of the folds and the training.")
-@option("--device", default="cpu", metavar="NAME", help="Where the head is trained.")
-@option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
+@_option("--epochs", default=40, metavar="N", help="Largest number of epochs.")
+@_option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
+@_option("--seed", default=0, metavar="N", help="Random seed of the folds and the training.")
+@_option("--device", default="cpu", metavar="NAME", help="Where the head is trained.")
+@_option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
 @AS_JSON
 def fit(
     tables: tuple[str, ...],
@@ -154,21 +155,21 @@ def fit(
     table, head = open_table(list(tables)), head.lower()
     training |= {"objective": objective and objective.lower(), "alpha": _alpha(alpha)}
     known = options_for(head, training["objective"])
-    training["options"] = parse_options(f"the {head} head", known, shared.named_texts(options))
+    training["options"] = parse_options(f"the {head} head", known, shared._named_texts(options))
     with InputFiles().working("epochs"):
         fitted = fit_head(table, head, **training)
-    written = shared.how_written(out, "saved in")
+    written = shared._how_written(out, "saved in")
     save(fitted, out)
-    with until_closed():
+    with _until_closed():
         if form == "json":
             names = ("kept", "reasons", "settings", "figures")
-            shared.write_json({name: getattr(fitted, name) for name in names})
+            shared._write_json({name: getattr(fitted, name) for name in names})
         else:
-            console = new_console()
+            console = _new_console()
             console.print(fitted.reasons, soft_wrap=True)
             metrics = list(fitted.figures["before"])
             rows = [(on, *(f"{x[m]:.4f}" for m in metrics)) for on, x in fitted.figures.items()]
-            console.print(shared.text_table(["on held-out documents", *metrics], rows))
+            console.print(shared._text_table(["on held-out documents", *metrics], rows))
     say(f"{written}; to measure it: calibrant llm evaluate {out} TABLE")
 
 
@@ -182,39 +183,41 @@ def _alpha(text: str | None) -> Any:
 
 @llm.command(**VERB)
 @click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
-@option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
-@option("--limit", **LIMIT, help="Draw this many questions.")
-@option(
+@_option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
+@_option("--limit", **LIMIT, help="Draw this many questions.")
+@_option(
     "--shots", type=shared.AT_LEAST_0, default=5, metavar="N", help="Solved examples before each."
 )
 @CONFIDENCE
-@option(
+@_option(
     "--keep-predictions",
     is_flag=True,
     help="Calibrate multiple choice without changing an answer of the model.",
 )
-@option(
+@_option(
     "--permutations",
     type=click.Choice(("cyclic", "all")),
     help="Also ask multiple choice with its options in other orders, and average.",
 )
-@option(
+@_option(
     "--chat",
     is_flag=True,
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
 )
-@option(
+@_option(
     "--max-new-tokens",
     **LIMIT,
     help="Longest written answer.  [default: 32 tokens, with --chat 64]",
 )
-@option(
+@_option(
     "--samples",
     **LIMIT,
     help="Also draw this many answers to each question, for --save-answers.",
 )
-@option("--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'.")
-@option("--seed", default=0, metavar="N", help="Random seed of the draw of questions.")
+@_option(
+    "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
+)
+@_option("--seed", default=0, metavar="N", help="Random seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
@@ -262,7 +265,7 @@ def evaluate(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.heads.evaluate import evaluate_table
+    from calibrant.llm.heads.fitted import evaluate_table
 
     folder, paths = _head_and_rest(paths)
     fitted = load(folder, FittedHead) if folder else None
@@ -284,11 +287,11 @@ def evaluate(
         results = _measure(network, asked, level or None, saved, **options)
     if form == "json":
         content = [_as_json(*result) for result in results]
-        with until_closed():
-            shared.write_json({"sources": content})
+        with _until_closed():
+            shared._write_json({"sources": content})
         return
     for result in results:
-        with until_closed():
+        with _until_closed():
             _print_result(*result)
 
 
@@ -306,7 +309,7 @@ def _head_and_rest(paths: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]
 
 def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Biases) -> None:
     """Print a row for everything that was measured, and what it gains over one temperature."""
-    console, first = new_console(), evaluations["before"]
+    console, first = _new_console(), evaluations["before"]
     console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
     rows = []
     for name, evaluation in evaluations.items():
@@ -314,7 +317,7 @@ def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Bi
         figures = [cells[label][0] for label in ("accuracy", "NLL", "Brier", "AUROC of confidence")]
         rows.append([ROWS.get(name, name), *cells["ECE"], *figures])
     headings = ["", "ECE", first.interval_heading, "accuracy", "NLL", "Brier", "AUROC"]
-    console.print(shared.text_table(headings, rows))
+    console.print(shared._text_table(headings, rows))
     if gains:
         by = "documents" if first.documents else "questions"
         title = f"gain over one temperature (± standard error by {by})"
@@ -323,7 +326,7 @@ def _print_result(title: str, evaluations: Evaluations, gains: Gains, biases: Bi
             [ROWS.get(name, name), *(f"{of[x].mean:+.4f} ± {of[x].error:.4f}" for x in SCORES)]
             for name, of in gains.items()
         ]
-        console.print(shared.text_table(["", *SCORES.values()], rows))
+        console.print(shared._text_table(["", *SCORES.values()], rows))
     for name, bias in biases.items():
         console.print(f"{ROWS.get(name, name)}: {bias.describe()}", style="dim", soft_wrap=True)
 
@@ -336,7 +339,7 @@ def _read_questions(
 
     if saved:
         check_suffix(saved)
-    if drawing["chat"] and shared.was_passed("shots"):
+    if drawing["chat"] and shared._was_passed("shots"):
         raise click.UsageError("--chat asks each question alone: leave --shots out")
     asked = {path: read_question_set(path, **drawing) for path in paths}
     for path, questions in asked.items():
@@ -379,9 +382,9 @@ def _measure(
         named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
         check_lengths(*network, questions, **named)
     rows: list[dict[str, Any]] = []
-    written = shared.how_written(saved) if saved else ""
+    written = shared._how_written(saved) if saved else ""
     for path, questions in asked.items():
-        with progress_bar("prompts") as progress:
+        with _progress_bar("prompts") as progress:
             graded = grade_questions(*network, questions, progress=progress, **options)
         # the answers with the head, or with one temperature if that was kept
         last = graded[next(name for name in reversed(ROWS) if name in graded)].answers.rows
@@ -416,12 +419,12 @@ def _as_json(title: str, evaluations: Evaluations, gains: Gains, biases: Biases)
 @click.argument("model")
 @click.argument("question")
 @click.argument("folder", required=False, metavar="[HEAD]")
-@option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
+@_option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
 @CONFIDENCE
-@option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
-@option("--max-new-tokens", **LIMIT, default=64, help="Longest answer, in tokens.")
-@option("--plain", is_flag=True, help="Do not render the question as a chat.")
-@option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
+@_option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
+@_option("--max-new-tokens", **LIMIT, default=64, help="Longest answer, in tokens.")
+@_option("--plain", is_flag=True, help="Do not render the question as a chat.")
+@_option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
 @DEVICE
 @DTYPE
 @TRUST
@@ -464,8 +467,8 @@ def ask(
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
-    reply, console = answer_question(*network, question, **options), new_console()
-    with until_closed():
+    reply, console = answer_question(*network, question, **options), _new_console()
+    with _until_closed():
         if not reply.abstains:
             console.print(_shaded(reply))
         elif math.isinf(reply.required):
@@ -477,14 +480,14 @@ def ask(
         end = f", truncated by --max-new-tokens {most}" if reply.truncated else ""
         console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
     if html:
-        written = shared.how_written(html)
+        written = shared._how_written(html)
         reply.shaded(question).write(html)
         say(written)
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     """Refuse files, and options of questions, where tables are wanted."""
-    for name in filter(shared.was_passed, names):
+    for name in filter(shared._was_passed, names):
         option = {"saved": "save-answers"}.get(name, name.replace("_", "-"))
         raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):

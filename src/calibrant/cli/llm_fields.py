@@ -10,8 +10,8 @@ import click
 
 from calibrant.cli import shared
 from calibrant.cli.llm_gate import AGGREGATES
-from calibrant.cli.llm_logs import of_log
-from calibrant.cli.shared import new_console, say, until_closed
+from calibrant.cli.llm_logs import _of_log
+from calibrant.cli.shared import _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     default="product",
     help="Confidence of a field without allowed values.",
 )
-@of_log
+@_of_log
 def fields(
     file: str, out: str, kinds: str | None, confidence: Any, skip_bad: bool, **reading: Any
 ) -> None:
@@ -54,11 +54,11 @@ def fields(
     known = None if kinds is None else _read_kinds(kinds)
     log = read_log(file, graded=False, skip_bad=skip_bad, **reading)
     found = fields_of(log, skip_bad=skip_bad, kinds=known, aggregate=confidence).rows
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     write_rows(out, found)
-    with until_closed():
+    with _until_closed():
         headings = ("field", "count", "confidence", "right")
-        new_console().print(shared.text_table(headings, list(_by_kind(found))))
+        _new_console().print(shared._text_table(headings, list(_by_kind(found))))
     graded = bool(found) and "correct" in found[0]
     usage = f"fit {out} --signals all -o MAP" if graded else f"apply MAP {out} -o OUT"
     say(f"{written}: {len(found):,} fields; next: calibrant llm answers {usage}")
@@ -108,6 +108,6 @@ def documents(file: str, out: str) -> None:
 
     check_suffix(out)
     rows = documents_of(read_answers(file)).rows
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} documents; next: calibrant llm gate fit {out} -o GATE")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import AS_JSON, Commands, new_console, say, until_closed
+from calibrant.cli.shared import AS_JSON, Commands, _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from calibrant.llm import Gate
@@ -92,11 +92,11 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     if mapped is not None:
         options["calibrator"] = load(mapped, AnswerMap)
     fitted = fit_gate(read_answers(file), **options)
-    written = shared.how_written(out, "saved in")
+    written = shared._how_written(out, "saved in")
     save(fitted, out)
-    with until_closed():
+    with _until_closed():
         if form == "json":
-            shared.write_json(_summary(fitted))
+            shared._write_json(_summary(fitted))
         else:
             _print_gate(fitted)
     say(f"{written}; next: calibrant llm gate check {out} FILE")
@@ -137,11 +137,11 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
         check_suffix(out)
     rows = judge_rows(load(folder, Gate), read_answers(file), state)
     if out is not None:
-        written = shared.how_written(out)
+        written = shared._how_written(out)
         write_rows(out, rows)
         say(f"{written}: {len(rows):,} answers")
     else:
-        with until_closed():
+        with _until_closed():
             for row in rows:
                 click.echo(json.dumps(row))
     counts = {name: sum(row["verdict"] == name for row in rows) for name in CAREFUL}
@@ -166,7 +166,8 @@ def watch(
     conversation belong in one file; one of them counts.
 
     Where the file of the watch is missing or damaged, nothing is guaranteed, since the guarantee
-    may have been withdrawn.
+    may have been withdrawn. GATE.withdrawn, beside the gate, records a withdrawal: then --new is
+    refused until a gate is fitted on other answers.
 
     \b
     Examples:
@@ -184,18 +185,18 @@ def watch(
 
     file = WatchFile(state, load(folder, Gate))
     if new:
-        file.start()
+        file.start(folder)
     if grades is not None:
         used, unknown = add_grades(file, read_answers(grades))
         say(f"{used:,} grades added, {unknown:,} of unknown answers")
     found = file.read()
-    with until_closed():
+    with _until_closed():
         if form == "json":
             e_values = {"grades": found.grades.e_value, "confidences": found.confidences.e_value}
             seen = {"graded": found.grades.seen, "judged": found.confidences.seen}
-            shared.write_json({"withdrawn": found.withdrawn, **seen, "e_values": e_values})
+            shared._write_json({"withdrawn": found.withdrawn, **seen, "e_values": e_values})
         else:
-            console = new_console()
+            console = _new_console()
             console.print(found.describe(), style="dim", soft_wrap=True)
             verdict = found.withdrawn or "no drift detected: the guarantee holds"
             console.print(verdict, style="bold", soft_wrap=True)
@@ -209,10 +210,10 @@ def _summary(fitted: Gate) -> dict[str, Any]:
 
 
 def _print_gate(fitted: Gate) -> None:
-    console = new_console()
+    console = _new_console()
     console.print(fitted.describe(), style="dim", soft_wrap=True)
     table = fitted.table()
-    console.print(shared.text_table(table.headings, table.rows))
+    console.print(shared._text_table(table.headings, table.rows))
     promises = [fitted.promise(decision) for decision in ("accept", "verify")]
     for promise in filter(None, promises):
         console.print(promise, style="bold", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The verbs llm answers report, read and collect."""
+"""The verbs llm answers report, read and request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import new_console, say, until_closed
+from calibrant.cli.shared import _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FORMATS = ("answers", "lm_eval", "inspect", "openai")
 
 
-def of_log(command: Callable[..., Any]) -> Callable[..., Any]:
+def _of_log(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options by which logs are read."""
     options = (
         click.option(
@@ -45,7 +45,7 @@ def of_log(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("report")
 @click.argument("file")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to write.")
-@of_log
+@_of_log
 @click.option(
     "--max-error",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -82,10 +82,10 @@ def report(
 
     log = read_log(file, **reading)
     study = study_answers(log, max_error=max_error, certainty=certainty, seed=seed)
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     names = save_answer_report(study, out)
-    with until_closed():
-        console = new_console()
+    with _until_closed():
+        console = _new_console()
         for line in answer_lines(study):
             console.print(line, soft_wrap=True)
     say(f"{written}: {', '.join(names)}; open {Path(out) / names[0]}")
@@ -94,7 +94,7 @@ def report(
 @click.command("read")
 @click.argument("file")
 @click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl, .csv or .npz file.")
-@of_log
+@_of_log
 @click.option("--ungraded", is_flag=True, help="Answers need not be graded.")
 def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     """Turn a log into a file of answers, which the other verbs of 'llm answers' take.
@@ -114,7 +114,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     if not out.endswith(".npz"):
         check_suffix(out)
     log = read_log(file, graded=not ungraded, **reading)
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     if out.endswith(".npz"):
         save_options(log.answers.rows, out)
     else:
@@ -122,7 +122,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     say(f"{written}: {len(log.answers.rows):,} answers ({log.format})")
 
 
-@click.command("collect")
+@click.command("request")
 @click.argument("questions")
 @click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl file; goes on with it.")
 @click.option("--model", required=True, metavar="NAME", help="Model to ask, or litellm/NAME.")
@@ -153,7 +153,7 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
 @click.option("--price-in", type=click.FloatRange(0), help="Price of a million tokens sent.")
 @click.option("--price-out", type=click.FloatRange(0), help="Price of a million received.")
 @click.option("--dry-run", is_flag=True, help="Only estimate the cost.")
-def collect(
+def request(
     questions: str,
     out: str,
     model: str,
@@ -178,26 +178,24 @@ def collect(
 
     \b
     Examples:
-      calibrant llm answers collect asked.jsonl --model gpt-4o-mini -o new.jsonl
-      calibrant llm answers collect asked.jsonl --url http://localhost:8080/v1 \\
+      calibrant llm answers request asked.jsonl --model gpt-4o-mini -o new.jsonl
+      calibrant llm answers request asked.jsonl --url http://localhost:8080/v1 \\
         --model local --samples 5 --stated --p-true -o new.jsonl
     """  # noqa: D301
     from calibrant._core.options import parsed_text
-    from calibrant.llm.answers.collecting import RequestPlan, collect_answers, cost_of, read_asked
+    from calibrant.llm.answers.requesting import RequestPlan, cost_of, read_asked, request_answers
     from calibrant.llm.models.services import Connection, service_for
 
     asked = read_asked(questions)
-    values = {name: parsed_text(text) for name, text in shared.named_texts(fields).items()}
+    values = {name: parsed_text(text) for name, text in shared._named_texts(fields).items()}
     chosen = RequestPlan(model, fields=values, **plan)
-    cost = cost_of(asked, chosen, out)
     prices = None if price_in is None and price_out is None else (price_in or 0, price_out or 0)
-    price = "" if prices is None else f"; at most {cost.price(*prices):.2f}"
-    say(cost.describe() + price)
+    say(cost_of(asked, chosen, out, prices))
     if dry_run:
         return
     reached = service_for(model, Connection(url, timeout, max_retries))
-    with reached as service, shared.progress_bar("questions") as progress:
-        count = collect_answers(
+    with reached as service, shared._progress_bar("questions") as progress:
+        count = request_answers(
             asked,
             service,
             chosen,

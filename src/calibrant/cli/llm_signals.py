@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import new_console, say, until_closed
+from calibrant.cli.shared import _new_console, _until_closed, say
 
 if TYPE_CHECKING:
-    from calibrant.llm.answers.calibrating import SignalFit
-    from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+    from calibrant.llm.answers.signal_calibrator import SignalFit
+    from calibrant.metrics.clustered import ConfidenceEvaluation
 
 SHOWN = ("auroc", "ece", "nll", "brier")
 """Metrics of the table, each with its interval."""
@@ -56,11 +56,11 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int) -> None:
     check_suffix(out)
     found = signals_of(read_answers(file), stated_scale=stated_scale, vocabulary=vocabulary)
     values = signal_values(found)
-    written = shared.how_written(out)
+    written = shared._how_written(out)
     write_rows(out, found.rows)
     rows = [(name, f"{(column == column).sum():,}") for name, column in values.items()]
-    with until_closed():
-        new_console().print(shared.text_table(("signal", "answers"), rows))
+    with _until_closed():
+        _new_console().print(shared._text_table(("signal", "answers"), rows))
     _say_reasons(Counter(pair for row in found.rows for pair in row.get(UNREAD, {}).items()))
     say(
         f"{written}: {len(found.rows):,} answers; next: calibrant llm answers fit {out} "
@@ -76,16 +76,16 @@ def _say_reasons(reasons: Counter[tuple[str, str]]) -> None:
 def fit_signals(file: str, names: str, out: str, stage: Any, form: str | None) -> None:
     """Fit a map of several signals, save it, and print what each of them is worth."""
     from calibrant.artifacts import save
-    from calibrant.llm.answers import calibrating
     from calibrant.llm.answers.rows import read_answers
+    from calibrant.llm.answers.signal_calibrator import fit_signals as fit
 
-    chosen = None if names == "all" else shared.names_in(names)
-    result = calibrating.fit_signals(read_answers(file), chosen, stage=stage, level=LEVEL)
-    written = shared.how_written(out, "saved in")
+    chosen = None if names == "all" else shared._names_in(names)
+    result = fit(read_answers(file), chosen, stage=stage, level=LEVEL)
+    written = shared._how_written(out, "saved in")
     save(result.calibrator, out)
-    with until_closed():
+    with _until_closed():
         if form == "json":
-            shared.write_json(_as_json(result))
+            shared._write_json(_as_json(result))
         else:
             _print_fit(file, result)
     say(f"{written}; to use it: calibrant llm answers apply {out} FILE -o OUT")
@@ -111,7 +111,7 @@ def _metrics(evaluation: ConfidenceEvaluation | None) -> Any:
 
 
 def _print_fit(title: str, result: SignalFit) -> None:
-    fitted, console = result.calibrator, new_console()
+    fitted, console = result.calibrator, _new_console()
     some = next(iter((result.alone or result.raw).values()))
     about = f"{title}: {some.describe()}; cross-validated, with intervals of {100 * LEVEL:.0f} %"
     console.print(about, style="dim", soft_wrap=True)
@@ -120,7 +120,7 @@ def _print_fit(title: str, result: SignalFit) -> None:
         rows = [row for name in fitted.names_ for row in _lines(name, result)]
         if result.together is not None and len(fitted.names_) > 1:
             rows += _pair("combined", "", "", result.together)
-        console.print(shared.text_table(headings, rows))
+        console.print(shared._text_table(headings, rows))
 
 
 def _lines(name: str, result: SignalFit) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from calibrant.monitor import Monitor
 
 
-@verb()
+@_verb()
 @click.argument("files", nargs=-1, type=FILE)
 @shared.CALIBRATOR
-@option(
+@_option(
     "--split",
     "splits",
     metavar="NAME,...",
     help="Split of each file; several are several windows.  [default: test, else the unnamed "
     "split]",
 )
-@option(
+@_option(
     "--ids",
     metavar="COLUMN",
     help="Recognise examples that come again by this column.  [default: by their scores]",
 )
-@option(
+@_option(
     "--state",
     type=FILE,
     metavar="FILE",
     help="Continue from this file if it exists, and update it; concurrent runs wait.",
 )
-@option("--tolerance", **shared.FRACTION, help="Tolerated miscalibration.  [default: 0.02]")
-@option(
+@_option("--tolerance", **shared.FRACTION, help="Tolerated miscalibration.  [default: 0.02]")
+@_option(
     "--false-alarms",
     **shared.FRACTION,
     help="Probability of ever raising an alarm without drift.  [default: 0.05]",
 )
-@option(
+@_option(
     "--reference",
     type=FILE,
     metavar="PRED",
     help="Watch for a change against this file, calibrated alike.",
 )
-@option(
+@_option(
     "--estimate",
     "labelled",
     type=FILE,
@@ -61,16 +61,16 @@ if TYPE_CHECKING:
     help="Estimate the accuracy of each file from these labelled predictions; FILES may then "
     "have no labels.",
 )
-@option(
+@_option(
     "--report",
     "page",
     type=FILE,
     metavar="FILE",
     help="Write a page (.html), Markdown (.md) or JSON (.json) as well.",
 )
-@option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
+@_option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
 @shared.AS_JSON
-@engine.reads_predictions()
+@engine._reads_predictions()
 def monitor(
     files: tuple[str, ...],
     folder: str | None,
@@ -133,16 +133,16 @@ def monitor(
         if labelled:
             estimator = PerformanceEstimator(source.open(labelled), calibrator=calibrator)
         for data in source.open_each(_expanded(files), skipped):
-            for split in shared.names_in(splits) or (None,):
+            for split in shared._names_in(splits) or (None,):
                 watch.update_file(data, split=split, ids=ids, estimator=estimator)
         if state is not None and files:
             save(watch, state)
     report = watch.report()
     if page is not None:
-        message = shared.how_written(page)
+        message = shared._how_written(page)
         save_monitor_report(report, page)
         shared.say(message)
-    shared.show_result(form, report, skipped=skipped)
+    shared._show_result(form, report, skipped=skipped)
     return int(fail and report.alarm is not None)
 
 

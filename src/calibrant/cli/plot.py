@@ -7,48 +7,48 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 
-@verb()
+@_verb()
 @click.argument("pred", nargs=-1, required=True, type=FILE)
-@option(
+@_option(
     "--kind", default="reliability", metavar="NAME", help="Kind of figure, from the list above."
 )
-@option(
+@_option(
     "-o",
     "--out",
     type=FILE,
     metavar="FILE",
     help="A .pdf, .png or .svg file.  [default: KIND.png]",
 )
-@shared.split_option("draw")
-@option("--by", metavar="COLUMN", help="Draw each value of this column.")
-@option(
+@shared._split_option("draw")
+@_option("--by", metavar="COLUMN", help="Draw each value of this column.")
+@_option(
     "--calibrator",
     "folder",
     type=FILE,
     metavar="DIR",
     help="Draw before and after this saved calibrator.",
 )
-@option("--methods", metavar="NAME,...", help="Methods of --kind compare.")
-@option(
+@_option("--methods", metavar="NAME,...", help="Methods of --kind compare.")
+@_option(
     "--max-error",
     **shared.FRACTION,
     help="With --kind threshold, mark the threshold that keeps this error.",
 )
-@option(
+@_option(
     "--size",
     type=click.Choice(["column", "page", "talk"]),
     default="page",
     help="Width: a column of a paper (3.3 inches), a page, or a slide.",
 )
-@option("--dark", is_flag=True, help="Light text on a dark background.")
+@_option("--dark", is_flag=True, help="Light text on a dark background.")
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.TOP_LABEL
-@engine.reads_predictions(engine=False, skip_bad=False)
+@engine._reads_predictions(engine=False, skip_bad=False)
 def plot(
     pred: tuple[str, ...],
     kind: str,
@@ -94,8 +94,8 @@ def plot(
     from calibrant.show.figures.from_data import draw_file
 
     options |= {"calibrator": load(folder) if folder else None, "kind": kind}
-    options |= {"methods": shared.names_in(methods), "estimand": estimand or "auto"}
-    written = shared.how_written(out)
+    options |= {"methods": shared._names_in(methods), "estimand": estimand or "auto"}
+    written = shared._how_written(out)
     with source.working():
         draw_file(*map(source.open, pred), out=out, **options)
     shared.say(written)

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 
-@verb()
+@_verb()
 @click.argument("preds", nargs=-1, required=True, metavar="PRED...", type=FILE)
-@option(
+@_option(
     "-o",
     "--out",
     type=FILE,
@@ -24,16 +24,16 @@ from calibrant.cli.shared import FILE, option, verb
     help="Write a page (.html), Markdown (.md) or JSON (.json), by the suffix; - is Markdown on "
     "stdout.",
 )
-@option("--open", "opens", is_flag=True, help="Open the page in the browser.")
-@option(
+@_option("--open", "opens", is_flag=True, help="Open the page in the browser.")
+@_option(
     "--split",
     "splits",
     metavar="NAME,...",
     help="Split to measure; several are compared.  [default: test, else the unnamed split]",
 )
-@shared.split_option("fit methods on", "val", "--fit-split")
-@option("--by", metavar="COLUMN", help="Also report on each value of this column.")
-@option(
+@shared._split_option("fit methods on", "val", "--fit-split")
+@_option("--by", metavar="COLUMN", help="Also report on each value of this column.")
+@_option(
     "--methods",
     metavar="NAME,...",
     help="Methods to try; an empty text tries none.  [default: a few]",
@@ -45,7 +45,7 @@ from calibrant.cli.shared import FILE, option, verb
 @shared.MULTILABEL
 @shared.BINARY
 @shared.TOP_LABEL
-@engine.reads_predictions()
+@engine._reads_predictions()
 def report(
     preds: tuple[str, ...],
     out: str,
@@ -75,8 +75,8 @@ def report(
         check_target(out)
     elif opens:
         raise click.UsageError("--open needs a page, and -o - writes to stdout: leave one out")
-    names = shared.names_in(splits) or []
-    options |= {"methods": None if methods is None else shared.names_in(methods) or ()}
+    names = shared._names_in(splits) or []
+    options |= {"methods": None if methods is None else shared._names_in(methods) or ()}
     options |= {"estimand": estimand or "auto"}
     with source.working("steps"):
         data: Any = [source.open(pred, estimand) for pred in preds]
@@ -85,10 +85,10 @@ def report(
     typed = shlex.join(["calibrant", *sys.argv[1:]])
     result = replace(result, provenance=replace(result.provenance, command=typed))
     if out == "-":
-        with shared.until_closed():
+        with shared._until_closed():
             sys.stdout.write(result.to_markdown())
         return
-    message = shared.how_written(out)
+    message = shared._how_written(out)
     result.save(out)
     shared.say(message)
     several = len(result.verdicts) > 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from calibrant.llm.heads.evaluate import Evaluations
+    from calibrant.metrics.clustered import Evaluations
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ COLOURS = {"": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold
 """Styles of callouts."""
 
 
-class Option(click.Option):
+class _Option(click.Option):
     """An option in a section of the help; the range of a number is left to its error."""
 
     def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
@@ -69,12 +69,12 @@ class Verb(click.Command):
                 formatter.write_dl(records)
 
 
-def option(*names: str, **settings: Any) -> Callable[[F], F]:
+def _option(*names: str, **settings: Any) -> Callable[[F], F]:
     """Add an option to a verb."""
-    return click.option(*names, cls=Option, **settings)
+    return click.option(*names, cls=_Option, **settings)
 
 
-def verb() -> Callable[[Callable[..., Any]], Verb]:
+def _verb() -> Callable[[Callable[..., Any]], Verb]:
     """Make a function a verb, whose help shows all defaults."""
     return click.command(cls=Verb, context_settings={"show_default": True})
 
@@ -99,71 +99,73 @@ class Commands(click.Group):
 
 AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 FRACTION: Any = {"type": float, "metavar": "FRACTION"}
-AS_JSON = option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")
-AS_LATEX = option(
+AS_JSON = _option("--json", "form", flag_value="json", help="Write JSON; errors are fractions.")
+AS_LATEX = _option(
     "--latex", "form", flag_value="latex", help="Write a table for LaTeX, with booktabs."
 )
-BINS = option("--bins", default=15, metavar="N", help="Number of bins.")
-LEVEL = option(
+BINS = _option("--bins", default=15, metavar="N", help="Number of bins.")
+LEVEL = _option(
     "--level",
     default=0.9,
     type=click.FloatRange(0, 0.99),
     metavar="FRACTION",
     help="Coverage of the intervals; 0: none.",
 )
-CERTAIN_LEVEL = option(
+CERTAIN_LEVEL = _option(
     "--level",
     default=0.9,
     type=click.FloatRange(0, 0.99, min_open=True),
     metavar="FRACTION",
     help="Coverage of the intervals.",
 )
-SET = option(
+SET = _option(
     "--set",
     "options",
     multiple=True,
     metavar="KEY=VALUE",
     help="An option of the method; 'calibrant methods NAME' lists them.",
 )
-METADATA = option("--columns", metavar="COLUMN,...", help="Metadata columns, for multicalibration.")
-SAMPLE_WEIGHT = option("--sample-weight", metavar="COLUMN", help="Example weights; 0 excludes.")
-CALIBRATOR = option(
+METADATA = _option(
+    "--columns", metavar="COLUMN,...", help="Metadata columns, for multicalibration."
+)
+SAMPLE_WEIGHT = _option("--sample-weight", metavar="COLUMN", help="Example weights; 0 excludes.")
+CALIBRATOR = _option(
     "--calibrator", "folder", type=FILE, metavar="DIR", help="Apply this saved calibrator first."
 )
-SEED = option("--seed", default=0, metavar="N", help="Random seed for halves and intervals.")
-MULTILABEL = option(
+SEED = _option("--seed", default=0, metavar="N", help="Random seed for halves and intervals.")
+MULTILABEL = _option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
-BINARY = option(
+BINARY = _option(
     "--binary",
     "estimand",
     flag_value="binary",
     help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
 )
-TOP_LABEL = option(
+TOP_LABEL = _option(
     "--top-label",
     "estimand",
     flag_value="top_label",
     help="With two classes, measure the predicted one instead of P(y = 1).",
 )
-GROUPS = option(
+GROUPS = _option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )
 
 
-def split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
+def _split_option(verb: str, default: str = "test", name: str = "--split") -> Callable[[F], F]:
     """Return the option that names the split which a verb uses."""
     about = f"Split to {verb}.  [default: {default}, else the unnamed split]"
-    return option(name, metavar="NAME", help=about)
+    return _option(name, metavar="NAME", help=about)
 
 
-def was_passed(name: str) -> bool:
+def _was_passed(name: str) -> bool:
     """Return True for an option that stands on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def names_in(text: str | None) -> list[str] | None:
+def _names_in(text: str | None) -> list[str] | None:
     """Return the names in a list with commas; None for an empty one.
 
     A name that has a comma itself stands in quotes, as in the first line of a CSV file.
@@ -175,7 +177,7 @@ def names_in(text: str | None) -> list[str] | None:
     return [name.strip() for name in names if name.strip()]
 
 
-def named_texts(settings: Iterable[str]) -> dict[str, str]:
+def _named_texts(settings: Iterable[str]) -> dict[str, str]:
     """Return the texts of ``--set KEY=VALUE`` by their keys."""
     texts: dict[str, str] = {}
     for setting in settings:
@@ -186,20 +188,20 @@ def named_texts(settings: Iterable[str]) -> dict[str, str]:
     return texts
 
 
-def method_options(name: str, kind: Any, settings: Iterable[str]) -> dict[str, Any]:
+def _method_options(name: str, kind: Any, settings: Iterable[str]) -> dict[str, Any]:
     """Return the options of a method from the texts of ``--set KEY=VALUE``."""
     from calibrant._core.options import options_of, parse_options
 
     options = options_of(kind)
     try:
-        return parse_options(name, options, named_texts(settings))
+        return parse_options(name, options, _named_texts(settings))
     except click.UsageError as problem:
         has = f"the options {', '.join(options)}" if options else "no options"
         raise click.UsageError(f"{problem.message}; {name} has {has}") from None
 
 
 @contextmanager
-def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
+def _progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
     """Yield a callback that shows progress on stderr.
 
     A terminal gets a bar once the work has taken a second, a file or pipe a line every ten seconds.
@@ -221,7 +223,7 @@ def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed:,.0f}/s" if task.speed else "")
 
-    if is_quiet():
+    if _is_quiet():
         yield lambda done, total: None
         return
     columns = (BarColumn(), MofNCompleteColumn(), unit, RateColumn(), TimeRemainingColumn())
@@ -247,7 +249,7 @@ def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]
 
 
 @contextmanager
-def until_closed() -> Iterator[None]:
+def _until_closed() -> Iterator[None]:
     """Ignore a pipe that is closed early, as ``head`` does; the exit code still counts."""
     try:
         yield
@@ -261,7 +263,7 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def new_console() -> Console:
+def _new_console() -> Console:
     """Return a console that writes to stdout."""
     from rich.console import Console
 
@@ -283,7 +285,7 @@ def write(console: Console, text: str, style: str = "") -> None:
         console.print(text, style=style, soft_wrap=not console.is_terminal)
 
 
-def text_table(
+def _text_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
@@ -304,7 +306,7 @@ def text_table(
     return table
 
 
-def show_result(
+def _show_result(
     form: str | None,
     result: Any,
     title: str = "",
@@ -313,22 +315,22 @@ def show_result(
     **more: Any,
 ) -> None:
     """Write a result to stdout: as JSON with ``more`` keys, as LaTeX, or as its box or ``show``."""
-    with until_closed():
+    with _until_closed():
         if form == "json":
-            write_json({**result.to_dict(), **more})
+            _write_json({**result.to_dict(), **more})
         elif form == "latex":
             click.echo(result.to_latex())
         elif show is not None:
             show()
         else:
-            print_box(result, title)
+            _print_box(result, title)
 
 
-def print_box(result: object, title: str = "") -> None:
+def _print_box(result: object, title: str = "") -> None:
     """Print what a result shows: what was found first, then tables and remarks."""
     from calibrant import show
 
-    console, box = new_console(), show.box(result)
+    console, box = _new_console(), show.box(result)
     write(console, title, "bold")
     for callout in box.callouts:
         write(console, callout.text, COLOURS[callout.kind])
@@ -336,17 +338,17 @@ def print_box(result: object, title: str = "") -> None:
         write(console, line, "dim")
     for table in box.tables():
         marked = [table.rows[k][0] for k in table.highlighted]
-        console.print(text_table(table.headings, table.rows, marked="".join(marked)))
+        console.print(_text_table(table.headings, table.rows, marked="".join(marked)))
     for line in box.remarks:
         write(console, line)
 
 
-def print_evaluations(title: str, results: Evaluations) -> None:
+def _print_evaluations(title: str, results: Evaluations) -> None:
     """Print the evaluations of a language model side by side."""
     from rich.table import Table
 
-    with until_closed():
-        console = new_console()
+    with _until_closed():
+        console = _new_console()
         first = next(iter(results.values()))
         console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
         table = Table(box=None, pad_edge=False)
@@ -360,22 +362,22 @@ def print_evaluations(title: str, results: Evaluations) -> None:
         console.print(table)
 
 
-def show_evaluations(form: str | None, title: str, results: Evaluations) -> None:
+def _show_evaluations(form: str | None, title: str, results: Evaluations) -> None:
     """Print evaluations as JSON or side by side."""
     if form == "json":
-        with until_closed():
-            write_json({name: one.to_dict() for name, one in results.items()})
+        with _until_closed():
+            _write_json({name: one.to_dict() for name, one in results.items()})
     elif results:
-        print_evaluations(title, results)
+        _print_evaluations(title, results)
 
 
-def how_written(out: str, anew: str = "wrote") -> str:
+def _how_written(out: str, anew: str = "wrote") -> str:
     """Return the message that ``out`` was written, before it is: it may replace something."""
     there = os.listdir(out) if os.path.isdir(out) else os.path.exists(out)
     return f"{'replaced' if there else anew} {out}"
 
 
-def is_quiet() -> bool:
+def _is_quiet() -> bool:
     """Return True while a verb runs after ``calibrant --quiet``."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.meta.get(QUIET, False)
@@ -386,7 +388,7 @@ def say(text: str, *, always: bool = False) -> None:
 
     A verb that was told to be quiet writes nothing but what it must say ``always``.
     """
-    if is_quiet() and not always:
+    if _is_quiet() and not always:
         return
     text = printable(text)
     if sys.stderr.isatty():  # lines of whole words, but for commands to copy
@@ -402,11 +404,11 @@ def say(text: str, *, always: bool = False) -> None:
         _discard(sys.stderr)
 
 
-def say_next(text: str, *words: str) -> None:
+def _say_next(text: str, *words: str) -> None:
     """Write a line to stderr, and below it a command to copy."""
     say(f"{text}:\n  calibrant {shlex.join(words)}")
 
 
-def write_json(content: Mapping[str, Any]) -> None:
-    """Write JSON to stdout; the page docs/json.md describes all of it."""
+def _write_json(content: Mapping[str, Any]) -> None:
+    """Write JSON to stdout; the page docs/formats.md describes all of it."""
     click.echo(json_text(content))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import engine, shared
-from calibrant.cli.shared import FILE, option, verb
+from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
     from calibrant.slices import Groups, Slices
@@ -16,19 +16,23 @@ SEARCH = ("columns", "depth")
 """Options of a search, not of known groups."""
 
 
-@verb()
+@_verb()
 @click.argument("pred", type=FILE)
-@option("--columns", metavar="COLUMN,...", help="Columns to form subgroups of.  [default: all]")
-@option("--by", metavar="COLUMN", help="Compare the groups of this column; search nothing.")
+@_option(
+    "--columns",
+    metavar="COLUMN,...",
+    help="Columns that form subgroups.  [default: all but identifiers]",
+)
+@_option("--by", metavar="COLUMN", help="Compare the groups of this column; search nothing.")
 @shared.CALIBRATOR
-@shared.split_option("search")
+@shared._split_option("search")
 @shared.SAMPLE_WEIGHT
-@option(
+@_option(
     "--depth", default=2, type=click.IntRange(1, 3), metavar="N", help="Conditions of a subgroup."
 )
 @shared.CERTAIN_LEVEL
 @shared.AS_JSON
-@engine.reads_predictions()
+@engine._reads_predictions()
 def slices(
     pred: str,
     columns: str | None,
@@ -55,7 +59,7 @@ def slices(
     from calibrant.artifacts import load
     from calibrant.slices import find_slices, measure_groups
 
-    for name in filter(shared.was_passed, SEARCH if by is not None else ()):
+    for name in filter(shared._was_passed, SEARCH if by is not None else ()):
         given = f"--{name.replace('_', '-')}"
         raise click.UsageError(f"{given} is for a search; --by compares known groups")
     options["calibrator"] = load(folder) if folder else None
@@ -65,6 +69,6 @@ def slices(
         if by is not None:
             result = measure_groups(data, by=by, **options)
         else:
-            names = shared.names_in(columns)
+            names = shared._names_in(columns)
             result = find_slices(data, columns=names, depth=depth, **options)
-    shared.show_result(form, result, pred, skipped=dict(data.skipped))
+    shared._show_result(form, result, pred, skipped=dict(data.skipped))

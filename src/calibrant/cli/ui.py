@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import option, verb
+from calibrant.cli.shared import _option, _verb
 
 EXPOSED = (
     "warning: other machines can reach the page at {}: whoever has the address with its token can "
@@ -14,16 +14,16 @@ EXPOSED = (
 )
 
 
-@verb()
-@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
-@option(
+@_verb()
+@_option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+@_option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
     help="Port to listen on; 0: any.  [default: 8321, or any if it is in use]",
 )
-@option("--no-browser", is_flag=True, help="Do not open the browser.")
-@option("--max-upload", default=500, type=shared.AT_LEAST_1, metavar="MB", help="Largest file.")
+@_option("--no-browser", is_flag=True, help="Do not open the browser.")
+@_option("--max-upload", default=500, type=shared.AT_LEAST_1, metavar="MB", help="Largest file.")
 def ui(host: str, port: int | None, no_browser: bool, max_upload: int) -> None:
     """Open a page to drop a prediction file on.
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from calibrant._core.messages import comma_separated, needed
-from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, owner, split_names
+from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, _owner, _split_names
 from calibrant.data.formats import (
     Array,
     ArrayHeader,
     NoArrayError,
     Reader,
     TableRows,
-    damaged,
-    reading,
-    rechunked,
+    _damaged,
+    _reading,
+    _rechunked,
 )
 
 
@@ -50,11 +50,11 @@ class ParquetReader(Reader):
             self.headers = {
                 field.name: _parquet_header(self._file, field) for field in self._file.schema_arrow
             }
-        splits, counted = split_names(self.headers), (*ARRAY_KEYS, *LABEL_NAMES)
+        splits, counted = _split_names(self.headers), (*ARRAY_KEYS, *LABEL_NAMES)
         self.optional = {
             key
             for key, header in self.headers.items()
-            if len(header.shape) == 1 and owner(key, splits)[1] not in counted
+            if len(header.shape) == 1 and _owner(key, splits)[1] not in counted
         }
 
     def _open_table(self) -> Any:
@@ -68,13 +68,13 @@ class ParquetReader(Reader):
         )
 
     def _reading(self) -> Any:
-        return reading(self.path, load_pyarrow().ArrowException, OSError)
+        return _reading(self.path, load_pyarrow().ArrowException, OSError)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield exactly ``rows`` rows at a time, across row groups."""
         with self._reading():
             batches = self._batches([key], rows)
-            yield from rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
+            yield from _rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield at most ``rows`` rows of several columns at a time."""
@@ -92,7 +92,7 @@ class ParquetReader(Reader):
             count += batch.num_rows
             yield batch
         if count != declared:
-            raise damaged(self.path, f"{count} rows of {declared}")
+            raise _damaged(self.path, f"{count} rows of {declared}")
 
     def arrow(self, key: str) -> Any:
         """Return a column in the types of Arrow."""

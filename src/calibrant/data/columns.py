@@ -20,7 +20,7 @@ import numpy as np
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
 from calibrant._core.messages import unknown_name
-from calibrant.data.formats import Array, NoArrayError, Reader, changed, damaged
+from calibrant.data.formats import Array, NoArrayError, Reader, _changed, _damaged
 from calibrant.data.storage import Fingerprint
 
 CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
@@ -59,7 +59,7 @@ class OpenFiles:
             if len(self._readers) > MAX_OPEN_FILES:
                 self._readers.popitem(last=False)  # closed when nobody reads from it any more
         if fingerprint not in (None, reader.fingerprint):
-            raise changed(path)
+            raise _changed(path)
         return reader
 
     def columns(self, path: str) -> dict[str, Column]:
@@ -106,7 +106,7 @@ class Column:
             return
         reader = self._reader()
         try:
-            yield from map(native, reader.chunks(self.key, rows))
+            yield from map(_native, reader.chunks(self.key, rows))
         except ValueError:  # a file that is being rewritten may look damaged
             reader.check_unchanged()
             raise
@@ -115,7 +115,7 @@ class Column:
     def mapped(self) -> Array | None:
         """Return a ``.npy`` file without reading it, as a copy-on-write map."""
         values = None if self.values is not None or self.view else self._reader().mapped()
-        return None if values is None else native(values)
+        return None if values is None else _native(values)
 
     def arrow(self) -> Any:
         """Return a column of a ``.parquet`` file in the types of Arrow; None for other arrays."""
@@ -153,7 +153,7 @@ def _both(first: Callable[[Array], Array], second: Callable[[Array], Array], row
 Columns: TypeAlias = dict[str, Column]  # of one file, or of a shard's .npy files, by key
 
 
-def seen_columns(
+def _seen_columns(
     columns: Mapping[str, Column], views: Mapping[str, Callable[[Array], Array]]
 ) -> Columns:
     """Return columns of which some are seen by a view, both by their keys."""
@@ -163,7 +163,7 @@ def seen_columns(
     }
 
 
-def native(values: Array) -> Array:
+def _native(values: Array) -> Array:
     """Return ``values`` in the byte order of this machine, the only one that torch takes."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
@@ -208,7 +208,7 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
             whole[start : start + len(chunk)] = chunk
             start += len(chunk)
     if start != len(whole):
-        raise damaged(columns[0].path, f"{start} rows of {len(whole)} in {columns[0].key}")
+        raise _damaged(columns[0].path, f"{start} rows of {len(whole)} in {columns[0].key}")
     return whole
 
 
@@ -219,7 +219,7 @@ def joint_header(columns: Sequence[Column]) -> tuple[tuple[int, ...], np.dtype[n
     return (sum(column.shape[0] for column in columns), *shape[1:]) if shape else (), dtype
 
 
-def split_names(keys: Iterable[str]) -> list[str]:
+def _split_names(keys: Iterable[str]) -> list[str]:
     """Return the names of the splits among ``keys``; plain arrays are the split ``""``.
 
     Labels alone make no split: ``coarse_labels`` is a further column more often than not.
@@ -228,10 +228,10 @@ def split_names(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(match[1] or "" for match in matches if match))
 
 
-def owner(key: str, names: Collection[str]) -> tuple[str, str]:
+def _owner(key: str, names: Collection[str]) -> tuple[str, str]:
     """Return the longest of ``names`` that starts ``key``, and the column that remains.
 
-    >>> owner("noise_3_labels", ["noise", "noise_3"]), owner("sample_weight", ["noise"])
+    >>> _owner("noise_3_labels", ["noise", "noise_3"]), owner("sample_weight", ["noise"])
     (('noise_3', 'labels'), ('', 'sample_weight'))
     """
     ends = [i for i, character in enumerate(key) if character == "_" and key[:i] in names]
@@ -243,7 +243,7 @@ def full_key(split: str, column: str) -> str:
     return f"{split}_{column}" if split else column
 
 
-def head_columns(arrays: Columns) -> list[Column]:
+def _head_columns(arrays: Columns) -> list[Column]:
     """Return weight and bias of the last layer, or weight alone, or nothing.
 
     Plain ``weight`` is a layer only if it is 2-D: with one value per example it is a column.
@@ -256,17 +256,17 @@ def head_columns(arrays: Columns) -> list[Column]:
 
 def columns_by_split(arrays: Columns) -> dict[str, Columns]:
     """Return the columns of each split of a file; single values and the last layer are none."""
-    others = [arrays.get(CLASS_NAMES), *head_columns(arrays)]
+    others = [arrays.get(CLASS_NAMES), *_head_columns(arrays)]
     columns = {key: c for key, c in arrays.items() if c.shape and c not in others}
-    splits: dict[str, Columns] = {name: {} for name in split_names(columns)}
+    splits: dict[str, Columns] = {name: {} for name in _split_names(columns)}
     for key, column in columns.items():
-        split, name = owner(key, splits)
+        split, name = _owner(key, splits)
         if split in splits:  # further plain arrays belong to no split
             splits[split][name] = column
     return splits
 
 
-def under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
+def _under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
     """Put arrays of other names under the keys that they stand for, in every split.
 
     Arrays that have such a key already are left out.
@@ -282,7 +282,7 @@ def under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
     return {key: column for key, column in arrays.items() if column not in used} | renamed
 
 
-def under_split(arrays: Columns, name: str) -> Columns:
+def _under_split(arrays: Columns, name: str) -> Columns:
     """Put the plain arrays of a file under the split ``name``."""
     plain = columns_by_split(arrays).get("", {}) if name else {}
     return {full_key(name, key) if key in plain else key: c for key, c in arrays.items()}

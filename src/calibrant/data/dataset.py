@@ -24,24 +24,24 @@ from calibrant.data.columns import (
     SCORES,
     VAL_NAMES,
     Columns,
+    _head_columns,
+    _seen_columns,
     array_column,
     columns_by_split,
     full_key,
-    head_columns,
     read_all,
-    seen_columns,
 )
 from calibrant.data.formats import Array
 from calibrant.data.shards import (
     BadShard,
     Chunk,
     Shard,
-    agreeing,
+    _agreeing,
+    _run_or_refuse,
+    _run_shard,
+    _sampled_labels,
     located,
     run_all,
-    run_or_refuse,
-    run_shard,
-    sampled_labels,
 )
 from calibrant.data.tables import BY_RULES, ColumnNames
 
@@ -136,7 +136,7 @@ class Split:
         Columns are as they are stored, but ``"logits"`` are made of probabilities where the split
         has these.
         """
-        values = read_all(agreeing(self.shards, column))
+        values = read_all(_agreeing(self.shards, column))
         if column != "logits" or self.domain == "logits":
             return values
         with located(self.path):
@@ -148,7 +148,7 @@ class Split:
         with located(self.path):
             labels = checks.as_labels(self.read("labels"))
             if self.sample is not None:
-                labels = sampled_labels(labels, self.sample.keeps(0, len(labels)))
+                labels = _sampled_labels(labels, self.sample.keeps(0, len(labels)))
             if self.weights is None:
                 return labels
             weight = checks.as_weight(self.weights, labels.shape).reshape(labels.shape)
@@ -216,7 +216,7 @@ class Split:
         if order is None:
             return self
         views = self.dataset.views(order)
-        shards = [replace(s, columns=seen_columns(s.columns, views)) for s in self.shards]
+        shards = [replace(s, columns=_seen_columns(s.columns, views)) for s in self.shards]
         return replace(self, dataset=self.dataset.in_order(names), shards=shards)
 
     def walk(
@@ -242,8 +242,8 @@ class Split:
         widths = [self.shards[0].column(column).width for column in stored.values()]
         convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work: Any = partial(run_shard, task, stored, convert, rows, self.sample)
-        work = work if skipped is None else partial(run_or_refuse, work)
+        work: Any = partial(_run_shard, task, stored, convert, rows, self.sample)
+        work = work if skipped is None else partial(_run_or_refuse, work)
         progress, total, done = current_work().progress, self.rows, 0
 
         def report(count: int) -> None:
@@ -394,7 +394,7 @@ class Dataset:
                     f"{shard.domain or 'no logits'}; all shards of a split need the same"
                 )
         for column in ARRAY_KEYS:
-            agreeing([shard for shard in shards if column in shard.columns], column)
+            _agreeing([shard for shard in shards if column in shard.columns], column)
         starts = np.cumsum([0, *(shard.rows for shard in shards)])
         numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
         return Split(self, chosen, numbered)
@@ -404,7 +404,7 @@ class Dataset:
         for arrays, splits in zip(self.files, self._by_split, strict=True):
             labels = full_key(split, "labels")
             orphaned = labels in arrays and split not in splits
-            if orphaned or not (splits or head_columns(arrays) or CLASS_NAMES in arrays):
+            if orphaned or not (splits or _head_columns(arrays) or CLASS_NAMES in arrays):
                 path = next(column.path for column in arrays.values())
                 of = f" of split {split!r}" if split else ""
                 raise ValueError(
@@ -415,12 +415,12 @@ class Dataset:
     @property
     def has_head(self) -> bool:
         """True if the dataset has the last linear layer."""
-        return any(map(head_columns, self.files))
+        return any(map(_head_columns, self.files))
 
     @cached_property
     def head(self) -> tuple[Array, Array] | None:
         """Weight (classes, features) and bias (classes,) of the last linear layer, if stored."""
-        head = next(filter(None, map(head_columns, self.files)), None)
+        head = next(filter(None, map(_head_columns, self.files)), None)
         if head is None:
             return None
         shapes = [column.shape for column in head]
@@ -480,7 +480,7 @@ class Dataset:
         views, files = self.views(order).items(), []
         for arrays, splits in zip(self.files, self._by_split, strict=True):
             by_key = {full_key(split, name): view for split in splits for name, view in views}
-            files.append(seen_columns(arrays, by_key))
+            files.append(_seen_columns(arrays, by_key))
             if CLASS_NAMES in arrays:
                 files[-1][CLASS_NAMES] = array_column(CLASS_NAMES, np.array(names), self.path)
         return replace(self, files=files)

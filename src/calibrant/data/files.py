@@ -18,12 +18,19 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.class_names import as_array
 from calibrant._core.messages import comma_separated
 from calibrant.data.arrow_files import ArrowReader, ParquetReader, write_arrow, write_parquet
-from calibrant.data.columns import CLASS_NAMES, NAMED_SPLITS, full_key, native, owner, split_names
-from calibrant.data.formats import NpyReader, NpzReader, Reader, write_npz
+from calibrant.data.columns import (
+    CLASS_NAMES,
+    NAMED_SPLITS,
+    _native,
+    _owner,
+    _split_names,
+    full_key,
+)
+from calibrant.data.formats import NpyReader, NpzReader, Reader, _write_npz
 from calibrant.data.storage import LocalFiles, storage_of
-from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, layout_of, table_of
+from calibrant.data.tables import BY_RULES, ColumnNames, TableReader, _table_of, layout_of
 from calibrant.data.tensor_files import SafetensorsReader, TorchReader, write_safetensors
-from calibrant.data.text_files import CsvFile, JsonLines, csv_reader, write_csv
+from calibrant.data.text_files import CsvFile, JsonLines, _csv_reader, _write_csv
 
 
 def _read_arrow(
@@ -34,8 +41,8 @@ def _read_arrow(
     headers = reader.headers
     single = [name for name, header in headers.items() if len(header.shape) == 1]
     lists = [name for name in headers if name not in single]
-    pairs = [name for name in split_names(single) if full_key(name, "labels") in headers]
-    if split_names(lists) or any(pairs) or {*lists} & {*named.logits, *named.probs}:
+    pairs = [name for name in _split_names(single) if full_key(name, "labels") in headers]
+    if _split_names(lists) or any(pairs) or {*lists} & {*named.logits, *named.probs}:
         return reader  # arrays under the keys of other formats
     layout = layout_of(single, path, named)
     if not layout.scores:
@@ -51,13 +58,13 @@ def _read_arrow(
 
 def _write_arrow(write: _Write, suffix: str, path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays as columns of lists, or as a column per class if the classes have names."""
-    write(path, table_of(arrays, suffix) if CLASS_NAMES in arrays else arrays)
+    write(path, _table_of(arrays, suffix) if CLASS_NAMES in arrays else arrays)
 
 
 _Read: TypeAlias = Callable[[str], Reader]
 _Write: TypeAlias = Callable[[Path, Mapping[str, Any]], None]
 
-OTHER_FORMATS: dict[str, _Read] = {".csv": csv_reader, ".pt": TorchReader, ".pth": TorchReader}
+OTHER_FORMATS: dict[str, _Read] = {".csv": _csv_reader, ".pt": TorchReader, ".pth": TorchReader}
 """Formats of many other things: in a folder they count if there are no others."""
 READERS: dict[str, _Read] = {
     ".npz": NpzReader,
@@ -80,10 +87,10 @@ INPUT_FORMATS: dict[str, _Read] = {
 }
 """Formats of inputs of models, whose columns may be anything."""
 WRITERS: dict[str, _Write] = {
-    ".npz": write_npz,
+    ".npz": _write_npz,
     ".safetensors": write_safetensors,
     ".parquet": partial(_write_arrow, write_parquet, ".parquet"),
-    ".csv": write_csv,
+    ".csv": _write_csv,
     ".arrow": partial(_write_arrow, write_arrow, ".arrow"),
     ".feather": partial(_write_arrow, write_arrow, ".arrow"),
 }
@@ -93,7 +100,7 @@ TABLES = (".csv", *ARROW_TYPES)
 """Formats of tables, with a column per class."""
 
 
-def readers_with(named: ColumnNames) -> dict[str, _Read]:
+def _readers_with(named: ColumnNames) -> dict[str, _Read]:
     """Return the readers, those of tables with the columns that a user names."""
     tables: dict[str, Callable[..., Reader]] = {suffix: READERS[suffix] for suffix in TABLES}
     return READERS | {suffix: partial(read, named=named) for suffix, read in tables.items()}
@@ -125,7 +132,9 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     """
     target = Path(path)
     check_writable(target)
-    ready = {key: native(np.asarray(as_array(values), order="C")) for key, values in arrays.items()}
+    ready = {
+        key: _native(np.asarray(as_array(values), order="C")) for key, values in arrays.items()
+    }
     for key, values in ready.items():
         if values.dtype.hasobject:
             raise ValueError(f"cannot write {key}: it holds Python objects; pass numbers or text")
@@ -140,7 +149,7 @@ def write_arrays(
     With the names of the columns of a table, a table is written with these, in their order.
     """
     if table_names and target.suffix in TABLES:
-        table = table_of(arrays, target.suffix)
+        table = _table_of(arrays, target.suffix)
         first = {name: table.pop(key) for key, name in table_names.items() if key in table}
         arrays = {**first, **table}
     with replacing(target) as temporary:
@@ -166,7 +175,7 @@ def sample_path() -> Path:
     return Path(__file__).parents[1] / "sample" / "cifar10_resnet50.npz"
 
 
-def find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
+def _find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
     """Return the shards of a file, folder or glob with some suffixes, in natural order."""
     storage, place = storage_of(path)
     if storage.is_file(place):
@@ -279,9 +288,9 @@ def _with_partners(storage: LocalFiles, files: Sequence[PurePath]) -> list[_Foun
         partners = _readable((p for p in storage.children(folder) if p.suffix == ".npy"), [".npy"])
         # Prefixes that nobody asked for count too: val_noise_logits is no column of val.
         known = {prefix for place, prefix in shards if place == folder}
-        known |= set(split_names(file.stem for file in partners))
+        known |= set(_split_names(file.stem for file in partners))
         for file in partners:
-            prefix, column = owner(file.stem, known)
+            prefix, column = _owner(file.stem, known)
             if (folder, prefix) in shards:
                 key = file.stem if prefix in NAMED_SPLITS else column
                 shards[folder, prefix][key] = file

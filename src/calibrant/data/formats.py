@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from calibrant.data.storage import fingerprint, is_remote, open_stream
+from calibrant.data.storage import _fingerprint, _open_stream, is_remote
 
 Array: TypeAlias = NDArray[Any]
 Order: TypeAlias = Literal["C", "F"]
@@ -66,9 +66,9 @@ class Reader:
 
     def __init__(self, path: str) -> None:
         self.path, self.lock = path, threading.Lock()  # of the place in the stream
-        self.stream = open_stream(path)
+        self.stream = _open_stream(path)
         weakref.finalize(self, self.stream.close)
-        self.fingerprint = fingerprint(path, self.stream)
+        self.fingerprint = _fingerprint(path, self.stream)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time; the last chunk may be shorter."""
@@ -88,19 +88,19 @@ class Reader:
 
     def check_unchanged(self) -> None:
         """Raise if the content of the open file has changed."""
-        if fingerprint(self.path, self.stream) != self.fingerprint:
-            raise changed(self.path)
+        if _fingerprint(self.path, self.stream) != self.fingerprint:
+            raise _changed(self.path)
 
     def reopened(self) -> IO[bytes]:
         """Open the file once more, for a place of its own to read from."""
-        stream = open_stream(self.path)
-        if fingerprint(self.path, stream) != self.fingerprint:
+        stream = _open_stream(self.path)
+        if _fingerprint(self.path, stream) != self.fingerprint:
             stream.close()
-            raise changed(self.path)
+            raise _changed(self.path)
         return stream
 
 
-def changed(path: str) -> ValueError:
+def _changed(path: str) -> ValueError:
     """Return the error for a file that is no longer the one that was opened."""
     return ValueError(
         f"{path} was replaced or rewritten while it was read; run again when it is complete"
@@ -113,7 +113,7 @@ def _rows(
     """Read rows from ``start`` on, which the stream has reached."""
     shape = (min(rows, header.shape[0] - start), *header.shape[1:]) if header.shape else ()
     raw = bytearray(stream.read(math.prod(shape) * header.dtype.itemsize))
-    with reading(path, TypeError):  # the buffer is too small
+    with _reading(path, TypeError):  # the buffer is too small
         return np.ndarray(shape, header.dtype, raw, order=order)
 
 
@@ -124,15 +124,15 @@ def _slices(whole: Array, rows: int) -> Iterator[Array]:
 
 
 @contextmanager
-def reading(path: str, *damage: type[Exception]) -> Iterator[None]:
+def _reading(path: str, *damage: type[Exception]) -> Iterator[None]:
     """Turn the errors by which a library reports a damaged file into one."""
     try:
         yield
     except damage as error:
-        raise damaged(path, error) from error
+        raise _damaged(path, error) from error
 
 
-def damaged(path: str, problem: object) -> ValueError:
+def _damaged(path: str, problem: object) -> ValueError:
     """Return the error for a file that cannot be read to its end."""
     return ValueError(f"{path} is damaged or incomplete ({problem}); copy or write it again")
 
@@ -147,18 +147,18 @@ _PARSING = threading.Lock()
 
 def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[ArrayHeader, bool]:
     """Return the header of an array of ``size`` bytes, and whether it is in Fortran order."""
-    with reading(path, ValueError, EOFError, SyntaxError, TokenError):
+    with _reading(path, ValueError, EOFError, SyntaxError, TokenError):
         version = npy.read_magic(stream)
         if version not in _NPY_HEADERS:
             raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
         with _PARSING:
             shape, fortran, dtype = _NPY_HEADERS[version](stream)
     if min(shape, default=0) < 0 or math.prod(filter(None, shape)) > sys.maxsize:
-        raise damaged(path, f"{key} has the shape {shape}")
+        raise _damaged(path, f"{key} has the shape {shape}")
     # no element is without a byte: an array of very many of them would fit any file
     needed = stream.tell() + math.prod(shape) * max(1, dtype.itemsize)
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
-        raise damaged(path, f"{key} has {size} bytes of {needed}")
+        raise _damaged(path, f"{key} has {size} bytes of {needed}")
     return ArrayHeader(shape, dtype), fortran
 
 
@@ -213,7 +213,7 @@ class NpzReader(Reader):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        with reading(path, *_ZIP_DAMAGE):
+        with _reading(path, *_ZIP_DAMAGE):
             self._archive = zipfile.ZipFile(self.stream)
             self._sizes = {
                 info.filename.removesuffix(".npy"): info.file_size
@@ -230,7 +230,7 @@ class NpzReader(Reader):
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows at a time; only arrays in Fortran order are read whole."""
-        with reading(self.path, *_ZIP_DAMAGE):
+        with _reading(self.path, *_ZIP_DAMAGE):
             member, header, fortran = self._opened(key)
             if fortran:
                 with self.lock:
@@ -245,7 +245,7 @@ class NpzReader(Reader):
                 member.read(1)  # the checksum is compared at the end
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+def _write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as a ``.npz`` file."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, values in arrays.items():
@@ -253,7 +253,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
                 npy.write_array(stream, values, allow_pickle=False)
 
 
-def rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
+def _rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
     """Yield chunks of exactly ``rows`` rows: a batch may end early, with its row group."""
     held: list[Array] = []
     for batch in batches:

@@ -169,7 +169,7 @@ def as_metadata(metadata: object) -> dict[str, Array]:
         names = [f"column {i}" for i in range(len(values))]
         if table.ndim == 1 and isinstance(name := getattr(metadata, "name", None), str):
             names = [name]
-    arrays = {name: storable(as_array(v)) for name, v in zip(names, values, strict=True)}
+    arrays = {name: _storable(as_array(v)) for name, v in zip(names, values, strict=True)}
     if wrong := [name for name, values in arrays.items() if values.ndim != 1]:
         raise ValueError(
             "metadata must have one value per example in each column, got "
@@ -178,7 +178,7 @@ def as_metadata(metadata: object) -> dict[str, Array]:
     return arrays
 
 
-def storable(values: Array) -> Array:
+def _storable(values: Array) -> Array:
     """Return objects, such as dates and missing values, as text; other arrays as they are."""
     if values.dtype != object or values.ndim != 1:
         return values
@@ -195,7 +195,7 @@ def learn_column(
     ``most`` frequent values that occur ``fewest`` times. Texts that are all numbers are numbers,
     and those that are all dates, such as 2026-01-31, are dates.
     """
-    array = storable(as_array(values))
+    array = _storable(as_array(values))
     if array.dtype.kind == "M" or _are_dates(array):
         return _learn_numbers(name, "date", _seconds(array), bins)
     numbers = _numbers_or_none(array)
@@ -211,6 +211,19 @@ def learn_column(
     if not kept or (texts.size == 1 and not missing):
         return None
     return MetadataColumn(name, "category", values=kept)
+
+
+def are_identifiers(values: Values) -> bool:
+    """Return True for whole numbers or texts that are all different, such as numbers of rows.
+
+    Decimal numbers and dates usually are all different, and tell examples apart nonetheless.
+    """
+    array = _storable(as_array(values))
+    if array.dtype.kind not in "iuSU" or _are_dates(array):
+        return False
+    numbers = _numbers_or_none(array)
+    whole = numbers is None or not np.any(numbers[~np.isnan(numbers)] % 1)
+    return whole and np.unique(array).size == array.size > _FEW_VALUES
 
 
 def learn_numbers(name: str, numbers: FloatArray, *, bins: int = 8) -> MetadataColumn | None:
@@ -288,7 +301,7 @@ def _are_dates(values: Array) -> bool:
 def _seconds(values: Array) -> FloatArray:
     """Return dates as seconds; NaN where they are missing."""
     if values.dtype.kind != "M":
-        texts, index = np.unique(_as_texts(storable(values)), return_inverse=True)
+        texts, index = np.unique(_as_texts(_storable(values)), return_inverse=True)
         values = np.array([_as_date(text.strip()) for text in texts.tolist()])[index.reshape(-1)]
     dates = values.astype("datetime64[s]")
     return np.where(np.isnat(dates), math.nan, dates.astype(np.int64).astype(np.float64))

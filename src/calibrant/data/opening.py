@@ -18,16 +18,16 @@ from calibrant.data.columns import (
     SCORES,
     Columns,
     OpenFiles,
+    _split_names,
+    _under_keys,
+    _under_split,
     array_column,
     full_key,
-    split_names,
-    under_keys,
-    under_split,
 )
 from calibrant.data.dataset import IN_MEMORY, Dataset
-from calibrant.data.files import INPUT_FORMATS, ShardFiles, find_shards, readers_with
+from calibrant.data.files import INPUT_FORMATS, ShardFiles, _find_shards, _readers_with
 from calibrant.data.shards import NoGoodShard
-from calibrant.data.tables import BY_RULES, ColumnNames, frame_arrays
+from calibrant.data.tables import BY_RULES, ColumnNames, _frame_arrays
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -78,10 +78,10 @@ def open_dataset(
     )
     named = ColumnNames(labels, *scores)
     if is_frame(path):
-        return _of_arrays(frame_arrays(path, {}, named))
+        return _of_arrays(_frame_arrays(path, {}, named))
     place = os.fspath(path)
-    opened = partial(_predictions, OpenFiles(readers_with(named)), named)
-    shards, skipped = _opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
+    opened = partial(_predictions, OpenFiles(_readers_with(named)), named)
+    shards, skipped = _opened_shards(place, _find_shards(place), opened, skip_bad=skip_bad)
     kept = None if cache is None else os.fspath(cache)
     return Dataset(place, shards, cache=kept, skipped=skipped, named=named)
 
@@ -119,8 +119,8 @@ def _predictions(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Col
             arrays[key] = columns[PurePath(file).stem]
             continue
         if named != BY_RULES and not files.reader(file).table_names:
-            columns = under_keys(columns, named.keys(file))
-        arrays |= under_split(columns, key) if key else columns
+            columns = _under_keys(columns, named.keys(file))
+        arrays |= _under_split(columns, key) if key else columns
     return arrays
 
 
@@ -161,7 +161,7 @@ def open_inputs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Data
         suffixes = comma_separated(INPUT_FORMATS)
         raise ValueError(f"{place} holds no inputs: the suffix must be one of {suffixes}")
     alone = place.endswith(".npy") and not re.search(r"[*?[]", place)
-    shards = [{PurePath(place).stem: place}] if alone else find_shards(place, INPUT_FORMATS)
+    shards = [{PurePath(place).stem: place}] if alone else _find_shards(place, INPUT_FORMATS)
     arrays, skipped = _opened_shards(place, shards, partial(_inputs, files), skip_bad=skip_bad)
     return Dataset(place, arrays, skipped=skipped)
 
@@ -204,7 +204,7 @@ def as_dataset(
     if isinstance(data, Mapping):
         values = {**data, **values}
     elif is_frame(data) and labels is None:
-        values = frame_arrays(data, values)
+        values = _frame_arrays(data, values)
     elif not is_data(data):
         if data is not None and labels is None:
             raise TypeError(
@@ -239,7 +239,7 @@ def _with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Frames whose columns are in another order than those of the first are brought into its order.
     """
     result = dict(arrays)
-    for split in split_names(arrays):
+    for split in _split_names(arrays):
         for key in (full_key(split, column) for column in SCORES):
             names = class_names_of(arrays.get(key))
             if names is None:

@@ -88,7 +88,9 @@ class Shard:
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
             there = comma_separated(key for key in self.columns if key == key.strip())
-            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}")
+            hint = ": or name them, --labels NAME, open_dataset(path, labels=NAME)"
+            hint = hint if name == "labels" else ""
+            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}{hint}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))
         if column.shape[0] != self.rows:
@@ -105,7 +107,7 @@ class Shard:
         yield from zip(*(self.column(name).chunks(rows) for name in columns), strict=True)
 
 
-def agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
+def _agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
     """Return a column of all shards, which may differ in the number of rows only."""
     columns = [shard.column(name) for shard in shards]
     for column in columns:
@@ -142,7 +144,7 @@ def located(path: str, shard: Shard | None = None) -> Iterator[Place]:
         raise kind(printable(f"{where}: {problem}")) from problem
 
 
-def run_shard(
+def _run_shard(
     task: Callable[[Iterator[Chunk]], T],
     columns: Mapping[str, str],
     convert: Callable[[Array], Array] | None,
@@ -166,7 +168,7 @@ def run_shard(
                 named["logits"] = convert(named["logits"])
             if sample is not None and "labels" in named:
                 kept = sample.keeps(shard.first + place.row, count)
-                named["labels"] = sampled_labels(named["labels"], kept)
+                named["labels"] = _sampled_labels(named["labels"], kept)
             yield Chunk(named)
             del values, named  # else they would stay in memory while the next chunk is read
             place.row += count
@@ -178,7 +180,7 @@ def run_shard(
         return task(chunks(place))
 
 
-def sampled_labels(labels: Array, kept: BoolArray) -> Array:
+def _sampled_labels(labels: Array, kept: BoolArray) -> Array:
     """Return labels ``(rows, ...)``, ignored in the rows that are not kept."""
     each = kept.reshape(-1, *[1] * (labels.ndim - 1))
     return np.where(each, labels, np.array(IGNORED, np.promote_types(labels.dtype, np.int16)))
@@ -198,7 +200,9 @@ class BadShard:
     message: str
 
 
-def run_or_refuse(work: Callable[[Shard, Report], T], shard: Shard, report: Report) -> T | BadShard:
+def _run_or_refuse(
+    work: Callable[[Shard, Report], T], shard: Shard, report: Report
+) -> T | BadShard:
     """Work on a shard; return the message if it cannot be read, or has bad rows."""
     try:
         return work(shard, report)

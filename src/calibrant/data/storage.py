@@ -120,7 +120,7 @@ def storage_of(path: str) -> tuple[LocalFiles, PurePath]:
     return _RemoteFiles(files), PurePosixPath(place)
 
 
-def open_stream(path: str) -> IO[bytes]:
+def _open_stream(path: str) -> IO[bytes]:
     """Open a file or an object."""
     if not is_remote(path):
         return open(path, "rb")
@@ -128,7 +128,7 @@ def open_stream(path: str) -> IO[bytes]:
     return cast(IO[bytes], files.open(place, "rb"))
 
 
-def fingerprint(path: str, stream: IO[bytes] | None = None) -> Fingerprint:
+def _fingerprint(path: str, stream: IO[bytes] | None = None) -> Fingerprint:
     """Return the fingerprint of an open file, or of a file or object as it is now."""
     if not is_remote(path):
         status = os.stat(path) if stream is None else os.fstat(stream.fileno())
@@ -170,12 +170,12 @@ class OutputFolder:
 
     def stamp(self, name: str) -> list[int]:
         """Return numbers that change with a file, and that other machines see alike."""
-        _, *stamp = fingerprint(self.address(name))
+        _, *stamp = _fingerprint(self.address(name))
         return stamp
 
     def read(self, name: str) -> str:
         """Return the text of a file."""
-        with open_stream(self.address(name)) as stream:
+        with _open_stream(self.address(name)) as stream:
             return stream.read().decode()
 
     def write(self, name: str, text: str) -> None:

@@ -26,12 +26,12 @@ from calibrant.data.columns import (
     CLASS_NAMES,
     LABEL_NAMES,
     SCORES,
+    _owner,
+    _split_names,
     full_key,
-    owner,
-    split_names,
 )
-from calibrant.data.formats import Array, ArrayHeader, Reader, TableRows, rechunked
-from calibrant.data.metadata import storable
+from calibrant.data.formats import Array, ArrayHeader, Reader, TableRows, _rechunked
+from calibrant.data.metadata import _storable
 
 _FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""
@@ -116,7 +116,7 @@ class TableLayout:
 
     @property
     def table_names(self) -> dict[str, str]:
-        """Names of the columns, in their order, by those that :func:`table_of` gives them."""
+        """Names of the columns, in their order, by those that :func:`_table_of` gives them."""
         written = {self.labels: "labels", self.split: _SPLIT}
         for array, columns in self.stacked.items():
             names = map(str, range(len(columns))) if array == "features" else self.names or [""]
@@ -167,7 +167,7 @@ def layout_of(columns: Sequence[str], where: str, named: ColumnNames = BY_RULES)
     if named != BY_RULES:  # other columns of these names would be taken for the named ones
         columns = [column for column in columns if column in known or column not in ARRAY_KEYS]
     others = [column for column in columns if column not in known]
-    if scores and (confusing := [c for c in others if split_names([c])]):
+    if scores and (confusing := [c for c in others if _split_names([c])]):
         raise ValueError(
             f"{where} has a column {confusing[0]} beside {used[0]}: rename it, since it would be "
             "taken for a split of that name"
@@ -325,7 +325,7 @@ class TableReader(Reader):
             yield from (names[i : i + rows] for i in range(0, len(names), rows))
             return
         dtype = self.headers[key].dtype
-        yield from rechunked(self._arrays(*self._meaning[key], rows, dtype), rows)
+        yield from _rechunked(self._arrays(*self._meaning[key], rows, dtype), rows)
 
     def _arrays(self, split: str, column: str, rows: int, dtype: np.dtype[Any]) -> Iterator[Array]:
         layout = self._layout
@@ -377,21 +377,21 @@ class TableReader(Reader):
         return values.filter(np.concatenate([self._splits(batch) == split for batch in batches]))
 
 
-def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
+def _table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
     """Return arrays as the columns of a table, from which the rules make the same arrays again.
 
     ``form`` is that of the file, for errors.
 
-    >>> list(table_of({"probs": np.ones((1, 2)) / 2, "labels": np.array([0])}, ".csv"))
+    >>> list(_table_of({"probs": np.ones((1, 2)) / 2, "labels": np.array([0])}, ".csv"))
     ['probs_0', 'probs_1', 'labels']
     """
     stored = arrays.get(CLASS_NAMES)
-    splits = split_names(arrays) or [""]
+    splits = _split_names(arrays) or [""]
     tables: list[dict[str, Any]] = []
     for split in splits:
         table: dict[str, Any] = {}
         for key, values in arrays.items():
-            part, column = owner(key, splits)
+            part, column = _owner(key, splits)
             if part == split and key != CLASS_NAMES:
                 table |= _table_columns(key, column, values, stored, form)
         rows = {len(values) for values in table.values()}
@@ -445,7 +445,7 @@ class _FrameReader(Reader):
     def __init__(self, frame: Any, beside: Mapping[str, object]) -> None:
         self.path, self.stream, self.fingerprint = _FRAME, io.BytesIO(), ()
         names = [str(name) for name in frame.columns]
-        columns = {str(name): storable(as_array(frame[name])) for name in frame.columns}
+        columns = {str(name): _storable(as_array(frame[name])) for name in frame.columns}
         columns |= {name: as_array(values) for name, values in beside.items()}
         if len(set(names)) < len(names):
             raise ValueError(f"{_FRAME} has two columns of one name among {comma_separated(names)}")
@@ -459,7 +459,7 @@ class _FrameReader(Reader):
         yield TableRows(columns, "row", range(len(next(iter(columns.values())))))
 
 
-def frame_arrays(
+def _frame_arrays(
     frame: Any, beside: Mapping[str, object], named: ColumnNames = BY_RULES
 ) -> dict[str, Array]:
     """Return the arrays that a data frame holds, and those ``beside`` it, by their keys."""

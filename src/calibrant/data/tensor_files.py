@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import CLASS_NAMES, split_names
-from calibrant.data.formats import Array, ArrayHeader, Reader, changed, damaged, reading
-from calibrant.data.storage import fingerprint, is_remote
+from calibrant.data.columns import CLASS_NAMES, _split_names
+from calibrant.data.formats import Array, ArrayHeader, Reader, _changed, _damaged, _reading
+from calibrant.data.storage import _fingerprint, is_remote
 
 # NumPy has no bfloat16: it is widened, which loses nothing.
 _DTYPES = {
@@ -45,8 +45,8 @@ class SafetensorsReader(Reader):
         length, size = int.from_bytes(self.stream.read(8), "little"), self.fingerprint[1]
         first = end = 8 + length
         if length > min(_MAX_HEADER_BYTES, size - 8):
-            raise damaged(path, f"a header of {length} bytes")
-        with reading(path, *_HEADER_DAMAGE):
+            raise _damaged(path, f"a header of {length} bytes")
+        with _reading(path, *_HEADER_DAMAGE):
             content = json.loads(self.stream.read(length))
             content.pop("__metadata__", None)
             for key, entry in sorted(content.items()):
@@ -80,7 +80,7 @@ class SafetensorsReader(Reader):
             with self.lock:
                 self.stream.seek(place + start * width)
                 raw = bytearray(self.stream.read(count * width))
-            with reading(self.path, TypeError):  # the buffer is too small
+            with _reading(self.path, TypeError):  # the buffer is too small
                 shape = (count, *header.shape[1:]) if header.shape else ()
                 values: Array = np.ndarray(shape, stored, raw)
             # bfloat16 is the upper half of float32
@@ -115,7 +115,7 @@ class TorchReader(Reader):
             kind = type(content).__name__
             raise ValueError(f"{path} holds a {kind}, a dictionary is wanted: {_HOW_TO_SAVE}")
         tensors = {str(key): v for key, v in content.items() if isinstance(v, Tensor)}
-        if not split_names(tensors):
+        if not _split_names(tensors):
             names = comma_separated(str(key)[:40] for key in list(content)[:8])
             more = " ..." if len(content) > 8 else ""
             raise ValueError(
@@ -146,10 +146,10 @@ class TorchReader(Reader):
                 f"any code; save plain tensors: {_HOW_TO_SAVE}"
             ) from problem
         except Exception as problem:  # of many kinds, from the depths of torch
-            raise damaged(self.path, problem) from problem
+            raise _damaged(self.path, problem) from problem
         # torch opens by name: make sure that it mapped the file that we hold
-        if fingerprint(self.path) != self.fingerprint:
-            raise changed(self.path)
+        if _fingerprint(self.path) != self.fingerprint:
+            raise _changed(self.path)
         return content
 
     def _checked(self, key: str, tensor: Tensor) -> Tensor:

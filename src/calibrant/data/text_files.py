@@ -18,15 +18,15 @@ import numpy as np
 from calibrant._core.checks import FloatArray
 from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, ArrayHeader, NoArrayError, Reader, TableRows, rechunked
+from calibrant.data.formats import Array, ArrayHeader, NoArrayError, Reader, TableRows, _rechunked
 from calibrant.data.tables import (
     BY_RULES,
     RULES,
     ColumnNames,
     TableLayout,
     TableReader,
+    _table_of,
     layout_of,
-    table_of,
 )
 
 _DELIMITERS = (",", ";", "\t")
@@ -114,7 +114,7 @@ class CsvFile(Reader):
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of a column at a time."""
-        yield from rechunked((batch.columns[key] for batch in self.batches([key], rows)), rows)
+        yield from _rechunked((batch.columns[key] for batch in self.batches([key], rows)), rows)
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[TableRows]:
         """Yield at most ``rows`` rows of several columns at a time."""
@@ -152,7 +152,7 @@ class CsvFile(Reader):
         return values.reshape(len(lines), len(keys))
 
 
-class CsvTable(CsvFile):
+class _CsvTable(CsvFile):
     """A ``.csv`` file with a column per class; columns of scores are numbers."""
 
     layout: TableLayout
@@ -189,15 +189,15 @@ def _no_number(field: str) -> str:
     return f"must be a number, got {text[:40]!r}" if "_" in text else ""
 
 
-def csv_reader(path: str, named: ColumnNames = BY_RULES) -> TableReader:
+def _csv_reader(path: str, named: ColumnNames = BY_RULES) -> TableReader:
     """Open a ``.csv`` file; a pass over it counts its rows."""
-    table = CsvTable(path, named)
+    table = _CsvTable(path, named)
     return TableReader(table, table.layout)
 
 
-def write_csv(path: Path, arrays: Mapping[str, Array]) -> None:
+def _write_csv(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as a table with a column per class; numbers keep all of their digits."""
-    table = table_of(arrays, ".csv")
+    table = _table_of(arrays, ".csv")
     columns = list(table.values())
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")

@@ -21,10 +21,10 @@ from calibrant._core.checks import (
     check_choice,
     warn,
 )
-from calibrant._core.class_names import numbered
+from calibrant._core.class_names import as_array, numbered
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_axes, as_html, frame, one_line
-from calibrant.decide.probabilities import check_share, in_form_of, probabilities
+from calibrant.decide.probabilities import _in_form_of, check_share, probabilities
 from calibrant.metrics.reductions import Input
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ConformalSets:
         members = _class_scores(rows, self.score, self.seed, least) <= limit
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
-        return in_form_of(scores, members)
+        return _in_form_of(scores, members)
 
     def _limits(
         self, shape: tuple[int, ...], group: ArrayLike | None, weight: ArrayLike | None
@@ -216,7 +216,7 @@ class ConformalSets:
         if self.by == "class":
             return np.array([self.limits[str(k)] for k in range(self.classes)])
         if group is not None:
-            names, at = np.unique(np.asarray(group).astype(str), return_inverse=True)
+            names, at = np.unique(as_array(group).astype(str), return_inverse=True)
             if unknown := [name for name in names if name not in self.limits]:
                 known = comma_separated(list(self.limits))
                 raise ValueError(f"there is no limit for the group {unknown[0]}; known are {known}")
@@ -363,9 +363,10 @@ def conformal(
         names = [str(k) for k in range(rows.shape[-1])]
         cells = truth.astype(str)
         if not isinstance(by, str):
-            if np.shape(by) != targets.shape:
-                raise ValueError(f"by must have the shape {targets.shape}, got {np.shape(by)}")
-            group = cells = np.asarray(by)[kept].astype(str)
+            of_each = as_array(by)
+            if of_each.shape != targets.shape:
+                raise ValueError(f"by must have the shape {targets.shape}, got {of_each.shape}")
+            group = cells = of_each[kept].astype(str)
             names = np.unique(cells).tolist()
         elif by != "class":
             raise ValueError(f'by must be "class", or the group of each example, got {by!r}')
@@ -393,7 +394,7 @@ def _finite(limit: float) -> float | None:
 
 
 def _ratios(weight: Any, name: str) -> FloatArray:
-    values = np.asarray(weight, np.float64)
+    values = checks.as_float64(weight)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"{name} must be ratios of densities, finite and not negative")
     return values

@@ -15,7 +15,7 @@ from calibrant._core import checks
 from calibrant._core.checks import Features, FloatArray, IntArray, Logits, Values
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.decide.probabilities import in_form_of, probabilities
+from calibrant.decide.probabilities import _in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 
 PRECISION = 0.01
@@ -71,7 +71,7 @@ def shift_prior(
             "small share"
         )
     shifted /= total
-    return in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
+    return _in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
 
 
 @overload
@@ -122,7 +122,7 @@ def estimate_prior(
     rows, scores = probabilities(logits, probs)
     old = _as_prior(old_prior, rows.shape[-1], "old_prior", least=1e-12)
     prior = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
-    return in_form_of(scores, prior)
+    return _in_form_of(scores, prior)
 
 
 def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:

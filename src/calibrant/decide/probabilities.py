@@ -44,7 +44,7 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
     return rows, scores
 
 
-def in_form_of(scores: Logits, values: NDArray[T]) -> Tensor | NDArray[T]:
+def _in_form_of(scores: Logits, values: NDArray[T]) -> Tensor | NDArray[T]:
     """NumPy for NumPy; for a tensor one on its device, where floats have its precision."""
     if not isinstance(scores, Tensor):
         return values

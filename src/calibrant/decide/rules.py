@@ -16,7 +16,7 @@ from calibrant._core.class_names import as_array, in_order
 from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.decide.conformal_sets import ConformalSets
-from calibrant.decide.probabilities import in_form_of, probabilities
+from calibrant.decide.probabilities import _in_form_of, probabilities
 from calibrant.decide.threshold_results import Threshold
 from calibrant.decide.threshold_search import Counts, Trials
 from calibrant.metrics.reductions import Input, check_one_input
@@ -181,7 +181,7 @@ class DecisionRule(nn.Module):
             decisions[self.decision] = decided >= self.guarantee.threshold
         form = checks.as_scores(values)
         made = renumbered(decisions, places)
-        return {name: in_form_of(form, decided) for name, decided in made.items()}
+        return {name: _in_form_of(form, decided) for name, decided in made.items()}
 
     def tally(self, decisions: Mapping[str, Any], labels: IntArray | None) -> Tally:
         """Count decisions; with ``labels`` ``(...)``, of which -100 is unknown, also mistakes."""

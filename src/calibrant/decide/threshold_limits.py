@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
@@ -50,7 +50,7 @@ _EXAMPLES = {
 }
 
 
-class Limits(Data, total=False):
+class _Limits(Data, total=False):
     """What a threshold is to keep, and the examples."""
 
     max_error: float | None
@@ -62,14 +62,14 @@ class Limits(Data, total=False):
     cost: ArrayLike | None
 
 
-@keywords(Limits)
+@keywords(_Limits)
 def threshold(
     logits: Input = None,
     labels: Input = None,
     *,
     positive: int | None = None,
     certainty: float = 0.95,
-    **options: Unpack[Limits],
+    **options: Unpack[_Limits],
 ) -> Threshold:
     r"""Threshold of a probability that keeps limits with a guaranteed certainty.
 
@@ -180,7 +180,8 @@ def thresholds(
     logits, labels, **options
         As for :func:`threshold`. Labels of the shape of the logits are those of tags.
     by : (...), optional
-        Group of each example; each gets a threshold of its own. Without it, each class or tag does.
+        Group of each example; each gets a threshold of its own, and so does each tag in it, if
+        ``by`` is ``(n,)`` and the labels are those of tags. Without it, each class or tag does.
     certainty : float in (0, 1)
         Probability that the limits of all thresholds hold; of each by itself, unless ``together``.
     together : bool
@@ -189,7 +190,7 @@ def thresholds(
     Returns
     -------
     dict
-        Thresholds by the name of the group, or by the number of the class or tag.
+        Thresholds by the name of the group, by the number of the class or tag, or by both.
 
     Examples
     --------
@@ -205,20 +206,29 @@ def thresholds(
     given = {name: as_array(values) for name, values in data.items() if values is not None}
     scores = given.get("logits", given.get("probs"))
     if by is not None:
-        group = as_array(by)
-        shape = as_array(given.get("labels", given.get("outcome"))).shape
-        if group.shape != shape:
+        group, of = as_array(by), given.get("labels", given.get("outcome"))
+        shape = as_array(of).shape
+        tags = scores is not None and scores.shape == shape and group.shape == shape[:-1] != ()
+        if group.shape != shape and not tags:
             raise ValueError(f"by must have the shape {shape} of the labels, got {group.shape}")
         names = np.unique(group)
         parts = {name.item(): {k: v[group == name] for k, v in given.items()} for name in names}
+        if tags:
+            parts = {(k, tag): v for k, part in parts.items() for tag, v in _tags(part).items()}
     elif scores is None or "labels" not in given or scores.ndim < 2:
         raise TypeError("without by=, thresholds are those of classes or tags: pass their logits")
     elif scores.shape == given["labels"].shape:  # tags
-        parts = {k: {name: v[..., k] for name, v in given.items()} for k in range(scores.shape[-1])}
+        parts = _tags(given)
     else:
         parts = {k: {**given, "positive": k} for k in range(scores.shape[-1])}
     each = 1 - (1 - certainty) / len(parts) if together else certainty
     return {name: threshold(**part, certainty=each, **options) for name, part in parts.items()}
+
+
+def _tags(given: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, Any]]:
+    """Return the examples of each tag."""
+    tags = given["labels"].shape[-1]
+    return {k: {name: values[..., k] for name, values in given.items()} for k in range(tags)}
 
 
 def _checked_wishes(
@@ -236,7 +246,7 @@ def _checked_wishes(
             raise TypeError("max_cost= needs the costs of decisions: pass cost= with 2 x 2 of them")
         costs = None
     else:
-        costs = np.asarray(options["cost"], np.float64)
+        costs = as_float64(options["cost"])
         wanted = "cost must be [[true negative, false positive], [false negative, true positive]]"
         if costs.shape != (2, 2) or not np.isfinite(costs).all():
             raise ValueError(f"{wanted}, got {options['cost']!r:.100}")

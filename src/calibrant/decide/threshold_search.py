@@ -30,7 +30,7 @@ MAX_TRIED = 500
 Test: TypeAlias = Callable[[IntArray, "FloatArray | IntArray", float], FloatArray]
 
 
-def binomial_p_values(
+def _binomial_p_values(
     trials: IntArray, failures: FloatArray | IntArray, share: float
 ) -> FloatArray:
     """P-values of shares of failures above ``share``, from counts; 1 where there are no trials."""
@@ -49,7 +49,7 @@ def hoeffding_bentkus(trials: IntArray, losses: FloatArray | IntArray, share: fl
     divergence = rel_entr(mean, share) + rel_entr(1 - mean, 1 - share)
     # a sum that is whole but for its last digit must not be rounded up to the next number
     up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
-    bentkus = math.e * binomial_p_values(trials, up, share)
+    bentkus = math.e * _binomial_p_values(trials, up, share)
     return np.where(trials > 0, np.minimum(np.exp(-trials * divergence), bentkus), 1.0)
 
 
@@ -70,7 +70,7 @@ class Trials(NamedTuple):
     limit: float
     trials: IntArray
     failures: FloatArray | IntArray
-    test: Test = binomial_p_values
+    test: Test = _binomial_p_values
     ends: tuple[float, float] = (0.0, 1.0)
 
     @property
@@ -87,7 +87,7 @@ class Trials(NamedTuple):
     def bound(self, at: int, level: float) -> float:
         """Return the end of the interval of the value at one threshold."""
         n, failed = self.trials[at], self.failures[at]
-        if self.test is binomial_p_values:
+        if self.test is _binomial_p_values:
             return self.value(float(clopper_pearson(failed, n, level)[1]))
         low = float(failed / n)
         above = brentq(lambda x: float(self.test(n, failed, x)) - level, low, 1) if low < 1 else 1.0
@@ -97,7 +97,7 @@ class Trials(NamedTuple):
         """Return the trials at every ``step``-th threshold of so many times the examples."""
         trials = np.round(factor * self.trials[::step])
         failures = factor * self.failures[::step]
-        if self.test is binomial_p_values:
+        if self.test is _binomial_p_values:
             failures = np.round(failures)
         return self._replace(trials=trials, failures=np.minimum(failures, trials))
 
@@ -113,10 +113,10 @@ class Trials(NamedTuple):
             order = slice(None, None, -1 if self.name in MISSES else 1)
             passed = np.logical_and.accumulate((p_values <= level)[order])[order]
             return np.full(len(p_values), level), passed
-        return fallback(p_values, level * shares)
+        return _fallback(p_values, level * shares)
 
 
-def fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, BoolArray]:
+def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, BoolArray]:
     """Level of each test and its result; a test that passes hands its level to the next one."""
     levels, passed = np.empty_like(p_values), np.zeros(len(p_values), dtype=bool)
     carried = 0.0
@@ -165,7 +165,7 @@ class Search(NamedTuple):
     shown: bool
 
 
-def search(limits: Sequence[Trials], shares: FloatArray, alpha: float) -> Search:
+def _search(limits: Sequence[Trials], shares: FloatArray, alpha: float) -> Search:
     """Find the thresholds at which all limits hold, except with the probability ``alpha``.
 
     The limits share ``alpha`` equally (Bonferroni).
@@ -179,7 +179,7 @@ def search(limits: Sequence[Trials], shares: FloatArray, alpha: float) -> Search
     return Search(kept, np.array(levels), shown or (others and bool(kept.any())))
 
 
-def more_labels(limits: Sequence[Trials], shares: FloatArray, alpha: float, n: int) -> float:
+def _more_labels(limits: Sequence[Trials], shares: FloatArray, alpha: float, n: int) -> float:
     """About how many more examples would show the limits, if their rates were as in these.
 
     Infinity if no number would.
@@ -189,7 +189,7 @@ def more_labels(limits: Sequence[Trials], shares: FloatArray, alpha: float, n: i
 
     def enough(times: float) -> bool:
         larger = [one.times(times, step) for one in limits]
-        return search(larger, shares[::step], alpha).shown
+        return _search(larger, shares[::step], alpha).shown
 
     high = 2.0
     while not enough(high):
@@ -255,8 +255,8 @@ def best_passing(
 ) -> Threshold:
     """Return the best threshold that passes in the procedure of :func:`threshold`."""
     alpha, n = 1 - certainty, counts.n
-    found = search(limits, shares, alpha)
-    needed = 0.0 if found.shown else more_labels(limits, shares, alpha, n)
+    found = _search(limits, shares, alpha)
+    needed = 0.0 if found.shown else _more_labels(limits, shares, alpha, n)
     places = found.passed.nonzero()[0]
     if not len(places):
         nothing = [ShownLimit(one.name, one.limit, math.nan, math.nan, 0) for one in limits]

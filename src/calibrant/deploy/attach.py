@@ -274,7 +274,7 @@ class CalibratedModel(nn.Module):
         return cls(inner, calibrator, last_layer=last_layer)
 
 
-def fitted_calibrator(module: nn.Module) -> Calibrator:
+def _fitted_calibrator(module: nn.Module) -> Calibrator:
     """Return a module as a calibrator; raise unless it is a fitted one."""
     check_calibrator(module)
     assert isinstance(module, Calibrator)

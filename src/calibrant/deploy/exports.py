@@ -23,7 +23,7 @@ from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
-from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
+from calibrant.deploy.attach import CalibratedModel, Layer, _fitted_calibrator
 
 SUFFIXES = (".onnx", ".pt2")
 """Suffixes of the files that :func:`export` writes."""
@@ -38,7 +38,7 @@ _Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 def export(
-    calibrator: Calibrator,
+    calibrator: Calibrator | CalibratedModel,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
@@ -58,8 +58,8 @@ def export(
 
     Parameters
     ----------
-    calibrator : Calibrator
-        Fitted.
+    calibrator : Calibrator or CalibratedModel
+        Fitted; what :func:`calibrant.calibrated` returns holds the model as well.
     path : path
         With the suffix ``.onnx``, or ``.pt2`` for a program of ``torch.export``, which
         ``torch.export.load(path).module()`` runs.
@@ -101,6 +101,9 @@ def export(
     >>> difference <= 1e-5, torch.equal(again(logits), fitted(logits))
     (True, True)
     """
+    if isinstance(calibrator, CalibratedModel):
+        model, last_layer = calibrator.model, calibrator.last_layer
+        calibrator = calibrator.calibrator
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise ValueError(f"cannot write {target}: the suffix must be {' or '.join(SUFFIXES)}")
@@ -136,9 +139,9 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
             "without the model, or write a .pt2 file"
         )
     program = graph.program()
-    with graph.explained("torch.onnx"), quiet():
+    with graph.explained("torch.onnx"), _quiet():
         converted = torch.onnx.export(
-            precise(program),
+            _precise(program),
             dynamo=True,
             verbose=False,
             opset_version=opset,
@@ -147,7 +150,7 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
             dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
         )
     assert converted is not None
-    converted.model.metadata_props.update(metadata(graph.calibrator))
+    converted.model.metadata_props.update(_metadata(graph.calibrator))
     converted.save(file, external_data=False)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
@@ -160,12 +163,12 @@ def _write_onnx(graph: _Graph, file: Path, opset: int) -> _Run:
 
 def _write_program(graph: _Graph, file: Path) -> _Run:
     """Write a program of ``torch.export``, and return the function that runs it."""
-    extra = {"calibrant.json": json.dumps(metadata(graph.calibrator))}
+    extra = {"calibrant.json": json.dumps(_metadata(graph.calibrator))}
     written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
-    with quiet():
+    with _quiet():
         torch.export.save(graph.program(), written, extra_files=extra)
     file.write_bytes(written.getbuffer())
-    with file.open("rb") as read, quiet():
+    with file.open("rb") as read, _quiet():
         again = torch.export.load(read).module()
 
     def run(inputs: tuple[Tensor, ...]) -> Tensor:
@@ -200,7 +203,7 @@ class _Graph(nn.Module):
             raise ValueError("model and example belong together: pass both or neither")
         self.by_name, self.varying = isinstance(example, Mapping), 2 if tokens else 1
         self.probabilities = probabilities
-        calibrator = fitted_calibrator(calibrator)
+        calibrator = _fitted_calibrator(calibrator)
         inner: Calibrator | CalibratedModel = calibrator
         if model is None:
             shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)
@@ -265,7 +268,7 @@ class _Graph(nn.Module):
             )
         args, named = self.arguments(self.inputs.values())
         shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
-        with self.explained("torch.export"), quiet(), torch.no_grad():
+        with self.explained("torch.export"), _quiet(), torch.no_grad():
             return torch.export.export(self, args, named, dynamic_shapes=shapes, strict=False)
 
     @contextmanager
@@ -300,7 +303,7 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
     return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
 
 
-def metadata(calibrator: Calibrator) -> dict[str, str]:
+def _metadata(calibrator: Calibrator) -> dict[str, str]:
     """Return method, classes and version, to be stored in the file."""
     from calibrant import __version__
 
@@ -318,7 +321,7 @@ def metadata(calibrator: Calibrator) -> dict[str, str]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence warnings and log messages of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -487,7 +490,7 @@ _PRECISE: dict[Any, Callable[..., Tensor]] = {
 """Replacements of operators."""
 
 
-def precise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _precise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return the program with the replacements of operators."""
     graphs = [part.graph for part in program.graph_module.modules() if hasattr(part, "graph")]
     names = {_operator(node.target) for graph in graphs for node in graph.nodes}

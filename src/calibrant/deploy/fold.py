@@ -15,7 +15,7 @@ from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.calibrators.tags import TagCalibrator
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy.attach import fitted_calibrator
+from calibrant.deploy.attach import _fitted_calibrator
 
 
 def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
@@ -49,7 +49,7 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
     >>> torch.allclose(probs, fitted.predict_proba(last(inputs)), atol=1e-6)
     True
     """
-    calibrator = copy.deepcopy(fitted_calibrator(calibrator)).cpu()
+    calibrator = copy.deepcopy(_fitted_calibrator(calibrator)).cpu()
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
     classes = int(calibrator.classes_)

@@ -41,9 +41,9 @@ from calibrant.deploy.attach import Layer
 from calibrant.deploy.models import (
     Classifier,
     ModelName,
-    array_classifier,
-    forget_classifier,
-    load_classifier,
+    _array_classifier,
+    _forget_classifier,
+    _load_classifier,
 )
 from calibrant.workflows.apply import empty_array, write_columns
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
@@ -210,15 +210,15 @@ def collect_shards(
                         f"{option} is for models that are loaded by a name, got a {kind}"
                     )
             stack.enter_context(evaluating(model))
-            named = array_classifier(model if device is None else model.to(own_device(device)))
+            named = _array_classifier(model if device is None else model.to(own_device(device)))
         else:
             name, file = os.fspath(model), None if weights is None else os.fspath(weights)
             call = uuid.uuid4().hex
             named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
-            stack.callback(forget_classifier)  # else it would keep the memory of a GPU
+            stack.callback(_forget_classifier)  # else it would keep the memory of a GPU
         run = _Collection.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
-            forget_classifier()
+            _forget_classifier()
         dataset = open_inputs(data, skip_bad=skip_bad)
         shards, skipped = _usable(dataset, run, skip_bad)
         folder = OutputFolder(os.fspath(out))
@@ -254,7 +254,7 @@ class _Collection:
         batch_size: int,
     ) -> _Collection:
         """Load the model, and check that it has the layer."""
-        loaded = model if isinstance(model, Classifier) else load_classifier(model)
+        loaded = model if isinstance(model, Classifier) else _load_classifier(model)
         if last_layer is not None:
             name_of(loaded.module, last_layer)
         columns = loaded.columns if inputs is None else tuple(inputs)
@@ -271,7 +271,7 @@ class _Collection:
         """Return the model, which must be the same in every process."""
         if isinstance(self.model, Classifier):
             return self.model
-        model = load_classifier(self.model)
+        model = _load_classifier(self.model)
         if model.fingerprint != self.fingerprint:
             raise ChildProcessError(
                 f"{self.model.name} has other weights in another process: let it load its weights, "

@@ -76,7 +76,7 @@ class ModelName:
 _LOADING = RLock()  # a factory may load another classifier
 
 
-def load_classifier(model: ModelName) -> Classifier:
+def _load_classifier(model: ModelName) -> Classifier:
     """Load a classifier; a process keeps the last one, which its threads share.
 
     Parameters
@@ -90,14 +90,14 @@ def load_classifier(model: ModelName) -> Classifier:
 
     Examples
     --------
-    >>> load_classifier(ModelName("torch.nn:Identity")).columns
+    >>> _load_classifier(ModelName("torch.nn:Identity")).columns
     ('inputs',)
     """
     with _LOADING:  # new weights are drawn from the one generator of all threads
         return _loaded(model)
 
 
-def forget_classifier() -> None:
+def _forget_classifier() -> None:
     """Free the classifier that is kept."""
     with _LOADING:
         _loaded.cache_clear()
@@ -119,7 +119,7 @@ def _loaded(model: ModelName) -> Classifier:
         if model.weights is not None:
             _load_weights(module, model.weights)
         precision = None if precision == "auto" else precision
-        return array_classifier(module.to(target, precision).eval())
+        return _array_classifier(module.to(target, precision).eval())
     if suffix == ".pt2":
         if not model.trust_remote_code:
             raise ValueError(
@@ -133,11 +133,11 @@ def _loaded(model: ModelName) -> Classifier:
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, target)
-        return array_classifier(program.module())
+        return _array_classifier(program.module())
     return _pretrained(model, target, precision)
 
 
-def array_classifier(module: nn.Module) -> Classifier:
+def _array_classifier(module: nn.Module) -> Classifier:
     """Return the classifier of a module that takes arrays, in the precision of the module."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return Classifier(module, partial(_tensors, next(floats, torch.float32)))

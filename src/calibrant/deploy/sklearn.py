@@ -162,7 +162,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         **fit_params
             Further arguments of the estimator's ``fit``.
         """
-        y = scoring.targets(y)
+        y = scoring._targets(y)
         validation.check_consistent_length(X, y, sample_weight, groups)
         if sample_weight is not None:
             sample_weight = checks.as_weight(sample_weight, y.shape[:1])
@@ -174,13 +174,13 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f'cv must be folds, their number or "prefit", got {self.cv!r}')
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
             estimators = [estimator]
-            scores = scoring.frozen_scores(estimator, X, y, fit_params)
+            scores = scoring._frozen_scores(estimator, X, y, fit_params)
         else:
             X, y = validation.indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
             folds, masks = self._folds(X, y, groups, split), calibrator.accepts_masked
             estimators, scores = self._cross_fitted(X, y, folds, params, masks=masks)
-            scores = scoring.usable(scores, masks=masks)
+            scores = scoring._usable(scores, masks=masks)
             if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
                 groups = np.arange(len(y))  # copies of an example stay together
         scale = _fitted_scale(calibrator, estimators[0], X, scores, sample_weight, groups)
@@ -239,14 +239,14 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Of an ensemble, those that lack a class are left out, unless ``masks`` are allowed.
         """
         whole = [] if self.ensemble else [clone(self._estimator()).fit(X, y, **params)]
-        classes = scoring.classes_of(whole[0] if whole else None, y)
-        score = delayed(partial(scoring.out_of_fold, keep=self.ensemble))
+        classes = scoring._classes_of(whole[0] if whole else None, y)
+        score = delayed(partial(scoring._out_of_fold, keep=self.ensemble))
         parts = Parallel(n_jobs=self.n_jobs)(
             score(clone(self._estimator()), X, y, fold, params, classes) for fold in folds
         )
         fitted, logits, known = zip(*parts, strict=True)
         rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
-        labels = scoring.labels_of(classes, y)[rows]
+        labels = scoring._labels_of(classes, y)[rows]
         scores = Scores(classes, rows, np.concatenate(logits), np.concatenate(known), labels)
         enough = [y.ndim == 2 or (k.any() if masks else k.all()) for k in known]
         return whole or [one for one, kept in zip(fitted, enough, strict=True) if kept], scores
@@ -309,7 +309,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         probs = self.predict_proba(X)  # first, since it checks that there was a fit
         if self.calibrator_.multilabel:
             raise ValueError("subgroups need one class per example: take one tag at a time")
-        labels = scoring.labels_of(self.classes_, scoring.targets(y))
+        labels = scoring._labels_of(self.classes_, scoring._targets(y))
         data = {"probs": probs, "labels": labels, "class_names": self.classes_.astype(str)}
         metadata = None if issparse(X) else X
         return find_slices(data, metadata=metadata, columns=columns, **options)
@@ -383,7 +383,7 @@ def _fitted_scale(
     if isinstance(calibrator, (Identity, TagIdentity)):
         pass  # probabilities stay as they are
     elif hasattr(estimator, "decision_function"):
-        scale = scoring.scale_of(scoring.log_odds(scores.logits), scores.labels, weight)
+        scale = scoring._scale_of(scoring.log_odds(scores.logits), scores.labels, weight)
     else:
         floor = scores.floor(weight)
         scores = scores.raised(floor)

@@ -27,7 +27,7 @@ _RESCALINGS = 5
 """Scales of scores to try, each 20 times the one before, or a twentieth of it."""
 
 
-def targets(y: Any) -> NDArray[Any]:
+def _targets(y: Any) -> NDArray[Any]:
     """Return checked classes ``(n,)``, or labels 0 and 1 of tags ``(n, tags)``."""
     dense = y.toarray() if hasattr(y, "toarray") else np.asarray(y)
     tags = dense.ndim == 2 and dense.shape[1] > 1
@@ -76,7 +76,7 @@ class Scores(NamedTuple):
         return self._replace(logits=logits)
 
 
-def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> Scores:
+def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> Scores:
     """Return the scores of all examples by an estimator that is fitted already."""
     if fit_params:
         names = comma_separated(fit_params)
@@ -89,13 +89,13 @@ def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments
             f"this {name} is not fitted, or a clone (as in GridSearchCV) has forgotten its fit: "
             "fit it first, and wrap it in a FrozenEstimator"
         ) from problem
-    classes = classes_of(estimator, y)
-    labels, logits = labels_of(classes, y), logits_of(estimator, X, classes, tags=y.ndim == 2)
+    classes = _classes_of(estimator, y)
+    labels, logits = _labels_of(classes, y), logits_of(estimator, X, classes, tags=y.ndim == 2)
     known = np.ones((len(y), len(classes)), bool)
     return Scores(classes, np.arange(len(y)), logits, known, labels)
 
 
-def out_of_fold(
+def _out_of_fold(
     estimator: Any,
     X: Any,
     y: NDArray[Any],
@@ -128,7 +128,7 @@ def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> F
     seen = np.asarray(getattr(estimator, "classes_", classes))
     logits = np.full((validation._num_samples(X), len(classes)), -np.inf)
     if len(seen) > 1:  # one class alone has no scores
-        logits[:, positions(classes, seen)] = _class_logits(estimator, X, seen)
+        logits[:, _positions(classes, seen)] = _class_logits(estimator, X, seen)
     return logits
 
 
@@ -182,7 +182,7 @@ def log_odds(logits: FloatArray) -> FloatArray:
     return logits[..., 1] - logits[..., 0] if logits.shape[-1] == 2 else logits
 
 
-def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
+def _scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
     """Return the divisor of scores that brings their best temperature into the usual bounds.
 
     It is 1 if there is no best temperature: all examples are right, or worse than chance. All
@@ -211,7 +211,7 @@ def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) ->
     return least
 
 
-def usable(scores: Scores, *, masks: bool) -> Scores:
+def _usable(scores: Scores, *, masks: bool) -> Scores:
     """Leave out, with a warning, examples that were scored by a fit without their class.
 
     Examples with other unknown classes stay if the method allows masked classes. Labels of
@@ -244,7 +244,7 @@ def usable(scores: Scores, *, masks: bool) -> Scores:
     return Scores(scores.classes, *columns)
 
 
-def classes_of(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
+def _classes_of(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
     """Return the classes of a fitted estimator, in the order of its scores; of tags, numbers."""
     if y.ndim == 2:
         return np.arange(y.shape[1])
@@ -254,12 +254,12 @@ def classes_of(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
     return classes
 
 
-def labels_of(classes: NDArray[Any], y: NDArray[Any]) -> IntArray:
+def _labels_of(classes: NDArray[Any], y: NDArray[Any]) -> IntArray:
     """Return the positions of classes, or the labels of tags as they are."""
-    return y if y.ndim == 2 else positions(classes, y)
+    return y if y.ndim == 2 else _positions(classes, y)
 
 
-def positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
+def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
     """Return the position of each value among the classes."""
     known = np.isin(values, classes)
     if not known.all():

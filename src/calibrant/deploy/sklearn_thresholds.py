@@ -120,7 +120,7 @@ class ThresholdClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         **fit_params
             Further arguments of the estimator's ``fit``.
         """
-        y = scoring.targets(y)
+        y = scoring._targets(y)
         validation.check_consistent_length(X, y, groups)
         estimator = LogisticRegression() if self.estimator is None else self.estimator
         if isinstance(estimator, FrozenEstimator):
@@ -132,7 +132,7 @@ class ThresholdClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             params = validation._check_method_params(X, fit_params, train)
             fitted = clone(estimator).fit(X_train, y_train, **params)
             held, truth = _safe_split(estimator, X, y, test, train)
-        classes = scoring.classes_of(fitted, y)
+        classes = scoring._classes_of(fitted, y)
         if y.ndim == 1 and len(classes) > 2:
             raise ValueError(
                 "Only binary classification is supported. The type of the target is multiclass: "

@@ -55,10 +55,10 @@ class Rows(NamedTuple):
         return cls(*joined(parts))
 
 
-def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
+def _reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     """Reduce probabilities ``(n, classes)`` with their labels ``(n,)``, -100 for none.
 
-    >>> rows = reduce_rows(np.array([[0.2, 0.8], [0.7, 0.3]]), np.array([1, -100]))
+    >>> rows = _reduce_rows(np.array([[0.2, 0.8], [0.7, 0.3]]), np.array([1, -100]))
     >>> rows.event, rows.happened
     (array([0.8, 0.3]), array([ 1., nan]))
     """
@@ -87,17 +87,17 @@ def reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     )
 
 
-def log_odds_cell(log_odds: FloatArray) -> IntArray:
+def _log_odds_cell(log_odds: FloatArray) -> IntArray:
     """Return the cell ``(low, high]`` of each of some log-odds."""
     place = np.ceil((np.clip(log_odds, -MOST, MOST) + MOST) / WIDTH) - 1
     return np.asarray(np.clip(place, 0, CELLS - 1), np.int64)
 
 
-def event_cell(rows: Rows, threshold: float) -> IntArray:
+def _event_cell(rows: Rows, threshold: float) -> IntArray:
     """Return the cell of each row; those from ``CELLS`` on reach the threshold."""
     with np.errstate(divide="ignore"):
         log_odds = np.log(rows.event) - np.log1p(-rows.event)
-    return np.asarray(log_odds_cell(log_odds) + CELLS * (rows.confidence >= threshold))
+    return np.asarray(_log_odds_cell(log_odds) + CELLS * (rows.confidence >= threshold))
 
 
 class Cells(NamedTuple):
@@ -126,24 +126,24 @@ class Cells(NamedTuple):
     @property
     def size(self) -> float:
         """Number of examples, effectively: that of equal weights with the same noise."""
-        return effective(self.weight.sum(), self.square.sum())
+        return _effective(self.weight.sum(), self.square.sum())
 
 
-def effective(weight: float, square: float) -> float:
+def _effective(weight: float, square: float) -> float:
     """Return the number of equal weights with the same noise as weights of these sums."""
     return float(weight**2 / square) if square > 0 else 0.0
 
 
-def sums_by(index: IntArray, values: FloatArray, count: int) -> FloatArray:
+def _sums_by(index: IntArray, values: FloatArray, count: int) -> FloatArray:
     """Sums of values by their index, ``(count,)``."""
     return np.bincount(index, values, count).astype(np.float64)
 
 
-def fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
+def _fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
     """Sums of rows by cell."""
 
     def sums(values: FloatArray) -> FloatArray:
-        return sums_by(cell, values, 2 * CELLS)
+        return _sums_by(cell, values, 2 * CELLS)
 
     happened, brier_gap, nll_gap = (
         np.where(rows.labelled, values, 0)

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
+from calibrant.estimate.cells import CELLS, Cells, _effective, _sums_by
 from calibrant.estimate.predictions import Summary
 from calibrant.estimate.strata import SCORES, Strata
 from calibrant.metrics.intervals import Estimate
@@ -30,7 +30,7 @@ RUN = 50
 """Draws that are made at a time."""
 
 
-def estimate_metrics(
+def _estimate_metrics(
     batch: Summary, strata: Strata | None, *, widening: float, level: float, seed: int
 ) -> dict[str, Estimate]:
     """Return each metric with its interval.
@@ -38,13 +38,13 @@ def estimate_metrics(
     ``strata`` are of labelled examples. Without any, the probabilities are taken as they are, and
     there are no intervals. ``widening`` is the change of accuracy by a shift that cannot be seen.
     """
-    filled = filled_cells(batch.cells, batch.two_classes)
+    filled = _filled_cells(batch.cells, batch.two_classes)
     probs = filled.claimed if strata is None else _adjusted(strata, filled)
     known = batch.labelled.happened[filled.number]
     unknown = batch.unlabelled.weight[filled.number]
     values = _metrics(unknown * probs + known, filled)
     scores = {
-        name: score_estimate(name, batch, strata, widening=widening, level=level)
+        name: _score_estimate(name, batch, strata, widening=widening, level=level)
         for name in (() if batch.two_classes else SCORES)
     }
     if strata is None:
@@ -57,16 +57,16 @@ def estimate_metrics(
     return {name: _hull(float(values[name]), ends[name]) for name in values} | scores
 
 
-def _metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
-    shares = share_metrics(events, filled)
-    return {**shares, **two_class_metrics(events, filled)} if filled.two_classes else shares
+def _metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
+    shares = _share_metrics(events, filled)
+    return {**shares, **_two_class_metrics(events, filled)} if filled.two_classes else shares
 
 
-def _adjusted(strata: Strata, filled: FilledCells, share: FloatArray | None = None) -> FloatArray:
+def _adjusted(strata: Strata, filled: _FilledCells, share: FloatArray | None = None) -> FloatArray:
     return strata.adjusted(filled.claimed, filled.number, share)
 
 
-def _tilts(filled: FilledCells, probs: FloatArray, widening: float) -> list[FloatArray]:
+def _tilts(filled: _FilledCells, probs: FloatArray, widening: float) -> list[FloatArray]:
     """Return changes of the probabilities per unit of variance; their mean is the widening."""
     none = np.zeros_like(probs)
     variance = float(filled.weight @ (probs * (1 - probs)) / filled.weight.sum())
@@ -79,14 +79,14 @@ def _tilts(filled: FilledCells, probs: FloatArray, widening: float) -> list[Floa
 
 def _drawn_metrics(
     batch: Summary,
-    filled: FilledCells,
+    filled: _FilledCells,
     strata: Strata,
     tilt: FloatArray,
     rng: np.random.Generator,
 ) -> dict[str, FloatArray]:
     """Return metrics ``(DRAWS,)`` of batches that might have been."""
     weight, square = (x[filled.number] for x in batch.unlabelled[:2])
-    trials = np.array([round(effective(*pair)) for pair in zip(weight, square, strict=True)])
+    trials = np.array([round(_effective(*pair)) for pair in zip(weight, square, strict=True)])
     each = weight / np.maximum(trials, 1)
     known = batch.labelled.happened[filled.number]
     runs = []
@@ -113,7 +113,7 @@ def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
     return Estimate(value, min(value, *lows), max(value, *highs))
 
 
-def score_estimate(
+def _score_estimate(
     name: str, batch: Summary, strata: Strata | None, *, widening: float, level: float
 ) -> Estimate:
     """Return the Brier score or log loss of more than two classes, with Student's interval."""
@@ -123,8 +123,8 @@ def score_estimate(
     if strata is None:
         return Estimate(float(value))
     i, count, size = SCORES.index(name), strata.size.size, strata.size
-    share = sums_by(strata.stratum, unknown.weight, count) / total
-    square = sums_by(strata.stratum, unknown.square, count) / total**2
+    share = _sums_by(strata.stratum, unknown.weight, count) / total
+    square = _sums_by(strata.stratum, unknown.square, count) / total**2
     value += share @ strata.score_gap[i]
     scatter = strata.score_scatter[i] * size / np.maximum(size - 1, 1)
     # of the scores around the mean of their stratum, and of this mean
@@ -137,7 +137,7 @@ def score_estimate(
     return Estimate(float(value), max(float(value) - half, 0.0), float(value) + half)
 
 
-class FilledCells(NamedTuple):
+class _FilledCells(NamedTuple):
     """Cells that have examples, by rising log-odds; ``(cells,)`` each."""
 
     number: IntArray
@@ -152,18 +152,18 @@ class FilledCells(NamedTuple):
         return np.where(self.predicted, events, self.weight - events)
 
 
-def filled_cells(cells: Cells, two_classes: bool) -> FilledCells:
+def _filled_cells(cells: Cells, two_classes: bool) -> _FilledCells:
     """Return the cells that have examples."""
     used = np.flatnonzero(cells.weight > 0)
     used = used[np.argsort(used % CELLS, kind="stable")]
     predicted = (used % CELLS >= CELLS // 2) | (not two_classes)
     weight = cells.weight[used]
-    return FilledCells(
+    return _FilledCells(
         used, weight, cells.claimed[used] / weight, predicted, used >= CELLS, two_classes
     )
 
 
-def share_metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
+def _share_metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
     """Return the accuracy, and coverage and error of the answers that reach the threshold.
 
     ``events`` ``(..., cells)`` is the weight of the events in each cell.
@@ -177,8 +177,8 @@ def share_metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArr
     }
 
 
-def two_class_metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
-    """Return the metrics of two classes; ``events`` as in :func:`share_metrics`."""
+def _two_class_metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
+    """Return the metrics of two classes; ``events`` as in :func:`_share_metrics`."""
     others, claimed, total = filled.weight - events, filled.claimed, filled.weight.sum()
     tiny = np.finfo(np.float64).tiny
     surprise, otherwise = -np.log(np.maximum([claimed, 1 - claimed], tiny))
@@ -190,7 +190,7 @@ def two_class_metrics(events: FloatArray, filled: FilledCells) -> dict[str, Floa
         "precision": _ratio(tp, tp + fp),
         "recall": _ratio(tp, tp + fn),
         "f1": _ratio(2 * tp, 2 * tp + fp + fn),
-        "auroc": expected_auroc(events, others),
+        "auroc": _expected_auroc(events, others),
         "true_positives": tp,
         "false_positives": fp,
         "false_negatives": fn,
@@ -198,10 +198,10 @@ def two_class_metrics(events: FloatArray, filled: FilledCells) -> dict[str, Floa
     }
 
 
-def expected_auroc(events: FloatArray, others: FloatArray) -> FloatArray:
+def _expected_auroc(events: FloatArray, others: FloatArray) -> FloatArray:
     """Probability that an event has a larger score than an example without; ties count half.
 
-    >>> float(expected_auroc(np.array([0.0, 1.0]), np.array([1.0, 1.0])))
+    >>> float(_expected_auroc(np.array([0.0, 1.0]), np.array([1.0, 1.0])))
     0.75
     """
     below = np.cumsum(others, -1) - others / 2

@@ -22,13 +22,13 @@ from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
-from calibrant.estimate.cells import event_cell, fill_cells, sums_by
-from calibrant.estimate.interval import estimate_metrics
-from calibrant.estimate.predictions import NEVER, Summary, batch_split, summarise
+from calibrant.estimate.cells import _event_cell, _fill_cells, _sums_by
+from calibrant.estimate.interval import _estimate_metrics
+from calibrant.estimate.predictions import NEVER, Summary, _batch_split, _summarise
 from calibrant.estimate.result import FEWEST_LABELS, TITLES, PerformanceEstimate, Status
-from calibrant.estimate.sampling import with_known_labels
-from calibrant.estimate.strata import Strata, fill_strata, make_strata
-from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
+from calibrant.estimate.sampling import _with_known_labels
+from calibrant.estimate.strata import Strata, _fill_strata, _make_strata
+from calibrant.estimate.watch import BINS, Shift, _find_shifts, _label_shift_weights, _seen_rows
 from calibrant.metrics.intervals import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
 
@@ -164,14 +164,14 @@ class PerformanceEstimator:
         monitor : Monitor, optional
             Its alarm, from labels of earlier batches, withdraws the guarantee.
         """
-        chosen = batch_split(
+        chosen = _batch_split(
             data,
             probs=probs,
             features=features,
             sample_weight=sample_weight,
             split=split,
         )
-        chosen = with_known_labels(chosen, labels, inclusion).in_order(self.class_names)
+        chosen = _with_known_labels(chosen, labels, inclusion).in_order(self.class_names)
         use = labels is not False and "labels" in chosen.keys
         batch = self._summed(chosen, labels=use)
         with located(chosen.path):
@@ -194,7 +194,7 @@ class PerformanceEstimator:
     def _summed(self, split: Split, **options: object) -> Summary:
         if self.calibrator is None:
             split.warn_if_probs()
-        return summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
+        return _summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
 
     def _result(self, batch: Summary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size
@@ -230,27 +230,27 @@ class PerformanceEstimator:
         A label shift is looked for only where the batch differs from the reference at all. It comes
         first, and gives the estimate, if the shift is large enough to tell it from others.
         """
-        index = make_strata(reference.labelled, two_classes=reference.two_classes)
+        index = _make_strata(reference.labelled, two_classes=reference.two_classes)
         seen = batch.seen()
         plain = Explanation(
-            fill_strata(index, reference.labelled),
-            find_shifts(seen, reference.seen(), seed=self.seed),
+            _fill_strata(index, reference.labelled),
+            _find_shifts(seen, reference.seen(), seed=self.seed),
         )
         found = plain.size(self.drift_level) > 0
         shifted = (
-            label_shift_weights(reference.rows, reference.weight, batch.probs) if found else None
+            _label_shift_weights(reference.rows, reference.weight, batch.probs) if found else None
         )
         if shifted is None:
             return [plain]
         prior, ratio = shifted
         weight = reference.weight * ratio[reference.rows.label]
-        cell = event_cell(reference.rows, NEVER if self.threshold is None else self.threshold)
-        weighted = seen_rows(reference.rows, weight, ratio.size, cell)
+        cell = _event_cell(reference.rows, NEVER if self.threshold is None else self.threshold)
+        weighted = _seen_rows(reference.rows, weight, ratio.size, cell)
         sampled = reference.sample_weight * ratio[reference.sample_label]
         weighted = weighted._replace(features=reference.features, weight=sampled)
         explained = Explanation(
-            fill_strata(index, fill_cells(reference.rows, cell, weight)),
-            find_shifts(seen, weighted, seed=self.seed),
+            _fill_strata(index, _fill_cells(reference.rows, cell, weight)),
+            _find_shifts(seen, weighted, seed=self.seed),
             prior,
         )
         if explained.size() >= UNEXPLAINED * plain.size():
@@ -296,7 +296,7 @@ class PerformanceEstimator:
         if monitor is not None and monitor.alarm is not None:
             doubts.append(f"the monitor raised an alarm at window {monitor.alarm.window}")
         if batch.rows.label.size:
-            compared = [compare_labels(batch, strata) for strata in evidence]
+            compared = [_compare_labels(batch, strata) for strata in evidence]
             best = max(compared, key=lambda agreement: agreement.p_value)
             if best.p_value < self.false_alarms:
                 source = "the reference expects" if self._reference else "the confidences claim"
@@ -310,7 +310,7 @@ class PerformanceEstimator:
         self, batch: Summary, evidence: Sequence[Strata | None], status: Status, widening: float
     ) -> dict[str, Estimate]:
         estimates = [
-            estimate_metrics(batch, strata, widening=widening, level=self.level, seed=self.seed)
+            _estimate_metrics(batch, strata, widening=widening, level=self.level, seed=self.seed)
             for strata in evidence
         ]
         names = [name for name in TITLES if name in estimates[0]]
@@ -329,7 +329,7 @@ class Agreement(NamedTuple):
     p_value: float
 
 
-def compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
+def _compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
     r"""Compare the labels of a batch with a reference, or with its confidences if that is None.
 
     Labelled answers :math:`i` with weights :math:`w_i`, which add up to one, are right
@@ -339,7 +339,7 @@ def compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
     claims are true: that of the outcomes, and that of the reference, which is a sample as well.
     """
     rows = batch.rows
-    cell = event_cell(rows, NEVER)
+    cell = _event_cell(rows, NEVER)
     event = rows.event if strata is None else strata.adjusted(rows.event, cell)
     sign = np.where((rows.predicted == 1) | (not batch.two_classes), 1.0, -1.0)
     claimed = np.where(sign > 0, event, 1 - event)
@@ -350,7 +350,7 @@ def compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
     allowed = np.clip(claimed + direction * CLAIM_TOLERANCE, 0, 1)
     variance = weight**2 @ (allowed * (1 - allowed))
     if strata is not None:
-        moved = sums_by(strata.stratum[cell], weight * sign, strata.size.size)
+        moved = _sums_by(strata.stratum[cell], weight * sign, strata.size.size)
         variance += moved**2 @ strata.variance()
     half_a_label = weight @ weight / 2  # correction of continuity
     excess = max(direction * (shown - weight @ allowed) - half_a_label, 0.0)
@@ -364,8 +364,8 @@ def _labelled_strata(batch: Summary) -> Strata:
     An example that was selected with probability 1 / k stands for k - 1 others without a label.
     """
     others = 1 / batch.inclusion - 1 if batch.selected else 1.0
-    selected = fill_cells(batch.rows, event_cell(batch.rows, NEVER), batch.weight * others)
-    return fill_strata(make_strata(selected, two_classes=batch.two_classes), selected)
+    selected = _fill_cells(batch.rows, _event_cell(batch.rows, NEVER), batch.weight * others)
+    return _fill_strata(_make_strata(selected, two_classes=batch.two_classes), selected)
 
 
 def _plain(explanations: Sequence[Explanation]) -> Explanation:
@@ -387,8 +387,8 @@ def _deviation(reference: Summary) -> float:
 
 def _check_reference(reference: Summary, split: Split) -> None:
     """Raise for a reference that shows no calibration."""
-    index = make_strata(reference.labelled, two_classes=reference.two_classes)
-    strata = fill_strata(index, reference.labelled)
+    index = _make_strata(reference.labelled, two_classes=reference.two_classes)
+    strata = _fill_strata(index, reference.labelled)
     gap, p_value = strata.gap()
     if gap > MOST_GAP and p_value < CERTAIN:
         raise ValueError(

@@ -27,12 +27,12 @@ from calibrant.estimate.cells import (
     CELLS,
     Cells,
     Rows,
-    effective,
-    event_cell,
-    fill_cells,
-    reduce_rows,
+    _effective,
+    _event_cell,
+    _fill_cells,
+    _reduce_rows,
 )
-from calibrant.estimate.watch import Seen, seen_rows
+from calibrant.estimate.watch import Seen, _seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.inputs import input_names
@@ -47,7 +47,7 @@ NEVER = 2.0
 """Threshold that no confidence reaches."""
 
 
-class Reduction(NamedTuple):
+class _Reduction(NamedTuple):
     """Settings of a walk."""
 
     calibrator: Calibrator | None
@@ -93,7 +93,7 @@ class Summary(NamedTuple):
         """Return the examples as the views of shifts see them."""
         cells = self.cells
         event = cells.weight.reshape(2, CELLS).sum(0)
-        size = effective(cells.weight.sum(), self.square)
+        size = _effective(cells.weight.sum(), self.square)
         return Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
 
     def plus(self, other: Summary) -> Summary:
@@ -119,7 +119,7 @@ class Summary(NamedTuple):
         )
 
 
-def batch_split(
+def _batch_split(
     data: Data | Values | None,
     *,
     probs: Values | None = None,
@@ -138,7 +138,7 @@ def batch_split(
     return as_dataset(arrays, sample_weight=sample_weight).split(split, TEST_SPLITS)
 
 
-def summarise(
+def _summarise(
     split: Split,
     calibrator: Calibrator | None,
     *,
@@ -160,7 +160,7 @@ def summarise(
     width = split.classes + (split.shards[0].column("features").width if split.has_features else 0)
     step = math.ceil(split.rows / max(1, min(SAMPLE, NUMBERS // width)))
     reach = NEVER if threshold is None else threshold
-    settings = Reduction(calibrator, reach, split.classes, max(step, 1), labelled_only)
+    settings = _Reduction(calibrator, reach, split.classes, max(step, 1), labelled_only)
     task = partial(_chunk_summary, settings)
     parts = split.map(task, *columns, rows=split.chunk_rows)
     total = next(parts, None)
@@ -172,7 +172,7 @@ def summarise(
     return total
 
 
-def chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
+def _chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     """Return calibrated probabilities ``(n, classes)`` of a chunk."""
     scores = chunk.logits
     if calibrator is not None:
@@ -181,24 +181,24 @@ def chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     return probs.reshape(-1, probs.shape[-1])
 
 
-def _chunk_summary(settings: Reduction, chunk: Chunk) -> Summary:
-    probs = chunk_probs(settings.calibrator, chunk)
+def _chunk_summary(settings: _Reduction, chunk: Chunk) -> Summary:
+    probs = _chunk_probs(settings.calibrator, chunk)
     shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
-    weight, labels = _weights(chunk, shape), chunk_labels(chunk, shape)
+    weight, labels = _weights(chunk, shape), _chunk_labels(chunk, shape)
     inclusion = _inclusion(chunk, shape)
-    rows = reduce_rows(probs, labels)
+    rows = _reduce_rows(probs, labels)
     if settings.labelled_only:
         weight = np.where(rows.labelled, weight, 0)
     counted = weight > 0
-    cell, known = event_cell(rows, settings.threshold), rows.labelled & counted
+    cell, known = _event_cell(rows, settings.threshold), rows.labelled & counted
     unknown = counted & ~known
-    seen = seen_rows(rows, weight, settings.classes, cell)
+    seen = _seen_rows(rows, weight, settings.classes, cell)
     sampled = counted & (np.arange(len(probs)) % settings.step == 0)
     features = chunk.get("features")
     return Summary(
         int(counted.sum()),
-        fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
-        fill_cells(rows.take(known), cell[known], weight[known]),
+        _fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
+        _fill_cells(rows.take(known), cell[known], weight[known]),
         float(weight @ weight),
         seen.margin,
         seen.predicted,
@@ -217,7 +217,7 @@ def _weights(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
     return np.ones(math.prod(shape)) if given is None else as_weight(given, shape)
 
 
-def chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:
+def _chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:
     """Return the labels of a chunk, -100 without."""
     given = chunk.get("labels")
     if given is None:
@@ -233,7 +233,7 @@ def _inclusion(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
     if given is None:
         return np.ones(math.prod(shape))
     values = np.asarray(given, np.float64).reshape(-1)
-    known = chunk_labels(chunk, shape) != IGNORED
+    known = _chunk_labels(chunk, shape) != IGNORED
     if not ((values[known] > 0) & (values[known] <= 1)).all():
         raise ValueError(
             f"{INCLUSION} must be above 0 and at most 1 where there is a label: pass the "

@@ -38,16 +38,16 @@ from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.opening import Data
 from calibrant.data.shards import Chunk
-from calibrant.estimate.cells import CELLS, event_cell, reduce_rows, sums_by
+from calibrant.estimate.cells import CELLS, _event_cell, _reduce_rows, _sums_by
 from calibrant.estimate.predictions import (
     INCLUSION,
     NEVER,
-    batch_split,
-    chunk_labels,
-    chunk_probs,
-    summarise,
+    _batch_split,
+    _chunk_labels,
+    _chunk_probs,
+    _summarise,
 )
-from calibrant.estimate.strata import equal_parts
+from calibrant.estimate.strata import _equal_parts
 from calibrant.workflows.inputs import input_names
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ def choose_labels(
     check_whole("budget", budget)
     if calibrator is not None:
         check_calibrator(calibrator)
-    chosen = batch_split(data, probs=probs, features=features, split=split)
-    chosen = with_known_labels(chosen, labels)
+    chosen = _batch_split(data, probs=probs, features=features, split=split)
+    chosen = _with_known_labels(chosen, labels)
     if calibrator is not None:
         chosen = chosen.in_order(calibrator.class_names_)
     use = labels is not False and "labels" in chosen.keys
-    summary = summarise(
+    summary = _summarise(
         chosen,
         calibrator,
         threshold=None,
@@ -162,7 +162,7 @@ def choose_labels(
         raise ValueError(
             f"{chosen.path}: budget must be at most the {count:,} unlabelled examples, got {budget}"
         )
-    plan = make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
+    plan = _make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
     task = partial(_shard_candidates, calibrator, plan, seed)
     columns = [*(["labels"] if use else []), *input_names(calibrator)]
     numbered = chosen.with_column("row", np.arange(chosen.rows))
@@ -188,16 +188,16 @@ class Plan(NamedTuple):
     gain: float
 
 
-def make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
+def _make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
     """Cut cells with ``count`` examples into strata, and share out the budget."""
     mean = claimed / np.maximum(count, 1)
     variance = count * mean * (1 - mean)
     measure = count / count.sum() + variance / max(variance.sum(), 1e-300)
-    index = equal_parts(measure, int(np.clip(budget // PER_STRATUM, 1, STRATA)))
+    index = _equal_parts(measure, int(np.clip(budget // PER_STRATUM, 1, STRATA)))
     strata = int(index.max()) + 1
-    size, scatter = (sums_by(index, values, strata) for values in (count, variance))
+    size, scatter = (_sums_by(index, values, strata) for values in (count, variance))
     deviation = np.sqrt(scatter / np.maximum(size, 1))
-    allotted = allocate(size.round().astype(np.int64), deviation, budget)
+    allotted = _allocate(size.round().astype(np.int64), deviation, budget)
     share = size / size.sum()
     at_random = share @ deviation**2 / budget
     stratified = share**2 @ (deviation**2 / np.maximum(allotted, 1))
@@ -205,12 +205,12 @@ def make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
     return Plan(index, size.round().astype(np.int64), allotted, float(gain))
 
 
-def allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
+def _allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
     """Share out a budget over strata by Neyman's rule, and a part of it evenly.
 
     Each stratum gets one label at least, if the budget allows, and no more than it has examples.
 
-    >>> allocate(np.array([900, 100]), np.array([0.0, 0.5]), 50)
+    >>> _allocate(np.array([900, 100]), np.array([0.0, 0.5]), 50)
     array([ 9, 41])
     """
     products = size * deviation
@@ -234,12 +234,12 @@ def _shard_candidates(
 ) -> Candidates:
     parts = []
     for chunk in chunks:
-        probs, number = chunk_probs(calibrator, chunk), chunk.columns["row"]
-        rows = reduce_rows(probs)
+        probs, number = _chunk_probs(calibrator, chunk), chunk.columns["row"]
+        rows = _reduce_rows(probs)
         order = uniform(seed, int(number[0]), number.size)
-        stratum = plan.stratum[event_cell(rows, NEVER)]
+        stratum = plan.stratum[_event_cell(rows, NEVER)]
         candidates = Candidates(number, order, stratum, rows.confidence, rows.predicted)
-        free = chunk_labels(chunk, number.shape) == IGNORED
+        free = _chunk_labels(chunk, number.shape) == IGNORED
         parts.append(_smallest(candidates.take(free), plan.allotted))
     return _smallest(Candidates(*joined(parts)), plan.allotted)
 
@@ -253,7 +253,7 @@ def _smallest(candidates: Candidates, allotted: IntArray) -> Candidates:
     return candidates.take(order[place < allotted[stratum]])
 
 
-def read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatArray]:
+def _read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatArray]:
     """Read labels by row from a ``.csv`` file; lines without a label are left out.
 
     The file has columns ``row`` and ``label``, and ``inclusion_probability`` if it has to do with
@@ -288,14 +288,14 @@ def _set_label(line: dict[str, str], labels: IntArray, inclusion: FloatArray, pl
     labels[row], inclusion[row] = label, probability
 
 
-def with_known_labels(
+def _with_known_labels(
     split: Split,
     labels: Values | str | os.PathLike[str] | bool,
     inclusion: Values | None = None,
 ) -> Split:
     """Return a split with labels that were passed beside it, as an array or a ``.csv`` file."""
     if isinstance(labels, (str, os.PathLike)):
-        known, chance = read_labels(labels, split.rows)
+        known, chance = _read_labels(labels, split.rows)
         return split.with_column("labels", known).with_column(INCLUSION, chance)
     columns = {"labels": None if isinstance(labels, bool) else labels, INCLUSION: inclusion}
     for name, values in columns.items():

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import chdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
-from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
+from calibrant.estimate.cells import CELLS, Cells, _effective, _sums_by
 
 MOST_STRATA = 10
 FEWEST = 20
@@ -76,7 +76,7 @@ class Strata(NamedTuple):
         return math.sqrt(max(weight @ (squared - variance), 0)), p_value
 
 
-def make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
+def _make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
     """Return the stratum of each cell, from labelled examples.
 
     Strata have equal parts of a measure that is half the examples and half their variance, so that
@@ -89,17 +89,17 @@ def make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
     variance = weight * mean * (1 - mean)
     measure = weight / weight.sum() + variance / max(variance.sum(), 1e-300)
     if not two_classes:
-        return np.tile(equal_parts(measure, count), 2)
+        return np.tile(_equal_parts(measure, count), 2)
     low, high = np.split(measure, 2)
     below = round(count * low.sum() / measure.sum())
-    first, second = (equal_parts(x, max(k, 1)) for x, k in ((low, below), (high, count - below)))
+    first, second = (_equal_parts(x, max(k, 1)) for x, k in ((low, below), (high, count - below)))
     return np.tile(np.concatenate([first, first.max() + 1 + second]), 2)
 
 
-def equal_parts(measure: FloatArray, count: int) -> IntArray:
+def _equal_parts(measure: FloatArray, count: int) -> IntArray:
     """Cut places into at most ``count`` ranges of about equal measure; return that of each place.
 
-    >>> equal_parts(np.array([1.0, 1.0, 0.0, 2.0]), 2)
+    >>> _equal_parts(np.array([1.0, 1.0, 0.0, 2.0]), 2)
     array([0, 0, 1, 1])
     """
     if not measure.any():
@@ -110,12 +110,12 @@ def equal_parts(measure: FloatArray, count: int) -> IntArray:
     return np.asarray(np.minimum(np.searchsorted(present, index), present.size - 1), np.int64)
 
 
-def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
+def _fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     """Sums of labelled examples by stratum; without any, all shares are equally likely."""
     count = int(stratum.max()) + 1
 
     def sums(values: FloatArray) -> FloatArray:
-        return sums_by(stratum, values, count)
+        return _sums_by(stratum, values, count)
 
     weight, square = sums(cells.weight), sums(cells.square)
     each = np.maximum(weight, 1e-300)
@@ -123,7 +123,7 @@ def fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     scatter = np.stack([sums(cells.brier_scatter), sums(cells.nll_scatter)]) / each - gaps**2
     return Strata(
         stratum,
-        np.array([effective(*pair) for pair in zip(weight, square, strict=True)]),
+        np.array([_effective(*pair) for pair in zip(weight, square, strict=True)]),
         np.where(weight > 0, sums(cells.claimed) / each, 0.5),
         np.where(weight > 0, sums(cells.happened) / each, 0.5),
         gaps,

@@ -26,8 +26,8 @@ from scipy.special import chdtrc, chdtri, chndtrinc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
-from calibrant.estimate.cells import CELLS, Rows, effective, log_odds_cell, sums_by
-from calibrant.estimate.strata import equal_parts
+from calibrant.estimate.cells import CELLS, Rows, _effective, _log_odds_cell, _sums_by
+from calibrant.estimate.strata import _equal_parts
 
 BINS = 20
 """Bins of confidence and of margin."""
@@ -75,30 +75,30 @@ class Seen(NamedTuple):
     weight: FloatArray = NONE  # (sample,)
 
 
-def seen_rows(rows: Rows, weight: FloatArray, classes: int, event: IntArray) -> Seen:
+def _seen_rows(rows: Rows, weight: FloatArray, classes: int, event: IntArray) -> Seen:
     """Sums of rows for the views; ``event`` are their cells."""
-    margin = sums_by(log_odds_cell(rows.margin), weight, CELLS)
-    predicted = sums_by(rows.predicted, weight, classes)
-    size = effective(weight.sum(), float(weight @ weight))
-    return Seen(sums_by(event % CELLS, weight, CELLS), margin, predicted, size)
+    margin = _sums_by(_log_odds_cell(rows.margin), weight, CELLS)
+    predicted = _sums_by(rows.predicted, weight, classes)
+    size = _effective(weight.sum(), float(weight @ weight))
+    return Seen(_sums_by(event % CELLS, weight, CELLS), margin, predicted, size)
 
 
-def find_shifts(batch: Seen, reference: Seen, *, seed: int) -> list[Shift]:
+def _find_shifts(batch: Seen, reference: Seen, *, seed: int) -> list[Shift]:
     """Return the difference of a batch from the reference in every view."""
     bins = int(np.clip(reference.size // PER_BIN, 2, BINS))
     views = {"confidence": (batch.event, reference.event)}
     if batch.predicted.size > 2:  # of two classes, the margin is the confidence
         views["margin"] = (batch.margin, reference.margin)
-    cut = {view: equal_parts(old, bins) for view, (_, old) in views.items()}
+    cut = {view: _equal_parts(old, bins) for view, (_, old) in views.items()}
     views["predicted class"] = batch.predicted, reference.predicted
     cut["predicted class"] = _frequent(reference.predicted, reference.size)
     shifts = []
     for view, index in cut.items():
-        new, old = (sums_by(index, values, int(index.max()) + 1) for values in views[view])
-        shifts.append(binned_shift(view, new, old, batch.size, reference.size))
+        new, old = (_sums_by(index, values, int(index.max()) + 1) for values in views[view])
+        shifts.append(_binned_shift(view, new, old, batch.size, reference.size))
     if batch.features is not None and reference.features is not None:
         weights = batch.weight, reference.weight
-        shifts.append(feature_shift(batch.features, reference.features, *weights, seed))
+        shifts.append(_feature_shift(batch.features, reference.features, *weights, seed))
     return shifts
 
 
@@ -108,12 +108,12 @@ def _frequent(predicted: FloatArray, size: float) -> IntArray:
     return np.where(often, np.cumsum(often) - 1, often.sum())
 
 
-def binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float) -> Shift:
+def _binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float) -> Shift:
     """Compare shares of bins by the chi-squared test of homogeneity.
 
     ``new`` and ``old`` are weights by bin, ``n`` and ``m`` the numbers of examples behind them.
 
-    >>> shift = binned_shift("x", np.array([60.0, 40.0]), np.array([500.0, 500.0]), 100, 1000)
+    >>> shift = _binned_shift("x", np.array([60.0, 40.0]), np.array([500.0, 500.0]), 100, 1000)
     >>> round(shift.size, 3), round(shift.p_value, 3)
     (0.029, 0.056)
     """
@@ -136,7 +136,7 @@ class Moments(NamedTuple):
     size: float
 
 
-def feature_shift(
+def _feature_shift(
     new: FloatArray, old: FloatArray, new_weight: FloatArray, old_weight: FloatArray, seed: int
 ) -> Shift:
     """Compare the means of random cosines of features ``(n, width)``, by Hotelling's test."""
@@ -178,11 +178,11 @@ def _flat(features: FloatArray) -> FloatArray:
 
 def _moments(values: FloatArray, weight: FloatArray) -> Moments:
     scatter = np.cov(values, rowvar=False, aweights=weight) + 1e-9 * np.eye(COSINES)
-    size = effective(weight.sum(), float(weight @ weight))
+    size = _effective(weight.sum(), float(weight @ weight))
     return Moments(np.average(values, 0, weight), scatter, size)
 
 
-def label_shift_weights(
+def _label_shift_weights(
     reference: Rows, weight: FloatArray, probs: FloatArray
 ) -> tuple[FloatArray, FloatArray] | None:
     """Return class frequencies of a batch, and the ratios to those of the reference.

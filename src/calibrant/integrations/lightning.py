@@ -139,7 +139,7 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
         self, outputs: Any, batch: Any, loader: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         columns = dict(self.columns(outputs, batch))
-        columns["labels"] = ignore_repeated(columns["labels"], loader, batch_idx)
+        columns["labels"] = _ignore_repeated(columns["labels"], loader, batch_idx)
         self._streams[dataloader_idx].update(**columns)
 
     def _finish(self, trainer: Any, pl_module: Any, name: str) -> None:
@@ -177,7 +177,7 @@ def _loaders(loaders: Any) -> list[Any]:
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
-def ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:
+def _ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:
     """Return labels of a batch, with those of examples that a sampler repeated ignored.
 
     A ``DistributedSampler`` repeats examples if their number is no multiple of the number of

@@ -69,16 +69,18 @@ def with_calibration(
 
     task.process_results = process_results
     for name in names:
-        task.aggregation()[f"{prefix}{name}"] = partial(metric_of, name=name, calibrator=calibrator)
+        task.aggregation()[f"{prefix}{name}"] = partial(
+            _metric_of, name=name, calibrator=calibrator
+        )
         task.higher_is_better()[f"{prefix}{name}"] = name == "accuracy"
     return task
 
 
-def metric_of(items: Sequence[Item], *, name: str, calibrator: Calibrator | None = None) -> float:
+def _metric_of(items: Sequence[Item], *, name: str, calibrator: Calibrator | None = None) -> float:
     """Return a metric of questions: the number of the right option, and log-likelihoods, of each.
 
     >>> items = [(0, [-0.1, -3.0]), (1, [-2.0, -0.3])]
-    >>> round(metric_of(items, name="brier"), 4)
+    >>> round(_metric_of(items, name="brier"), 4)
     0.0266
     """
     labels = np.array([label for label, _ in items])

@@ -49,7 +49,7 @@ def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
 
 
 @contextmanager
-def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
+def _reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
     """Draw the reliability diagram, and close it afterwards; None without matplotlib."""
     if find_spec("matplotlib") is None:
         yield None
@@ -64,7 +64,7 @@ def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
 
 
 @contextmanager
-def report_file(report: Report) -> Iterator[Path]:
+def _report_file(report: Report) -> Iterator[Path]:
     """Write a report to a temporary folder, from which a tracker copies it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"

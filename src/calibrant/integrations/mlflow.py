@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrant._core.class_names import ClassNumbers, as_array
 from calibrant._core.messages import needed
-from calibrant.integrations.logged import PREFIX, reliability_figure, report_file, scalars
+from calibrant.integrations.logged import PREFIX, _reliability_figure, _report_file, scalars
 from calibrant.llm.answers.confidence import ANSWER_METRICS, evaluate_answers
 from calibrant.llm.answers.questions import exact_match
 from calibrant.metrics.accumulator import Accumulator
@@ -63,11 +63,11 @@ def log_calibration(
     mlflow = _mlflow()
     mlflow.log_metrics(scalars(evaluation, prefix), step=step)
     mlflow.log_dict(evaluation.to_dict(), f"{prefix}/evaluation.json")
-    with reliability_figure(evaluation) as figure:
+    with _reliability_figure(evaluation) as figure:
         if figure is not None:
             mlflow.log_figure(figure, f"{prefix}/reliability.png")
     if report is not None:
-        with report_file(report) as file:
+        with _report_file(report) as file:
             mlflow.log_artifact(str(file), prefix)
 
 
@@ -201,7 +201,7 @@ def _aggregations(level: float | None) -> list[Callable[[list[float]], float]]:
 
     @lru_cache(maxsize=1)  # all functions are called with the same numbers, one after the other
     def computed(residuals: tuple[float, ...]) -> dict[str, float]:
-        return scalars(evaluate_answers(*pairs_from_residuals(residuals), level=level), prefix="")
+        return scalars(evaluate_answers(*_pairs_from_residuals(residuals), level=level), prefix="")
 
     def named(name: str) -> Callable[[list[float]], float]:
         def aggregation(residuals: list[float]) -> float:
@@ -214,13 +214,13 @@ def _aggregations(level: float | None) -> list[Callable[[list[float]], float]]:
     return [named(metric + end) for metric in ANSWER_METRICS for end in ends]
 
 
-def pairs_from_residuals(residuals: Sequence[float]) -> tuple[Any, Any]:
+def _pairs_from_residuals(residuals: Sequence[float]) -> tuple[Any, Any]:
     """Return confidences and outcomes from ``outcome - confidence``.
 
     A residual of 0 is taken for a certain answer that was right, and -0.0 for one of confidence 0
     that was wrong.
 
-    >>> pairs_from_residuals([0.25, -0.75, 0.0, -0.0])
+    >>> _pairs_from_residuals([0.25, -0.75, 0.0, -0.0])
     (array([0.75, 0.75, 1.  , 0.  ]), array([ True, False,  True, False]))
     """
     values = np.asarray(residuals, dtype=np.float64)

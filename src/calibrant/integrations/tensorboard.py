@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from calibrant.integrations.logged import PREFIX, reliability_figure, scalars
+from calibrant.integrations.logged import PREFIX, _reliability_figure, scalars
 from calibrant.metrics.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def log_calibration(
     """
     for name, value in scalars(evaluation, prefix).items():
         writer.add_scalar(name, value, step)
-    with reliability_figure(evaluation) as figure:
+    with _reliability_figure(evaluation) as figure:
         if figure is not None:
             writer.add_figure(f"{prefix}/reliability", figure, step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from calibrant.integrations.logged import PREFIX, reliability_figure, report_file, scalars
+from calibrant.integrations.logged import PREFIX, _reliability_figure, _report_file, scalars
 from calibrant.metrics.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ def log_calibration(
     import wandb
 
     logged: dict[str, Any] = {**scalars(evaluation, prefix)}
-    logged[f"{prefix}/bins"] = wandb.Table(columns=[*BIN_COLUMNS], data=bin_rows(evaluation))
+    logged[f"{prefix}/bins"] = wandb.Table(columns=[*BIN_COLUMNS], data=_bin_rows(evaluation))
     if report is not None:
-        with report_file(report) as file:
+        with _report_file(report) as file:
             logged[f"{prefix}/report"] = wandb.Html(file.read_text("utf-8"))
-    with reliability_figure(evaluation) as figure:
+    with _reliability_figure(evaluation) as figure:
         if figure is not None:
             logged[f"{prefix}/reliability"] = wandb.Image(figure)
         run.log(logged, step=step)
 
 
-def bin_rows(evaluation: Evaluation) -> list[list[float]]:
+def _bin_rows(evaluation: Evaluation) -> list[list[float]]:
     """Return the rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
     curve = evaluation.reliability()
     columns = (curve.edges[:-1], curve.edges[1:], evaluation.bins.count, *curve[1:5])

@@ -20,7 +20,6 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.rows import read_answers
-from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.answers.stated import stated_confidence
@@ -32,13 +31,14 @@ from calibrant.llm.gate.openai_client import gated
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.evaluate import evaluate_tokens
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.loading import load_model
+from calibrant.metrics.clustered import evaluate_tokens
+from calibrant.show.tokens import shaded_text
 
 __all__ = [
     "Answer",

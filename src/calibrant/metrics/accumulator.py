@@ -245,7 +245,7 @@ class Accumulator:
         """Metrics of everything seen so far."""
         checks.check_some(self.moments.count)
         if "nll" in self.metrics:
-            reductions.warn_of_floor(self.floored)
+            reductions._warn_of_floor(self.floored)
         return self._computed()
 
     def _computed(self) -> Evaluation:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps, reductions
-from calibrant.metrics.classwise import Average, ClassBins, class_interval
+from calibrant.metrics.classwise import Average, ClassBins, _class_interval
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reductions import (
     EventData,
     Input,
     ScoreData,
-    examples_of_caller,
+    _examples_of_caller,
     pairs_from,
 )
 from calibrant.metrics.summary import Metric, Summary
@@ -195,7 +195,7 @@ def mce(
     0.1
     """
     filled = binned_pairs(logits, labels, bins=bins, **data)
-    return float(gaps.worst(filled, min_count)(filled.gap))
+    return float(gaps._worst(filled, min_count)(filled.gap))
 
 
 @reductions.keywords(EventData)
@@ -211,7 +211,7 @@ def over_ece(
     >>> over_ece(confidence=[0.9, 0.9, 0.5, 0.5], outcome=[1, 0, 1, 1], bins=10)
     0.2
     """
-    return float(gaps.over(binned_pairs(logits, labels, bins=bins, **data).gap))
+    return float(gaps._over(binned_pairs(logits, labels, bins=bins, **data).gap))
 
 
 @reductions.keywords(EventData)
@@ -227,13 +227,13 @@ def under_ece(
     >>> under_ece(confidence=[0.9, 0.9, 0.5, 0.5], outcome=[1, 0, 1, 1], bins=10)
     0.25
     """
-    return float(gaps.under(binned_pairs(logits, labels, bins=bins, **data).gap))
+    return float(gaps._under(binned_pairs(logits, labels, bins=bins, **data).gap))
 
 
 def _class_bins(
     logits: Input, labels: Input, bins: int, threshold: float, **data: Unpack[ScoreData]
 ) -> ClassBins:
-    examples, _ = examples_of_caller(logits, labels, **data)
+    examples, _ = _examples_of_caller(logits, labels, **data)
     sums = ClassBins.empty(examples.columns, bins, threshold=threshold)
     check_some(reductions.reduce_examples(examples, sums).nll.size)
     return sums
@@ -243,7 +243,7 @@ def _classwise_estimate(s: Summary) -> Estimate:
     value = math.nan if s.classwise is None else s.classwise.average()
     if s.level is None or s.classwise is None:
         return Estimate(value)
-    return class_interval(value, s.classwise, s.level)
+    return _class_interval(value, s.classwise, s.level)
 
 
 TABLE = (
@@ -279,11 +279,11 @@ TABLE = (
     Metric(
         "maximum error",
         mce,
-        lambda s: s.error(gaps.worst(s.bins)),
+        lambda s: s.error(gaps._worst(s.bins)),
         "Guo et al. 2017",
         ("maximum_calibration_error", "max_ece"),
         by_groups=True,
     ),
-    Metric("ECE, over-confident", over_ece, lambda s: s.error(gaps.over), by_groups=True),
-    Metric("ECE, under-confident", under_ece, lambda s: s.error(gaps.under), by_groups=True),
+    Metric("ECE, over-confident", over_ece, lambda s: s.error(gaps._over), by_groups=True),
+    Metric("ECE, under-confident", under_ece, lambda s: s.error(gaps._under), by_groups=True),
 )

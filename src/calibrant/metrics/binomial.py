@@ -103,7 +103,7 @@ def _added_up(
     return np.where(flipped, trials - count, count)
 
 
-def drawn(
+def _drawn(
     rng: np.random.Generator, trials: IntArray, chance: FloatArray, replicates: int
 ) -> NDArray[np.integer[Any]]:
     """Draw hits of the same variables over and over, ``(variables, replicates)``."""

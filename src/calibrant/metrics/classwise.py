@@ -19,7 +19,7 @@ from torch import Tensor
 from calibrant._core.binning import check_bins, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, check_choice
 from calibrant._core.chunks import chunk_slices, has_float64
-from calibrant.metrics.intervals import SMALLEST, Estimate, first_root, lower_tail
+from calibrant.metrics.intervals import SMALLEST, Estimate, _first_root, _lower_tail
 
 Average = Literal["mean", "prevalence"]
 MOST_CELLS = 2**23
@@ -232,13 +232,13 @@ def _sums_by(group: Tensor, probs: Tensor, groups: int) -> Tensor:
     return probs @ torch.nn.functional.one_hot(group, groups).to(probs)
 
 
-def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
+def _class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     """Interval of the class-wise error, by inverting tests along the shape of its gaps.
 
     The noise of the error may be so large that all compatible truths lie below it. The upper end is
     then that of what other samples of this size would show, since the value is in its interval.
     """
-    cells, alpha = class_cells_of(sums), 1 - level
+    cells, alpha = _class_cells_of(sums), 1 - level
     floor, _ = cells.noisy(0.0)
 
     def quantile(scale: float, share: float) -> float:
@@ -250,16 +250,16 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
 
     def lowest(scale: float) -> float:
         """Highest error that a candidate is likely to show, less the observed one."""
-        return quantile(scale, 1 - lower_tail(cells.error(scale), floor, alpha)) - value
+        return quantile(scale, 1 - _lower_tail(cells.error(scale), floor, alpha)) - value
 
-    low, high = first_root(lowest), first_root(lambda scale: quantile(scale, alpha / 2) - value)
+    low, high = _first_root(lowest), _first_root(lambda scale: quantile(scale, alpha / 2) - value)
     reach = float(ndtri(1 - alpha / 2)) * cells.noisy(high)[1]
     highest = max(cells.error(high), value + reach)
     return Estimate(value, min(cells.error(low), value), min(highest, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
-class ClassCells:
+class _ClassCells:
     """Bins of classes, whose hits are binomial variables. Arrays are ``(cells,)``.
 
     The class-wise error is the sum over cells of ``unit`` times the absolute sum of their gaps.
@@ -318,7 +318,7 @@ class ClassCells:
         return np.bincount(self.group, values, len(self.covariance)).astype(np.float64, copy=False)
 
 
-def class_cells_of(sums: ClassBins) -> ClassCells:
+def _class_cells_of(sums: ClassBins) -> _ClassCells:
     """Make cells from the sums per class and bin, and candidates from their gaps."""
     # only ratios of weights matter, and powers of huge or tiny ones leave the range of numbers
     scale = float(sums.weight.sum(1).max()) or 1.0
@@ -344,7 +344,7 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
     group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
     unit = np.broadcast_to(unit, held.shape)
     group = np.broadcast_to(group, held.shape)
-    return ClassCells(
+    return _ClassCells(
         unit=unit[held],
         mass=(weight / size)[held],
         size=size[held],

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import chdtrc, expit, logit, ndtr, ndtri
+from scipy.special import chdtrc, expit, logit, ndtr
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, Values, as_values, check_level
 from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
-from calibrant.metrics.curves import parabola_weights
+from calibrant.metrics.curves import _parabola_weights
 from calibrant.metrics.gaps import Functional
-from calibrant.metrics.intervals import Estimate, normal_interval
+from calibrant.metrics.intervals import Estimate, normal_interval, share_intervals
 from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Data, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.smooth import CalibrationTest
@@ -242,7 +242,8 @@ def decision_curve(
     thresholds : (thresholds,), optional
         In (0, 1); 0.01, 0.02, ... 0.99 by default.
     level : float
-        Coverage of the intervals, which are normal and hold at each single threshold.
+        Coverage of the intervals, which hold at each single threshold, however few examples reach
+        it.
 
     Examples
     --------
@@ -264,15 +265,40 @@ def decision_curve(
         return np.concatenate([np.cumsum(mass[order][::-1])[::-1], [0.0]])[first]
 
     total, odds = weight.sum(), cuts / (1 - cuts)
-    gain = (reaching(weight * happened) - odds * reaching(weight * (1 - happened))) / total
-    # the net benefit is a mean, of 1 for a true positive and -odds for a false one
-    hits, misses = reaching(squares * happened), reaching(squares * (1 - happened))
-    spread = hits + odds**2 * misses - 2 * gain * (hits - odds * misses) + gain**2 * squares.sum()
-    worth = total**2 / squares.sum()
-    deviation = np.sqrt(np.maximum(spread, 0) * worth / max(worth - 1, 1)) / total
-    reach = float(ndtri((1 + level) / 2)) * deviation
-    rate = float(weight @ happened) / total
-    return DecisionCurve(cuts, gain, gain - reach, gain + reach, rate - odds * (1 - rate), level)
+    true, false = happened, 1 - happened
+    shares = np.stack([reaching(weight * true), reaching(weight * false)]) / total
+    of_shares = np.stack([reaching(squares * true), reaching(squares * false)]) / total**2
+    gain, rate = shares[0] - odds * shares[1], float(weight @ happened) / total
+    below, above = _reach(shares, of_shares, float(squares.sum()) / total**2, odds, level)
+    always = rate - odds * (1 - rate)
+    return DecisionCurve(cuts, gain, gain - below, gain + above, always, level)
+
+
+def _reach(
+    shares: FloatArray, squares: FloatArray, of_all: float, odds: FloatArray, level: float
+) -> tuple[FloatArray, FloatArray]:
+    """Distances from a net benefit to the ends of its interval, each ``(thresholds,)``.
+
+    They are put together from Wilson's intervals of the ``shares`` ``(2, thresholds)`` of true and
+    false positives (MOVER, Zou and Donner 2008). Where many examples are flagged this is the
+    normal interval, which has no width where none is. ``squares`` and ``of_all`` are sums of
+    squared weights, of those and of all examples, over the square of all weight.
+    """
+    variance = squares * (1 - 2 * shares) + shares**2 * of_all
+    covariance = shares.prod(0) * of_all - (shares * squares[::-1]).sum(0)
+    spread = shares * (1 - shares)
+    some = (spread > 0) & (variance > 0)
+    count = np.divide(spread, variance, out=np.full_like(spread, 1 / of_all), where=some)
+    scale = np.sqrt(variance.prod(0))
+    correlation = np.divide(covariance, scale, out=np.zeros_like(scale), where=some.all(0))
+    low, high = share_intervals(shares, count, level)
+    down, up = shares - low, high - shares
+
+    def distance(hits: FloatArray, alarms: FloatArray) -> FloatArray:
+        square = hits**2 + alarms**2 - 2 * correlation * hits * alarms
+        return np.asarray(np.sqrt(np.maximum(square, 0)))
+
+    return distance(down[0], odds * up[1]), distance(up[0], odds * down[1])
 
 
 def _event_pairs(logits: Input, labels: Input, **data: Unpack[Data]) -> WeightedPairs:
@@ -405,7 +431,7 @@ def _distance(filled: Bins, quantile: float | None) -> Functional:
     mass, claimed = filled.weight[held] / filled.total, filled.confidence[held]
     window = (filled.total**2 / filled.squares.sum()) ** (-1 / 5)
     # a local parabola through the claims is the claims: the distance is a curve through the gaps
-    smoother = parabola_weights(claimed, claimed, mass, window, 1e-9).T / mass[:, None]
+    smoother = _parabola_weights(claimed, claimed, mass, window, 1e-9).T / mass[:, None]
 
     def error(gap: FloatArray) -> FloatArray:
         off = np.abs(gap[..., held] @ smoother)

@@ -20,9 +20,9 @@ from calibrant.metrics.reductions import (
     EventData,
     Input,
     WeightedPairs,
+    _examples_of_caller,
     answers_from,
     event_probability,
-    examples_of_caller,
     keywords,
     margins,
     pairs_from,
@@ -207,7 +207,7 @@ def smooth_reliability_of(
     claimed, right = filled.confidence[held], filled.accuracy[held]
     mass, variance = filled.weight[held] / filled.total, 1 / filled.effective[held]
     share = (filled.total**2 / filled.squares.sum()) ** (-1 / 5)
-    weights = parabola_weights(grid, claimed, mass, share, 2 / points)
+    weights = _parabola_weights(grid, claimed, mass, share, 2 / points)
     accuracy = np.clip(weights @ right, 0, 1)
     worth = 1 / (weights**2 @ variance)  # examples
     z2 = float(ndtri((1 + level) / 2)) ** 2
@@ -220,7 +220,7 @@ def smooth_reliability_of(
     return SmoothReliability(grid, accuracy, low, high, density, level, probability)
 
 
-def parabola_weights(
+def _parabola_weights(
     points: FloatArray, claimed: FloatArray, mass: FloatArray, share: float, narrowest: float
 ) -> FloatArray:
     """Weights ``(points, cells)`` whose sums with the outcomes of cells are local parabolas.
@@ -350,7 +350,7 @@ def reliability_by_class(
     >>> reliability_by_class(logits, labels)[0].number
     2
     """
-    examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand)
+    examples, _ = _examples_of_caller(logits, labels, probs, sample_weight, estimand)
     sums = ClassBins.empty(examples.columns, bins)
     reduce_examples(examples, sums)
     kind = "P(tag)" if examples.estimand == "multilabel" else "P(class)"

@@ -14,7 +14,7 @@ from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.limits import CheckedLimit, compared, limits_of
+from calibrant.metrics.limits import CheckedLimit, _compared, limits_of
 from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability, reliability_of
@@ -178,7 +178,7 @@ class Evaluation(Mapping[str, Estimate]):
         return [
             checked
             for name, part in sets
-            for checked in compared(limits, part.metrics, part.n, name, self.level)
+            for checked in _compared(limits, part.metrics, part.n, name, self.level)
         ]
 
     def table(self) -> list[tuple[str, str, str]]:

@@ -37,7 +37,7 @@ from scipy.special import erf, gammaincinv
 from calibrant._core.binning import Bins, bin_index
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.metrics.binomial import Binomials
-from calibrant.metrics.intervals import LIMIT, SMALLEST, Estimate, first_root, lower_tail
+from calibrant.metrics.intervals import LIMIT, SMALLEST, Estimate, _first_root, _lower_tail
 
 BANDWIDTH = 0.1
 """Width, in confidence, of the smoothing of the gaps."""
@@ -56,22 +56,22 @@ def total(gap: FloatArray) -> FloatArray:
     return np.asarray(np.abs(gap).sum(-1))
 
 
-def over(gap: FloatArray) -> FloatArray:
+def _over(gap: FloatArray) -> FloatArray:
     """Sum of positive gaps: the over-confident part."""
     return np.asarray(np.maximum(gap, 0).sum(-1))
 
 
-def under(gap: FloatArray) -> FloatArray:
+def _under(gap: FloatArray) -> FloatArray:
     """Sum of negative gaps, without their sign: the under-confident part."""
-    return over(-gap)
+    return _over(-gap)
 
 
-def running(gap: FloatArray) -> FloatArray:
+def _running(gap: FloatArray) -> FloatArray:
     """Largest absolute running sum."""
     return np.asarray(np.abs(np.cumsum(gap, axis=-1)).max(-1))
 
 
-def worst(filled: Bins, min_count: int | None = None) -> Functional:
+def _worst(filled: Bins, min_count: int | None = None) -> Functional:
     """Largest difference of confidence and accuracy; see :func:`calibrant.mce`."""
     least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
     held = filled.count >= max(least, 1)
@@ -170,7 +170,7 @@ class Cells:
         return [replace(self, shape=sign * shape, samples={}) for sign in (1, -1)]
 
 
-def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
+def _cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     """Make cells from sums per bin, and candidates from the gap curve of those or other bins."""
     # unequal weights count as fewer examples; a sum of equal ones is off by rounding only
     whole = np.floor(filled.effective + 1e-6)
@@ -195,7 +195,7 @@ def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
 
 
-def with_noise(cells: Cells, noise: FloatArray) -> Cells:
+def _with_noise(cells: Cells, noise: FloatArray) -> Cells:
     """Return cells whose samples add noise ``(replicates, cells)`` to the gaps of a candidate."""
     right = float(cells.share @ cells.claimed - cells.observed.sum())
     worth = right * (1 - right) / max(float(noise.sum(1).var()), 1e-300)  # examples, in effect
@@ -249,16 +249,16 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
     rarely = max(share(calibrated <= shown) * alpha / 2, fewest)
 
     def reached(scale: float) -> float:
-        tail = lower_tail(true_error(cells, scale), noise, alpha)
+        tail = _lower_tail(true_error(cells, scale), noise, alpha)
         return exceeds(share(excess(cells.drawn(scale), observed - slack) >= 0), tail)
 
     def last(candidates: Cells, start: float = 0.0) -> float:
         def ruled_out(scale: float) -> float:
             return exceeds(rarely, share(excess(candidates.drawn(scale), shown) <= 0))
 
-        return first_root(ruled_out, start, STEP)
+        return _first_root(ruled_out, start, STEP)
 
-    low, high = first_root(reached, 0.0, STEP), last(cells)
+    low, high = _first_root(reached, 0.0, STEP), last(cells)
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
     beyond = max(observed - float(np.quantile(error(cells.drawn(high)), rarely)), 0.0)
     high_error = min(true_error(cells, high) + beyond, 1.0)
@@ -267,5 +267,5 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
         def larger(scale: float, each: Cells = each, least: float = high_error) -> float:
             return float(excess(each.gaps(scale)[None], least)[0])
 
-        high_error = max(high_error, true_error(each, last(each, first_root(larger, 0.0, STEP))))
+        high_error = max(high_error, true_error(each, last(each, _first_root(larger, 0.0, STEP))))
     return true_error(cells, low), high_error

@@ -60,26 +60,26 @@ class GroupSums:
         for name, row in other.sums.items():
             self.sums[name] = self.sums[name] + row if name in self.sums else row
 
-    def noise(self, level: float) -> GroupNoise:
+    def noise(self, level: float) -> _GroupNoise:
         """Return what the figures vary by, in intervals of this coverage."""
         count = len(self.sums)
         # few groups tell their own spread badly: Student's quantiles in place of normal ones
         wider = float(stdtrit(count - 1, (1 + level) / 2) / ndtri((1 + level) / 2))
-        return GroupNoise(
+        return _GroupNoise(
             np.stack(list(self.sums.values())), wider * math.sqrt(count / (count - 1))
         )
 
 
 @dataclass(frozen=True, eq=False)
-class GroupNoise:
+class _GroupNoise:
     """Sums ``(groups, 1 + scores + bins)``, and by how much their spread is widened."""
 
     table: FloatArray
     stretch: float
 
-    def moments(self, moments: Moments) -> GroupedMoments:
+    def moments(self, moments: Moments) -> _GroupedMoments:
         """Return moments whose standard errors are those over groups."""
-        return GroupedMoments(
+        return _GroupedMoments(
             moments.count, moments.weight, moments.first, moments.powers, self.table, self.stretch
         )
 
@@ -108,7 +108,7 @@ class GroupNoise:
 
 
 @dataclass(frozen=True)
-class GroupedMoments(Moments):
+class _GroupedMoments(Moments):
     """Moments of examples in groups that are independent of each other."""
 
     table: FloatArray

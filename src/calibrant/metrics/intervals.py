@@ -96,12 +96,12 @@ def clopper_pearson(
     return low, high
 
 
-def lower_tail(error: float, noise: float, alpha: float) -> float:
+def _lower_tail(error: float, noise: float, alpha: float) -> float:
     """Share of alpha for the lower end: all of it at 0, where the upper end cannot miss."""
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 
-def first_root(rising: Callable[[float], float], start: float = 0.0, step: float = 1e-9) -> float:
+def _first_root(rising: Callable[[float], float], start: float = 0.0, step: float = 1e-9) -> float:
     """Scale from ``start`` on at which a function reaches 0, or the nearest end of the range."""
     rising = cache(rising)
     if rising(start) >= 0:

@@ -39,10 +39,10 @@ Statistic = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @cache
-def fine_edges() -> FloatArray:
+def _fine_edges() -> FloatArray:
     """Edges of the fine bins.
 
-    >>> edges = fine_edges()
+    >>> edges = _fine_edges()
     >>> len(edges), bool((np.diff(edges) > 0).all()), float(edges[1] - edges[0]) < 1e-13
     (20961, True, True)
     """
@@ -62,7 +62,7 @@ class PooledPairs:
     @classmethod
     def of(cls, pairs: Pairs | WeightedPairs, weight: FloatArray | None) -> PooledPairs:
         """Return the sums of some pairs."""
-        edges, outcome = fine_edges(), pairs.outcome.astype(bool)
+        edges, outcome = _fine_edges(), pairs.outcome.astype(bool)
 
         def sums(which: float) -> Bins:
             mass = None if weight is None else weight[outcome == which]
@@ -74,7 +74,7 @@ class PooledPairs:
     @classmethod
     def empty(cls) -> PooledPairs:
         """Return the sums of no examples."""
-        return cls(Bins.empty(fine_edges()), Bins.empty(fine_edges()))
+        return cls(Bins.empty(_fine_edges()), Bins.empty(_fine_edges()))
 
     def __add__(self, other: PooledPairs) -> PooledPairs:
         return PooledPairs(self.happened + other.happened, self.rest + other.rest)

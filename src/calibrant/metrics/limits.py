@@ -117,7 +117,7 @@ def _limit(text: str, bound: float, which: str, end: str) -> Limit:
     return Limit(name, asked or "value", float(bound))
 
 
-def compared(
+def _compared(
     limits: Sequence[Limit],
     metrics: Mapping[str, Estimate],
     n: int,

@@ -273,14 +273,14 @@ def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
     return spread * count / (count - 1)
 
 
-def pooled_auroc(yes: FloatArray, no: FloatArray) -> FloatArray:
+def _pooled_auroc(yes: FloatArray, no: FloatArray) -> FloatArray:
     """AUROC of masses ``(..., bins)`` in order of confidence; those of one bin are ties."""
     below = np.cumsum(no, -1) - no / 2
     with np.errstate(invalid="ignore"):  # undefined where all outcomes are equal
         return np.asarray((yes * below).sum(-1) / (yes.sum(-1) * no.sum(-1)))
 
 
-def pooled_aurc(right: FloatArray, wrong: FloatArray) -> FloatArray:
+def _pooled_aurc(right: FloatArray, wrong: FloatArray) -> FloatArray:
     """AURC of masses ``(..., bins)`` in order of confidence, in random order within a bin.
 
     With mass K and errors E above it, a bin of mass m and error rate e adds the integral of
@@ -300,14 +300,14 @@ def _pooled_estimate(s: Summary, pairs: PooledPairs, statistic: Statistic) -> Es
     if s.level is None or math.isnan(value):
         return Estimate(value)
     deviation = pairs.deviation(statistic, POOLED_REPLICATES, s.seed)
-    sides = (pairs.rest,) if statistic is pooled_aurc else (pairs.rest, pairs.happened)
+    sides = (pairs.rest,) if statistic is _pooled_aurc else (pairs.rest, pairs.happened)
     fewest = min(side.total**2 / max(float(side.squares.sum()), 1e-300) for side in sides)
     return logit_interval(value, deviation, fewest - 1, s.level)
 
 
 def _auroc_estimate(s: Summary, pairs: WeightedPairs | PooledPairs) -> Estimate:
     if isinstance(pairs, PooledPairs):
-        return _pooled_estimate(s, pairs, pooled_auroc)
+        return _pooled_estimate(s, pairs, _pooled_auroc)
     return s.interval(logit_interval, *auroc_with_error(*pairs))
 
 
@@ -315,7 +315,7 @@ def _aurc_estimate(s: Summary) -> Estimate:
     if s.estimand not in ("auto", "top_label"):  # P(y = 1) is no confidence in an answer
         return Estimate(math.nan)
     if isinstance(s.answers, PooledPairs):
-        return _pooled_estimate(s, s.answers, pooled_aurc)
+        return _pooled_estimate(s, s.answers, _pooled_aurc)
     return s.interval(logit_interval, *aurc_with_error(*s.answers))
 
 

@@ -43,14 +43,14 @@ Input: TypeAlias = Values | None
 """Logits, probabilities or labels in a call that may have them in another form."""
 
 
-class Layout(TypedDict, total=False):
+class _Layout(TypedDict, total=False):
     """Keyword arguments that say how logits or probs and their labels are laid out."""
 
     class_dim: int | None  # dimension of the classes, where it is not the last
     ignore_index: int | None  # a label of ignored examples beside -100, such as 255
 
 
-class ScoreData(Layout, total=False):
+class ScoreData(_Layout, total=False):
     """Keyword arguments with the examples, of metrics of all classes."""
 
     probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
@@ -133,7 +133,7 @@ def pairs_from(
     outcome: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "auto",
-    **layout: Unpack[Layout],
+    **layout: Unpack[_Layout],
 ) -> WeightedPairs:
     """Reduce examples in any of the three forms to pairs: the first step of most metrics.
 
@@ -144,7 +144,7 @@ def pairs_from(
     WeightedPairs(confidence=array([0.9, 0.6]), outcome=array([1., 0.]), weight=None)
     """
     if confidence is None and outcome is None:
-        examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand, **layout)
+        examples, _ = _examples_of_caller(logits, labels, probs, sample_weight, estimand, **layout)
         claimed, happened = _pairs(examples, examples.event)
         return WeightedPairs(claimed, happened.astype(np.float64), examples.labelled_weight())
     if confidence is None or outcome is None:
@@ -203,13 +203,13 @@ def labelled_examples(
     return examples, int((stated[np.arange(len(stated)), examples.labels[labelled]] <= 0).sum())
 
 
-def examples_of_caller(
+def _examples_of_caller(
     logits: Input,
     labels: Input,
     probs: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "top_label",
-    **layout: Unpack[Layout],
+    **layout: Unpack[_Layout],
 ) -> tuple[Examples, int]:
     """Return :func:`labelled_examples`, with a warning of logits that look like probabilities."""
     examples, floored = labelled_examples(logits, labels, probs, sample_weight, estimand, **layout)
@@ -226,7 +226,7 @@ def check_one_input(logits: Input, probs: Input) -> None:
         raise TypeError(f"pass either logits or probs=, got {got}")
 
 
-def warn_of_floor(floored: int) -> None:
+def _warn_of_floor(floored: int) -> None:
     """Warn of labels with a probability of zero."""
     if floored:
         checks.warn(
@@ -245,7 +245,7 @@ def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
     Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
-    return _pairs(examples_of_caller(logits, labels, probs)[0])
+    return _pairs(_examples_of_caller(logits, labels, probs)[0])
 
 
 @checks.warnings_at_caller()
@@ -257,7 +257,7 @@ def positive_class(logits: Input = None, labels: Input = None, *, probs: Input =
     >>> positive_class([0.0, 2.0], [1, 0])
     Pairs(confidence=array([0.5       , 0.88079708]), outcome=array([ True, False]))
     """
-    return _pairs(examples_of_caller(logits, labels, probs, estimand="binary")[0], 1)
+    return _pairs(_examples_of_caller(logits, labels, probs, estimand="binary")[0], 1)
 
 
 def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
@@ -280,7 +280,7 @@ def one_vs_rest(
     >>> one_vs_rest([[0.0, 0.0], [0.0, 2.0]], [0, 1], k=1).outcome
     array([False,  True])
     """
-    examples, _ = examples_of_caller(logits, labels, probs)
+    examples, _ = _examples_of_caller(logits, labels, probs)
     if not 0 <= k < examples.classes:
         raise ValueError(f"k must be a class in [0, {examples.classes}), got {k}")
     return _pairs(examples, k)

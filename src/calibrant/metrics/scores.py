@@ -39,7 +39,7 @@ def nll(logits: Input = None, labels: Input = None, **data: Unpack[ScoreData]) -
     0.6931
     """
     moments, floored = _moments(logits, labels, **data)
-    reductions.warn_of_floor(floored)
+    reductions._warn_of_floor(floored)
     return moments.mean("nll")
 
 
@@ -56,7 +56,7 @@ def brier(logits: Input = None, labels: Input = None, **data: Unpack[ScoreData])
 
 
 def _moments(logits: Input, labels: Input, **data: Unpack[ScoreData]) -> tuple[Moments, int]:
-    examples, floored = reductions.examples_of_caller(logits, labels, **data)
+    examples, floored = reductions._examples_of_caller(logits, labels, **data)
     reduced = reductions.reduce_examples(examples)
     check_some(reduced.nll.size)
     return Moments.of(reduced, examples.labelled_weight()), floored

@@ -11,8 +11,8 @@ from scipy.fft import dct, idct
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
-from calibrant.metrics.binomial import drawn
-from calibrant.metrics.gaps import running
+from calibrant.metrics.binomial import _drawn
+from calibrant.metrics.gaps import _running
 from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
@@ -42,7 +42,7 @@ def ks(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) ->
     >>> ks(confidence=[0.2, 0.8], outcome=[1, 0])
     0.4
     """
-    return float(running(residuals(pairs_from(logits, labels, **data))[1]))
+    return float(_running(_residuals(pairs_from(logits, labels, **data))[1]))
 
 
 @keywords(EventData)
@@ -59,7 +59,7 @@ def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[EventD
     >>> round(smooth_ece(confidence=[0.7] * 100, outcome=[1] * 50 + [0] * 50), 3)
     0.2
     """
-    return smooth_ece_of_pairs(pairs_from(logits, labels, **data))
+    return _smooth_ece_of_pairs(pairs_from(logits, labels, **data))
 
 
 @keywords(EventData)
@@ -77,18 +77,18 @@ def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) 
     >>> smce(confidence=[0.7] * 10, outcome=[1] * 5 + [0] * 5)
     0.2
     """
-    return smce_of_pairs(pairs_from(logits, labels, **data))
+    return _smce_of_pairs(pairs_from(logits, labels, **data))
 
 
-def smooth_ece_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
+def _smooth_ece_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     """Compute :func:`smooth_ece` of checked pairs."""
     pairs = pairs.pairs if isinstance(pairs, PooledPairs) else pairs
     cell = np.minimum((pairs.confidence * MESH).astype(np.int64), MESH - 1)
     shares = np.bincount(cell, _residual_shares(pairs), MESH)
-    return float(smoothed(shares.astype(np.float64, copy=False)))
+    return float(_smoothed(shares.astype(np.float64, copy=False)))
 
 
-def residuals(pairs: WeightedPairs | PooledPairs) -> tuple[FloatArray, FloatArray]:
+def _residuals(pairs: WeightedPairs | PooledPairs) -> tuple[FloatArray, FloatArray]:
     """Distinct confidences in order, and the share of the residuals ``p - y`` at each."""
     if isinstance(pairs, PooledPairs):
         held = pairs.bins.weight > 0
@@ -106,7 +106,7 @@ def _residual_shares(pairs: WeightedPairs) -> FloatArray:
     return np.asarray(residual * pairs.weight / pairs.weight.sum())
 
 
-def smoothed(residual: FloatArray) -> FloatArray:
+def _smoothed(residual: FloatArray) -> FloatArray:
     """Smooth ECE of residual shares on the cells of [0, 1], ``(..., cells) -> (...)``."""
     value = _smoothing(residual)
     low, high = np.zeros(residual.shape[:-1]), np.ones(residual.shape[:-1])
@@ -135,7 +135,7 @@ def _smoothing(residual: FloatArray) -> Callable[[FloatArray], FloatArray]:
     return value
 
 
-def smoothed_excess(residual: FloatArray, bound: float) -> FloatArray:
+def _smoothed_excess(residual: FloatArray, bound: float) -> FloatArray:
     """Numbers with the signs of ``smoothed(residual) - bound``, ``(n, cells) -> (n,)``.
 
     The value falls as the width grows, and equals it at the error: the value at one width decides,
@@ -144,11 +144,11 @@ def smoothed_excess(residual: FloatArray, bound: float) -> FloatArray:
     excess = _smoothing(residual)(np.array([bound])) - bound
     near = np.abs(excess) < NEAR
     if near.any():
-        excess[near] = smoothed(residual[near]) - bound
+        excess[near] = _smoothed(residual[near]) - bound
     return excess
 
 
-def lipschitz_error(residual: FloatArray) -> FloatArray:
+def _lipschitz_error(residual: FloatArray) -> FloatArray:
     """:func:`smce` of residual shares on evenly spaced cells, ``(..., cells) -> (...)``.
 
     Between neighbouring cells of width h a witness moves by at most h, and the best one takes
@@ -165,7 +165,7 @@ def lipschitz_error(residual: FloatArray) -> FloatArray:
     return np.asarray(best.max(0))
 
 
-def lipschitz_excess(residual: FloatArray, bound: float) -> FloatArray:
+def _lipschitz_excess(residual: FloatArray, bound: float) -> FloatArray:
     """Numbers with the signs of ``lipschitz_error(residual) - bound``, ``(n, cells) -> (n,)``.
 
     Witnesses that are 1 or -1 everywhere show that an error is large. That it is small follows by
@@ -179,11 +179,11 @@ def lipschitz_excess(residual: FloatArray, bound: float) -> FloatArray:
     most = np.abs(sums[:, :-1] - centre[:, None]).sum(-1) / sums.shape[-1]
     left = rest & (excess + most > -1e-9 * bound)
     if left.any():
-        excess[left] = lipschitz_error(residual[left]) - bound
+        excess[left] = _lipschitz_error(residual[left]) - bound
     return excess
 
 
-def smce_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
+def _smce_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     r"""Compute :func:`smce` of checked pairs by dynamic programming over sorted confidences.
 
     With running sums :math:`S_j` of the residuals and steps :math:`d_j` of the confidence, the dual
@@ -198,7 +198,7 @@ def smce_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     """
     if isinstance(pairs, WeightedPairs) and pairs.outcome.size > MOST_SINGLE:
         pairs = PooledPairs.of(pairs, pairs.weight)
-    position, residual = residuals(pairs)
+    position, residual = _residuals(pairs)
     steps = np.diff(position)
     sums = np.concatenate([[0.0], np.cumsum(residual)])
     order = np.argsort(sums[:-1], kind="stable")
@@ -272,7 +272,7 @@ def pairs_test(
     probability = np.clip(filled.confidence[held], 0, 1)
     rng = np.random.default_rng(seed)
     if pairs.weight is None:
-        hits = drawn(rng, filled.count[held], probability, replicates).T
+        hits = _drawn(rng, filled.count[held], probability, replicates).T
         # a few replicates at a time stay in the cache
         some = (hits[first : first + TOGETHER] for first in range(0, replicates, TOGETHER))
         draws: Iterator[FloatArray] = (
@@ -281,10 +281,10 @@ def pairs_test(
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
         deviation = share * np.sqrt(probability * (1 - probability) / size)
         draws = iter([deviation * rng.standard_normal((replicates, share.size))])
-    statistic = float(running(filled.gap[held]))
+    statistic = float(_running(filled.gap[held]))
     # draws that equal the observed error but for rounding count as reaching it
     least = statistic * (1 - 1e-9)
-    reached = sum(int((running(residual) >= least).sum()) for residual in draws)
+    reached = sum(int((_running(residual) >= least).sum()) for residual in draws)
     return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 
@@ -293,9 +293,9 @@ TABLE = (
         "KS error",
         ks,
         lambda s: s.error(
-            running,
+            _running,
             lambda: s.pairs.filled(s.pairs.equal_mass_edges(100)),
-            value=float(running(residuals(s.pairs)[1])),
+            value=float(_running(_residuals(s.pairs)[1])),
             replicates=REPLICATES // 2,
         ),
         "Gupta et al. 2021",
@@ -306,11 +306,11 @@ TABLE = (
         "smooth ECE",
         smooth_ece,
         lambda s: s.error(
-            smoothed,
+            _smoothed,
             lambda: s.pairs.filled(uniform_edges(128)),
-            value=smooth_ece_of_pairs(s.pairs),
+            value=_smooth_ece_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
-            excess=smoothed_excess,
+            excess=_smoothed_excess,
         ),
         "Blasiok and Nakkiran 2024",
         ("smece", "smoothece"),
@@ -320,11 +320,11 @@ TABLE = (
         "smCE",
         smce,
         lambda s: s.error(
-            lipschitz_error,
+            _lipschitz_error,
             lambda: s.pairs.filled(uniform_edges(40)),
-            value=smce_of_pairs(s.pairs),
+            value=_smce_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
-            excess=lipschitz_excess,
+            excess=_lipschitz_excess,
         ),
         "Kakade and Foster 2008, Blasiok et al. 2023",
         ("smooth_calibration_error",),

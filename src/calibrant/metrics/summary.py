@@ -148,10 +148,10 @@ class Summary:
     @cached_property
     def cells(self) -> Cells:
         """The equal-width bins, for drawing."""
-        cells = gaps.cells_of(self.bins, self.bins, REPLICATES, self.seed)
+        cells = gaps._cells_of(self.bins, self.bins, REPLICATES, self.seed)
         if self.noise is None:
             return cells
-        return gaps.with_noise(cells, self.noise.drawn(self.bins, REPLICATES, self.seed))
+        return gaps._with_noise(cells, self.noise.drawn(self.bins, REPLICATES, self.seed))
 
     @cached_property
     def equal_mass(self) -> Bins:
@@ -177,7 +177,7 @@ class Summary:
             return Estimate(value)
         cells = self.cells
         if fill is not None:
-            cells = gaps.cells_of(fill(), self.equal_mass, replicates, self.seed)
+            cells = gaps._cells_of(fill(), self.equal_mass, replicates, self.seed)
         return gaps.error_interval(value, error, cells, self.level, excess)
 
     def interval(

@@ -24,7 +24,7 @@ from calibrant._core.checks import (
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor.predictions import Id, as_ids, labelled_pairs
+from calibrant.monitor.predictions import Id, _labelled_pairs, as_ids
 
 Keys: TypeAlias = NDArray[np.uint64]
 
@@ -142,7 +142,7 @@ class Delivery(NamedTuple):
     def of_pairs(cls, pairs: Pairs, ids: Iterable[Id] | None) -> Delivery:
         """Make a delivery of pairs, whose labels are their outcomes."""
         labels = pairs.outcome.astype(np.int64)
-        keys = np.zeros(labels.size, np.uint64) if ids is None else id_keys(ids, labels.shape)
+        keys = np.zeros(labels.size, np.uint64) if ids is None else _id_keys(ids, labels.shape)
         return cls(Examples("" if ids is None else "ids", keys, labels), *pairs)
 
     @classmethod
@@ -174,7 +174,7 @@ class Delivery(NamedTuple):
         return Pairs(self.confidence[labelled], self.outcome[labelled])
 
 
-def shard_deliveries(
+def _shard_deliveries(
     calibrator: Calibrator | None, ids: str | None, chunks: Iterator[Chunk]
 ) -> list[Delivery]:
     """Return the examples of each chunk of a shard; without labels they are still to come."""
@@ -188,21 +188,21 @@ def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk
     if labels is None:
         labels = np.full(scores.shape[:-1] if scores.ndim > 1 else scores.shape, IGNORED)
     features = None if calibrator is None else calibrator.input_features(chunk.columns)
-    pairs = labelled_pairs(calibrator, logits, labels, features)
+    pairs = _labelled_pairs(calibrator, logits, labels, features)
     named = None if ids is None else as_keys(chunk.columns[ids]).tolist()
-    return Delivery.of(recognised(scores, labels, named, probs is not None), pairs)
+    return Delivery.of(_recognised(scores, labels, named, probs is not None), pairs)
 
 
-def recognised(
+def _recognised(
     scores: Logits, labels: IntArray, ids: Iterable[Id] | None, are_probs: bool
 ) -> Examples:
     """Return examples by their ids if there are any, else by their scores."""
     if ids is not None:
-        return Examples("ids", id_keys(ids, labels.shape), labels)
-    return Examples("probs" if are_probs else "logits", score_keys(scores), labels)
+        return Examples("ids", _id_keys(ids, labels.shape), labels)
+    return Examples("probs" if are_probs else "logits", _score_keys(scores), labels)
 
 
-def id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
+def _id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
     """Return keys of the ids of rows, one for each label of the shape ``(n, ...)``."""
     texts = [str(name).encode("utf-8", "replace") for name in as_ids(ids)]
     if len(texts) != shape[0]:
@@ -213,7 +213,7 @@ def id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
     return np.asarray(rows[:, None] + places * SPREAD).reshape(-1)
 
 
-def score_keys(scores: Logits) -> Keys:
+def _score_keys(scores: Logits) -> Keys:
     """Return a key for each row of scores ``(..., classes)``, or for each number of ``(n,)``.
 
     The upper 32 bits are a hash of the row in single precision, the next 31 one of some columns in

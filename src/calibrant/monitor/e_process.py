@@ -34,7 +34,7 @@ A shift of the odds by less than half the smallest tilt beyond the tolerance is 
 0.6 points of accuracy at a confidence of 50 %, 0.2 points at 90 %."""
 
 
-class BinRanges(NamedTuple):
+class _BinRanges(NamedTuple):
     """Ranges of neighbouring bins; each field is ``(ranges,)``."""
 
     first: IntArray
@@ -43,17 +43,17 @@ class BinRanges(NamedTuple):
 
 
 @cache
-def bin_ranges(bins: int) -> BinRanges:
+def _bin_ranges(bins: int) -> _BinRanges:
     """All ranges of neighbouring bins; the one of all bins has half of the stake."""
     first, last = np.triu_indices(bins)
     whole = last - first == bins - 1
     shares = np.where(whole, 0.5, 0.5 / max(first.size - 1, 1)) if bins > 1 else np.ones(1)
-    return BinRanges(first, last + 1, np.log(shares / TILTS.size))
+    return _BinRanges(first, last + 1, np.log(shares / TILTS.size))
 
 
-def range_sums(values: FloatArray) -> FloatArray:
+def _range_sums(values: FloatArray) -> FloatArray:
     """Sums of values ``(tilts, bins)`` over every range of bins, ``(tilts, ranges)``."""
-    ranges = bin_ranges(values.shape[1])
+    ranges = _bin_ranges(values.shape[1])
     sums = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
     return np.asarray(sums[:, ranges.end] - sums[:, ranges.first])
 
@@ -68,17 +68,17 @@ class EProcess(NamedTuple):
     @classmethod
     def start(cls, bins: int) -> EProcess:
         """Return the state before the first window."""
-        return cls(bins, 0, np.full((TILTS.size, bin_ranges(bins).first.size), -np.inf))
+        return cls(bins, 0, np.full((TILTS.size, _bin_ranges(bins).first.size), -np.inf))
 
     def after(self, log_factors: FloatArray, position: int) -> EProcess:
         """Add the bets on drifts up to ``position``, and multiply all by ``(tilts, bins)``."""
         added = math.log((position - self.position) / ((self.position + 1) * (position + 1)))
-        log_bets = np.logaddexp(self.log_bets, added) + range_sums(log_factors)
+        log_bets = np.logaddexp(self.log_bets, added) + _range_sums(log_factors)
         return EProcess(self.bins, position, log_bets)
 
     def log_shares(self) -> FloatArray:
         """Logarithm of each bet's part of the e-value, ``(tilts, ranges)``."""
-        return self.log_bets + bin_ranges(self.bins).log_stake
+        return self.log_bets + _bin_ranges(self.bins).log_stake
 
     def log_e_value(self) -> float:
         """Logarithm of the e-value, including the stakes on drifts yet to begin."""

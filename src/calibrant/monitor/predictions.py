@@ -32,7 +32,7 @@ from calibrant.metrics.reductions import Pairs, reduce_examples
 Id = int | str
 
 
-def stream_order(
+def _stream_order(
     calibrator: Calibrator | None, names: Sequence[str] | None
 ) -> Sequence[str] | None:
     """Return the order of classes in which examples are recognised, whatever that of a file."""
@@ -40,21 +40,21 @@ def stream_order(
     return known or (None if names is None else sorted(names))
 
 
-def in_stream_order(
+def _in_stream_order(
     calibrator: Calibrator | None, logits: Values | None, probs: Values | None, labels: Any = None
 ) -> tuple[Any, Any, Any]:
     """Return data frames as arrays in this order, and labels as numbers of its classes."""
     given: Any = logits if probs is None else probs
     if (names := class_names_of(given)) is None:
         return logits, probs, labels
-    values, places = in_order(given, stream_order(calibrator, names))
+    values, places = in_order(given, _stream_order(calibrator, names))
     if labels is not None:
         labels = numbered(labels, given)
         labels = labels if places is None else numbers_in_order(places, as_array(labels))
     return (values, None, labels) if probs is None else (None, values, labels)
 
 
-def labelled_pairs(
+def _labelled_pairs(
     calibrator: Calibrator | None, logits: Logits, labels: Values, features: Features | None
 ) -> Pairs:
     """Return pairs of the labelled examples; the others may hold anything."""
@@ -67,7 +67,7 @@ def labelled_pairs(
     return Pairs(reduced.confidence, reduced.outcome)
 
 
-def top_predictions(
+def _top_predictions(
     calibrator: Calibrator | None, logits: Logits, features: Features | None
 ) -> tuple[list[float], list[int]]:
     """Return confidence and predicted class of each row; one logit is that of class 1."""
@@ -77,21 +77,21 @@ def top_predictions(
     return reduce_examples(examples(scores, top)).confidence.tolist(), top.tolist()
 
 
-def class_count(logits: Logits) -> int:
+def _class_count(logits: Logits) -> int:
     """Return the number of classes, or 0 if there are no examples to tell."""
     classes = 2 if logits.ndim == 1 else int(logits.shape[-1])
     return 0 if 0 in logits.shape else classes
 
 
-def is_empty(values: Values) -> bool:
+def _is_empty(values: Values) -> bool:
     """Return True for no values at all."""
     shape = getattr(values, "shape", None)
     return isinstance(values, (list, tuple)) and not values if shape is None else 0 in shape
 
 
-def integer_labels(labels: Values) -> IntArray:
+def _integer_labels(labels: Values) -> IntArray:
     """Return labels as integers, also those of an empty list, which NumPy takes for floats."""
-    return np.zeros(0, np.int64) if is_empty(labels) else as_labels(labels)
+    return np.zeros(0, np.int64) if _is_empty(labels) else as_labels(labels)
 
 
 class PendingPredictions:

@@ -14,7 +14,7 @@ from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
-from calibrant.monitor.predictions import labelled_pairs
+from calibrant.monitor.predictions import _labelled_pairs
 from calibrant.workflows.inputs import input_names
 
 
@@ -58,7 +58,7 @@ def reference_bins(
     return total
 
 
-def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
+def _as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
     """Return the sums of a reference, which may be pairs of confidence and outcome."""
     if not isinstance(reference, Bins):
         confidence, outcome, _ = checks.as_pairs(*reference)
@@ -73,11 +73,11 @@ def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
 
 def _filled(calibrator: Calibrator | None, bins: int, chunk: Chunk) -> Bins:
     features = None if calibrator is None else calibrator.input_features(chunk.columns)
-    pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
+    pairs = _labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
     return fill(pairs.confidence, pairs.outcome.astype(float), uniform_edges(bins))
 
 
-def reference_gaps(reference: Bins, level: float) -> FloatArray:
+def _reference_gaps(reference: Bins, level: float) -> FloatArray:
     """Limits of accuracy minus confidence in each bin, ``(2, bins)``, valid for all bins at once.
 
     Clopper-Pearson limits at ``level`` divided by the two sides of all bins with examples

@@ -13,7 +13,7 @@ from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED, FloatArray, check_whole
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.metrics.intervals import share_intervals
-from calibrant.monitor.e_process import TILTS, EProcess, bin_ranges
+from calibrant.monitor.e_process import TILTS, EProcess, _bin_ranges
 from calibrant.monitor.windows import Tolerated, Window, Windows
 
 if TYPE_CHECKING:
@@ -197,11 +197,11 @@ def _shares(values: dict[str, float]) -> str:
     return f"{100 * values['confidence']:.1f} % claimed, {100 * values['accuracy']:.1f} % right"
 
 
-def find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:
+def _find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:
     """Return the most successful bet, and the sum of all windows since it began to win."""
     shares = state.log_shares()
     tilt, best = np.unravel_index(int(shares.argmax()), shares.shape)
-    low, high = (int(ends[best]) for ends in bin_ranges(state.bins)[:2])
+    low, high = (int(ends[best]) for ends in _bin_ranges(state.bins)[:2])
     numbers = sorted(windows.kept)
     gains = [windows.kept[k].log_factors()[tilt, low:high].sum() for k in numbers]
     positions = np.array([windows.position(k) for k in numbers], dtype=float)
@@ -223,7 +223,7 @@ def find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:
     return drift, total
 
 
-def bins_off(total: Window, tolerated: Tolerated) -> list[dict[str, float]]:
+def _bins_off(total: Window, tolerated: Tolerated) -> list[dict[str, float]]:
     """Return bins whose accuracy is beyond the tolerance by more than two standard errors."""
     off: list[dict[str, float]] = []
     edges = uniform_edges(total.count.size)

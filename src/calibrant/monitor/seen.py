@@ -120,7 +120,7 @@ class SeenExamples:
             raise ValueError("ids must differ within a delivery: number the examples")
         for overlap, values in self._same(came):
             seen = self.windows[overlap.window]
-            examples, places = matched_in(overlap, values, came, seen, new)
+            examples, places = _matched_in(overlap, values, came, seen, new)
             new[examples] = False
             labelled, counted = came.labelled[examples], seen.labelled[places]
             again += int(np.sum(labelled & counted))
@@ -269,7 +269,7 @@ def _common(one: Keys, other: Keys) -> tuple[IntArray, IntArray]:
     return here, at[here]
 
 
-def matched_in(
+def _matched_in(
     overlap: Overlap, values: Keys, came: Examples, seen: Examples, new: BoolArray
 ) -> tuple[IntArray, IntArray]:
     """Return the places of the same examples in a delivery, where it is new, and in a window."""
@@ -277,11 +277,11 @@ def matched_in(
     left = new[mine.places] & np.isin(mine.keys, values)
     known = np.isin(theirs.keys, values)
     examples, places = mine.places[left], theirs.places[known]
-    i, j = matched(mine.keys[left], came.labels[examples], theirs.keys[known], seen.labels[places])
+    i, j = _matched(mine.keys[left], came.labels[examples], theirs.keys[known], seen.labels[places])
     return examples[i], places[j]
 
 
-def matched(
+def _matched(
     keys: Keys, labels: IntArray, others: Keys, other_labels: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Return the places of the same examples in two lists.

@@ -24,11 +24,11 @@ from calibrant.data.opening import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
-from calibrant.monitor.deliveries import Delivery, Examples, recognised, shard_deliveries
+from calibrant.monitor.deliveries import Delivery, Examples, _recognised, _shard_deliveries
 from calibrant.monitor.e_process import EProcess
 from calibrant.monitor.predictions import Id, PendingPredictions
-from calibrant.monitor.reference import as_bins, reference_gaps
-from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
+from calibrant.monitor.reference import _as_bins, _reference_gaps
+from calibrant.monitor.report import Alarm, MonitorReport, _bins_off, _find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
 from calibrant.monitor.windows import (
     Estimator,
@@ -38,7 +38,7 @@ from calibrant.monitor.windows import (
     WindowEstimates,
     WindowId,
     Windows,
-    window_number,
+    _window_number,
 )
 from calibrant.workflows.inputs import input_names
 
@@ -124,7 +124,7 @@ class Monitor(WithOptions):
         self.false_alarms, self.tolerance = false_alarms, tolerance
         gaps = np.zeros((2, bins))
         if reference is not None:
-            gaps = reference_gaps(as_bins(reference, bins), false_alarms / 2)
+            gaps = _reference_gaps(_as_bins(reference, bins), false_alarms / 2)
         self.tolerated = Tolerated(gaps, self.tolerance)
         self.alarm: Alarm | None = None
         self._windows = Windows(self.bins, keep, first)
@@ -159,13 +159,13 @@ class Monitor(WithOptions):
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._windows.check_open(window)
-        logits, probs, labels = predictions.in_stream_order(self.calibrator, logits, probs, labels)
-        targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
-        pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
+        logits, probs, labels = predictions._in_stream_order(self.calibrator, logits, probs, labels)
+        targets, scores = predictions._integer_labels(labels), self._scores(logits, probs)
+        pairs = predictions._labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
-        examples = recognised(stored, targets, ids, probs is not None)
+        examples = _recognised(stored, targets, ids, probs is not None)
         known = self._seen.recognise(examples)
-        self._set_classes(predictions.class_count(scores))
+        self._set_classes(predictions._class_count(scores))
         self._warn_of_probs(stored, probs is not None)
         if known.nothing:
             checks.warn(f"this batch {AGAIN}, {_remedy(examples)}")
@@ -188,7 +188,7 @@ class Monitor(WithOptions):
         """
         self._windows.check_open(window)
         pairs = NO_PAIRS
-        if not (predictions.is_empty(confidence) and predictions.is_empty(outcome)):
+        if not (predictions._is_empty(confidence) and predictions._is_empty(outcome)):
             claimed, happened, _ = checks.as_pairs(confidence, outcome)
             pairs = Pairs(claimed, happened > 0)
         delivery = Delivery.of_pairs(pairs, ids)
@@ -207,15 +207,15 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
-        logits, probs, _ = predictions.in_stream_order(self.calibrator, logits, probs)
+        logits, probs, _ = predictions._in_stream_order(self.calibrator, logits, probs)
         keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = predictions.top_predictions(self.calibrator, scores, features)
+        confidences, classes = predictions._top_predictions(self.calibrator, scores, features)
         if keys:
             self._seen.check_comparable("ids")
-        self._set_classes(predictions.class_count(scores))
+        self._set_classes(predictions._class_count(scores))
         self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
 
@@ -226,7 +226,7 @@ class Monitor(WithOptions):
         counted and left out, and so are those whose label has counted already. The label -100 means
         that none will come.
         """
-        keys, targets = predictions.as_ids(ids), predictions.integer_labels(labels)
+        keys, targets = predictions.as_ids(ids), predictions._integer_labels(labels)
         if targets.shape != (len(keys),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
@@ -260,7 +260,7 @@ class Monitor(WithOptions):
         the window without labels, which the file need not have; an alarm ends its guarantees.
         """
         dataset = as_dataset(path)
-        dataset = dataset.in_order(predictions.stream_order(self.calibrator, dataset.class_names))
+        dataset = dataset.in_order(predictions._stream_order(self.calibrator, dataset.class_names))
         chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
@@ -270,7 +270,7 @@ class Monitor(WithOptions):
         columns = [chosen.domain, *input_names(self.calibrator), *([] if ids is None else [ids])]
         if estimator is None or "labels" in chosen.keys:
             columns.append("labels")
-        task = partial(shard_deliveries, self.calibrator, ids)
+        task = partial(_shard_deliveries, self.calibrator, ids)
         shards = chosen.walk(task, *columns, rows=chosen.chunk_rows)
         parts = list(chain.from_iterable(shards))
         delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
@@ -359,8 +359,8 @@ class Monitor(WithOptions):
             rows.append({"window": window.name, **figures})
         alarm, drift, off = self.alarm or self._alarmed(state), None, []
         if alarm is not None:
-            drift, total = find_drift(self._windows, state)
-            off = bins_off(total, self.tolerated)
+            drift, total = _find_drift(self._windows, state)
+            off = _bins_off(total, self.tolerated)
         return MonitorReport(
             n=self.seen,
             windows=rows,
@@ -511,7 +511,7 @@ class Monitor(WithOptions):
     def _parts(self, new: Delivery, window: WindowId | None) -> Iterator[tuple[int, Delivery]]:
         """Yield new examples by window: the one that is named, or as many as they fill."""
         if window is not None:
-            yield window_number(window), new
+            yield _window_number(window), new
             return
         first, filled = self._windows.next_number(), 0
         last = self.windows.get(first - 1)

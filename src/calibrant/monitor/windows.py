@@ -118,7 +118,7 @@ class Tolerated:
         return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
 
 
-def window_number(window: WindowId) -> int:
+def _window_number(window: WindowId) -> int:
     """Return the number of a window, the ordinal of a day."""
     if isinstance(window, date):
         return window.toordinal()
@@ -131,7 +131,7 @@ class Windows:
     """The last ``keep`` windows of a stream, and the e-process over these and all earlier ones."""
 
     def __init__(self, bins: int, keep: int, first: WindowId | None) -> None:
-        self.keep, self.first = keep, None if first is None else window_number(first)
+        self.keep, self.first = keep, None if first is None else _window_number(first)
         self.dated = isinstance(first, date)  # numbers are ordinals of days
         self.kept: dict[int, Window] = {}
         self.summed, self.summed_n = EProcess.start(bins), 0  # windows that are no longer kept
@@ -167,7 +167,7 @@ class Windows:
         """Raise if a window lies before the stream, or among those that were summed up."""
         if window is None:
             return
-        number = window_number(window)
+        number = _window_number(window)
         if self.first is not None and number < self.first:
             first = self.name(self.first)
             raise ValueError(f"window {window} is before the first, {first}: set first= to it")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from calibrant._core.messages import printable
-from calibrant.show.html import Html, notebook, rendered
+from calibrant.show.html import Html, _notebook, _rendered
 from calibrant.show.tables import Table
 
 Kind = Literal["", "good", "warn", "bad"]
@@ -48,7 +48,7 @@ class Beside:
     parts: Sequence[Part]
 
     def __html__(self) -> Html:
-        return rendered("beside.html", parts=self.parts)
+        return _rendered("beside.html", parts=self.parts)
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Box:
     remarks: Sequence[str] = ()
 
     def __html__(self) -> Html:
-        return rendered("box.html", box=self)
+        return _rendered("box.html", box=self)
 
     def notebook(self) -> str:
         """Return the box as the output of a notebook cell."""
-        return notebook(self)
+        return _notebook(self)
 
     def text(self) -> str:
         """Return everything but title and charts for a terminal, where the last line is read."""
@@ -108,7 +108,7 @@ def box(result: object) -> Box:
 def draw(result: object, *data: Any, **options: Any) -> Any:
     """Draw a result with matplotlib, and return the axes, or the figure of several."""
     _import_shows_of(result)
-    return drawing_of(result, *data, **options)
+    return _drawing_of(result, *data, **options)
 
 
 def _import_shows_of(result: object) -> None:
@@ -127,6 +127,6 @@ def box_of(result: object) -> Box:
 
 
 @singledispatch
-def drawing_of(result: object, *data: Any, **options: Any) -> Any:
+def _drawing_of(result: object, *data: Any, **options: Any) -> Any:
     """Draw a figure; what is registered here is for one class."""
     raise TypeError(f"a {type(result).__name__} has no figure: register one with drawing_of")

@@ -22,10 +22,10 @@ from calibrant.calibrators.learned_curves import (
 )
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.calibrators.smart import SMART
-from calibrant.show.box import Beside, Box, Callout, Chart, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, _drawing_of, box_of
 from calibrant.show.charts import Line, line_chart
 from calibrant.show.figures.learned import adjustment_plot, map_plot, temperature_plot
-from calibrant.show.style import plain
+from calibrant.show.style import _plain
 from calibrant.show.tables import Table, facts
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def calibrator_box(calibrator: Calibrator) -> Box:
     held = {name: part.describe() for name, part in calibrator.held().items()}
     said = {name: words for name, words in held.items() if words not in description}
     table = facts({**calibrator.key_values(), **said})
-    return Box(name, about, parts=[Beside([*([table] if table.rows else []), *charts(calibrator)])])
+    return Box(
+        name, about, parts=[Beside([*([table] if table.rows else []), *_charts(calibrator)])]
+    )
 
 
 @box_of.register(Auto)
@@ -64,23 +66,23 @@ def auto_box(calibrator: Auto) -> Box:
 
 
 @singledispatch
-def charts(calibrator: Calibrator) -> list[Chart]:
+def _charts(calibrator: Calibrator) -> list[Chart]:
     """Return charts of what a calibrator has learned; most have none."""
     return []
 
 
-@charts.register(SMART)
+@_charts.register(SMART)
 def _temperature_chart(calibrator: SMART) -> list[Chart]:
     values, temperature = calibrator.curve()
     if not values.size:
         return []
     line = [Line("temperature", values, temperature)]
     axis = calibrator.indicator.replace("_", " ")
-    form: Any = {"x_format": plain, "y_format": plain}
+    form: Any = {"x_format": _plain, "y_format": _plain}
     return [Chart(line_chart, line, x_label=axis, y_label="temperature", **form)]
 
 
-@charts.register(MaCCal)
+@_charts.register(MaCCal)
 def _epochs_chart(calibrator: MaCCal) -> list[Chart]:
     names = {"keep": "keep rate", "confidence": "confidence", "accuracy": "accuracy"}
     epochs = list(range(1, len(calibrator.history) + 1))
@@ -88,11 +90,11 @@ def _epochs_chart(calibrator: MaCCal) -> list[Chart]:
         Line(title, epochs, [getattr(epoch, name) for epoch in calibrator.history])
         for name, title in names.items()
     ]
-    options: dict[str, Any] = {"x_format": plain, "y_range": (0, 1)}
+    options: dict[str, Any] = {"x_format": _plain, "y_range": (0, 1)}
     return [Chart(line_chart, lines, x_label="epoch", y_label="share", **options)]
 
 
-@drawing_of.register(Calibrator)
+@_drawing_of.register(Calibrator)
 def learned_plot(
     calibrator: Calibrator,
     logits: Values | None = None,
@@ -113,10 +115,10 @@ def learned_plot(
     return map_plot(learned_map(calibrator, logits, features=features), ax, label=name)
 
 
-drawing_of.register(LearnedMap, map_plot)
-drawing_of.register(MarginTemperature, temperature_plot)
+_drawing_of.register(LearnedMap, map_plot)
+_drawing_of.register(MarginTemperature, temperature_plot)
 
 
-@drawing_of.register(MarginChange)
+@_drawing_of.register(MarginChange)
 def _change_plot(change: MarginChange, ax: Axes | None = None, *, label: str) -> Axes:
     return adjustment_plot({label: change}, ax)

@@ -14,8 +14,8 @@ from calibrant.decide.rules import DecisionRule
 from calibrant.decide.threshold_results import Threshold
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Input
-from calibrant.show.box import Box, Callout, Chart, box_of, drawing_of
-from calibrant.show.calibrators import charts
+from calibrant.show.box import Box, Callout, Chart, _drawing_of, box_of
+from calibrant.show.calibrators import _charts
 from calibrant.show.charts import bar_chart
 from calibrant.show.figures.selective import set_size_plot, threshold_plot
 from calibrant.show.tables import LONGEST, facts
@@ -59,7 +59,7 @@ def rule_box(rule: DecisionRule) -> Box:
     return Box("Decision rule", about, [Callout(rule.promise())])
 
 
-@charts.register(PriorCorrection)
+@_charts.register(PriorCorrection)
 def _change_chart(calibrator: PriorCorrection) -> list[Chart]:
     """Return the change of the classes whose share changes most."""
     if not calibrator.old_prior_.numel():
@@ -70,7 +70,7 @@ def _change_chart(calibrator: PriorCorrection) -> list[Chart]:
     return [Chart(bar_chart, names, change[most], label="change of the share")]
 
 
-@drawing_of.register(Threshold)
+@_drawing_of.register(Threshold)
 def _threshold_plot(
     limit: Threshold, logits: Input = None, labels: Input = None, **data: Any
 ) -> Figure:
@@ -79,4 +79,4 @@ def _threshold_plot(
     return threshold_plot(risk_coverage(logits, labels, **data), limit=limit)
 
 
-drawing_of.register(SetSizes, set_size_plot)
+_drawing_of.register(SetSizes, set_size_plot)

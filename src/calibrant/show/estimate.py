@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
-from calibrant.show.box import Box, Callout, Kind, box_of, drawing_of
+from calibrant.show.box import Box, Callout, Kind, _drawing_of, box_of
 from calibrant.show.figures.comparison import forest_plot
 from calibrant.show.tables import Table
 
@@ -31,11 +31,11 @@ def estimate_box(estimate: PerformanceEstimate) -> Box:
     """Return the metrics, and the guarantee behind them."""
     said = Callout(estimate.verdict(), KINDS[estimate.status])
     remarks = [*estimate.remarks(), estimate.assumption()]
-    parts = [estimates_table(estimate)]
+    parts = [_estimates_table(estimate)]
     return Box("Estimated performance", [estimate.describe()], [said], parts, remarks)
 
 
-def estimates_table(estimate: PerformanceEstimate) -> Table:
+def _estimates_table(estimate: PerformanceEstimate) -> Table:
     """Return a row for each metric; without an interval where nothing supports one."""
     if estimate.status == "unchecked":
         values = [(TITLES[name], _shown(name, e.value)) for name, e in estimate.items()]
@@ -55,7 +55,7 @@ def _shown(name: str, value: float) -> str:
     return f"{value:.4f}" if name in NUMBERS else f"{100 * value:.2f} %"
 
 
-@drawing_of.register(PerformanceEstimate)
+@_drawing_of.register(PerformanceEstimate)
 def _shares_plot(estimate: PerformanceEstimate, ax: Axes | None = None) -> Axes:
     shares = [name for name in estimate if name not in (*COUNTS, "brier", "nll")]
     rows = {TITLES[name]: estimate[name] for name in shares}

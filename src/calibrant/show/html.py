@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.messages import printable
-from calibrant.show.style import DARK, LIGHT, coordinate, tick
+from calibrant.show.style import DARK, LIGHT, _coordinate, tick
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,7 +47,7 @@ class Html(str):
 
 
 @cache
-def templates() -> Environment:
+def _templates() -> Environment:
     """Return the templates of this package, which escape what is not HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -59,8 +59,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters |= {"unbroken": unbroken, "md": markdown_escaped}
-    made.filters |= {"xy": coordinate, "tick": lambda value, form: tick(form, value)}
+    made.filters |= {"unbroken": _unbroken, "md": _markdown_escaped}
+    made.filters |= {"xy": _coordinate, "tick": lambda value, form: tick(form, value)}
     return made
 
 
@@ -78,51 +78,53 @@ def escaped(text: object) -> str:
     return html.escape(printable(str(text)), quote=True)
 
 
-def rendered(template: str, **values: Any) -> Html:
+def _rendered(template: str, **values: Any) -> Html:
     r"""Return a template filled with values; those that are not HTML are escaped.
 
     >>> from calibrant.show.box import Box
-    >>> print(rendered("box.html", box=Box("a < b\x1b")))
+    >>> print(_rendered("box.html", box=Box("a < b\x1b")))
     <p class="cal-title">a &lt; b\x1b</p>
     """
-    return Html(templates().get_template(template).render(**values))
+    return Html(_templates().get_template(template).render(**values))
 
 
-def unbroken(text: str) -> str:
+def _unbroken(text: str) -> str:
     """Return text whose percentages and intervals are not torn apart at the end of a line."""
     return re.sub(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.]+\])", "\u00a0", text)
 
 
-def asset(name: str) -> Html:
+def _asset(name: str) -> Html:
     """Return a file beside the templates as it is."""
     return Html(files("calibrant.show").joinpath("templates", name).read_text("utf-8"))
 
 
-def notebook(*content: object) -> str:
+def _notebook(*content: object) -> str:
     """Return pieces of HTML as the output of a notebook cell, with their style.
 
     The colours follow the theme of JupyterLab, VS Code, Colab and Sphinx, else that of the system.
     Nothing outside the box changes, and there is no script.
     """
-    return rendered("notebook.html", style=style_sheet(), content=content)
+    return _rendered("notebook.html", style=_style_sheet(), content=content)
 
 
 @cache
-def style_sheet() -> Html:
-    """Return the style of :func:`notebook`, all of it for ``.cal`` and what is inside."""
+def _style_sheet() -> Html:
+    """Return the style of :func:`_notebook`, all of it for ``.cal`` and what is inside."""
     on_light, on_dark = (
         ",".join(f"{page} .cal" for page in pages) for pages in (LIGHT_PAGES, DARK_PAGES)
     )
     light, dark = LIGHT.css_variables(), DARK.css_variables()
     colours = {"light": light, "dark": dark, "on_light": on_light, "on_dark": on_dark}
-    text = templates().get_template("notebook.css").render({k: Html(v) for k, v in colours.items()})
+    text = (
+        _templates().get_template("notebook.css").render({k: Html(v) for k, v in colours.items()})
+    )
     return Html("".join(text.splitlines()))
 
 
-def markdown_escaped(text: object) -> str:
+def _markdown_escaped(text: object) -> str:
     r"""Return text of any origin as Markdown that shows it.
 
-    >>> print(markdown_escaped("<b>*cat* | dog"))
+    >>> print(_markdown_escaped("<b>*cat* | dog"))
     &lt;b&gt;\*cat\* \| dog
     """
     plain = _MARKDOWN.sub(r"\\\1", " ".join(printable(str(text)).split()))

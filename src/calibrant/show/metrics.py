@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrant.metrics.clinical import DecisionCurve
+from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.curves import (
     ClassReliability,
     Histogram,
@@ -20,9 +21,9 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Beside, Box, Callout, Chart, Part, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, Part, _drawing_of, box_of
 from calibrant.show.charts import Line, histogram_chart, line_chart, reliability_chart
-from calibrant.show.charts.axes import axis_names
+from calibrant.show.charts.axes import _axis_names
 from calibrant.show.figures.reliability import (
     confidence_histogram,
     reliability_diagram,
@@ -49,24 +50,24 @@ def evaluation_box(evaluation: Evaluation, charts: Sequence[Part] = ()) -> Box:
         Callout(evaluation.verdict(), "bad" if rejected else "good"),
         Callout(evaluation.hint(), "warn"),
     ]
-    figures = Box(parts=[metrics_table(evaluation), *charts])
+    figures = Box(parts=[_metrics_table(evaluation), *charts])
     parts = [Beside([figures, Chart(diagram, evaluation)])]
     return Box(
         re.sub("(?<=[a-z])(?=[A-Z])", " ", type(evaluation).__name__).capitalize(),
         [evaluation.describe()],
         callouts,
-        [*parts, *([subgroup_table(evaluation)] if evaluation.by else [])],
+        [*parts, *([_subgroup_table(evaluation)] if evaluation.by else [])],
         [evaluation.search],
     )
 
 
-def metrics_table(evaluation: Evaluation) -> Table:
+def _metrics_table(evaluation: Evaluation) -> Table:
     """Return a row for each metric: its value and interval."""
     headings = (evaluation.heading or "metric", "value", evaluation.interval_heading)
     return Table(headings, evaluation.table())
 
 
-def subgroup_table(evaluation: Evaluation) -> Table:
+def _subgroup_table(evaluation: Evaluation) -> Table:
     """Return a row for each subgroup with three metrics, the first with its interval."""
     usual = [name for name in ("ece", "accuracy", "nll") if name in evaluation]
     first, *others = usual or list(evaluation)[:3]
@@ -84,34 +85,34 @@ def diagram(evaluation: Evaluation, title: str = "") -> Html:
     """Return the reliability diagram, with the title and the ECE above."""
     rows = dict(zip(evaluation, evaluation.table(), strict=True))
     error = " ".join(rows["ece"]).rstrip() if "ece" in rows else ""
-    return reliability_svg(evaluation.reliability(), ": ".join(filter(None, [title, error])))
+    return _reliability_svg(evaluation.reliability(), ": ".join(filter(None, [title, error])))
 
 
-def reliability_svg(curve: Reliability, note: str = "") -> Html:
+def _reliability_svg(curve: Reliability, note: str = "") -> Html:
     """Return a reliability diagram with a note above."""
-    claim, event = axis_names(curve.probability)
+    claim, event = _axis_names(curve.probability)
     return reliability_chart(*curve[:6], claim=claim, event=event, note=note)
 
 
 @box_of.register(Reliability)
 def _reliability(curve: Reliability) -> Box:
-    return Box(parts=[reliability_svg(curve)])
+    return Box(parts=[_reliability_svg(curve)])
 
 
 @box_of.register(MarginReliability)
 def _margin_reliability(curve: MarginReliability) -> Box:
     note = f"margin {curve.low:.4g} to {curve.high:.4g}"
-    return Box(parts=[reliability_svg(curve.reliability, note)])
+    return Box(parts=[_reliability_svg(curve.reliability, note)])
 
 
 @box_of.register(ClassReliability)
 def _class_reliability(curve: ClassReliability) -> Box:
-    return Box(parts=[reliability_svg(curve.reliability, f"class {curve.number}")])
+    return Box(parts=[_reliability_svg(curve.reliability, f"class {curve.number}")])
 
 
 @box_of.register(SmoothReliability)
 def _smooth_reliability(curve: SmoothReliability) -> Box:
-    claim, event = axis_names(curve.probability)
+    claim, event = _axis_names(curve.probability)
     # where less than a thousandth of the peak density lies, the curve is extrapolation
     seen = np.where(curve.density > 1e-3 * curve.density.max(), 1.0, np.nan)
     low, high = seen * curve.low, seen * curve.high
@@ -130,6 +131,13 @@ def _histogram(shares: Histogram) -> Box:
 @box_of.register(RiskCoverage)
 def _risk_coverage(curve: RiskCoverage) -> Box:
     return Box(parts=[risk_chart(curve)])
+
+
+@box_of.register(ConfidenceEvaluation)
+def _confidence_box(evaluation: ConfidenceEvaluation) -> Box:
+    """Return the box of an evaluation, with the risk-coverage curve."""
+    curve = evaluation.risk_coverage
+    return evaluation_box(evaluation, [] if curve is None else [risk_chart(curve)])
 
 
 def risk_chart(curve: RiskCoverage) -> Html:
@@ -160,7 +168,7 @@ def _decision_curve(curve: DecisionCurve) -> Box:
     return Box(parts=[line_chart(lines, x_label="threshold", y_label="net benefit")])
 
 
-@drawing_of.register(Evaluation)
+@_drawing_of.register(Evaluation)
 def _evaluation_plot(
     evaluation: Evaluation, ax: Axes | None = None, *, most: int = 8, **options: Any
 ) -> Axes | Figure:
@@ -171,8 +179,8 @@ def _evaluation_plot(
     return reliability_diagrams({f"{name} (n = {e.n:,})": e for name, e in parts.items()})
 
 
-drawing_of.register(Reliability, reliability_diagram)
-drawing_of.register(SmoothReliability, smooth_diagram)
-drawing_of.register(Histogram, confidence_histogram)
-drawing_of.register(RiskCoverage, risk_coverage_plot)
-drawing_of.register(DecisionCurve, decision_curve_plot)
+_drawing_of.register(Reliability, reliability_diagram)
+_drawing_of.register(SmoothReliability, smooth_diagram)
+_drawing_of.register(Histogram, confidence_histogram)
+_drawing_of.register(RiskCoverage, risk_coverage_plot)
+_drawing_of.register(DecisionCurve, decision_curve_plot)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant._core.showing import json_text
 from calibrant.monitor.report import MonitorReport
-from calibrant.show.box import Beside, Box, Callout, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, _drawing_of, box_of
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart
 from calibrant.show.figures.windows import drift_plot, window_plot
-from calibrant.show.html import Html, rendered
-from calibrant.show.pages import SEVERITY_MARKS, Snippet, document, fenced, write_form
-from calibrant.show.style import short_percent
+from calibrant.show.html import Html, _rendered
+from calibrant.show.pages import SEVERITY_MARKS, Snippet, _fenced, _write_form, document
+from calibrant.show.style import _short_percent
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def monitor_box(report: MonitorReport) -> Box:
         "Monitor report",
         [report.describe()],
         [said],
-        [shown, windows_table(report)],
+        [shown, _windows_table(report)],
         report.remarks(),
     )
 
 
-def windows_table(report: MonitorReport) -> Table:
+def _windows_table(report: MonitorReport) -> Table:
     """Return a row for each of the last windows."""
     headings = ["window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value"]
     formats = {"accuracy": ".2f", "confidence": ".2f", "gap": "+.2f", "ece": ".2f"}
@@ -75,7 +75,7 @@ def charts(report: MonitorReport) -> dict[str, Html]:
             names, evidence, label="e-value", limit=report.limit, alarm=alarm, log=True
         ),
         "Gap": drift_chart(
-            names, gaps, label="confidence minus accuracy", alarm=alarm, form=short_percent
+            names, gaps, label="confidence minus accuracy", alarm=alarm, form=_short_percent
         ),
     }
     if report.estimated:
@@ -85,7 +85,7 @@ def charts(report: MonitorReport) -> dict[str, Html]:
     return {name: chart for name, chart in shown.items()}
 
 
-@drawing_of.register(MonitorReport)
+@_drawing_of.register(MonitorReport)
 def _monitor_plot(report: MonitorReport, ax: Axes | None = None) -> Axes | Figure:
     short = report.with_short_names()
     return drift_plot(short) if ax is None else window_plot(short, ax)
@@ -117,24 +117,24 @@ def save_monitor_report(report: MonitorReport, path: str | os.PathLike[str]) -> 
     path : path
         File to write, which is replaced as a whole.
     """
-    forms = {".html": monitor_page, ".md": monitor_markdown, ".json": _json}
-    write_form(path, {suffix: partial(form, report) for suffix, form in forms.items()})
+    forms = {".html": _monitor_page, ".md": _monitor_markdown, ".json": _json}
+    _write_form(path, {suffix: partial(form, report) for suffix, form in forms.items()})
 
 
 def _json(report: MonitorReport) -> str:
     return json_text(report.to_dict())
 
 
-def monitor_page(report: MonitorReport) -> str:
+def _monitor_page(report: MonitorReport) -> str:
     """Return the state of a monitor as a page: one file that fetches nothing."""
     counted = f"{report.n:,} labelled examples in {len(report.windows):,} windows"
     about = ("Calibration over time", counted, LINKS.items())
     return document("monitor.html", *about, **_content(report))
 
 
-def monitor_markdown(report: MonitorReport) -> str:
+def _monitor_markdown(report: MonitorReport) -> str:
     """Return the state of a monitor for pull requests and the summaries of jobs."""
-    return rendered("monitor.md", marks=SEVERITY_MARKS, fenced=fenced, **_content(report))
+    return _rendered("monitor.md", marks=SEVERITY_MARKS, fenced=_fenced, **_content(report))
 
 
 def _content(report: MonitorReport) -> dict[str, Any]:
@@ -148,6 +148,6 @@ def _content(report: MonitorReport) -> dict[str, Any]:
         "severity": "good" if calm else "bad",
         "evidence": f"{e_value:.3g}" if e_value <= MOST else f"over {MOST:,.0f}",
         "charts": charts(report),
-        "table": windows_table(report),
+        "table": _windows_table(report),
         "advised": GO_ON if calm else REFIT,
     }

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated, printable
-from calibrant.show.html import Html, asset, rendered, style_sheet
+from calibrant.show.html import Html, _asset, _rendered, _style_sheet
 from calibrant.show.style import themes
 
 Severity = Literal["good", "info", "warn", "bad"]
@@ -46,20 +46,20 @@ def document(
 
     ``links`` are the anchors of its sections with their names.
     """
-    script = asset("page.js")
+    script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    frame = {"style": Html(themes() + asset("page.css")), "script": script}
+    frame = {"style": Html(themes() + _asset("page.css")), "script": script}
     policy = f"{POLICY}; script-src 'sha256-{digest}'"
     about = {"title": title, "subtitle": subtitle, "links": links, "policy": Html(policy)}
-    return rendered(template, **frame, **about, **values)
+    return _rendered(template, **frame, **about, **values)
 
 
 def page(title: str, *content: object) -> str:
     """Return a whole page that needs no other file, light or dark as the system is."""
-    return rendered("plain_page.html", title=title, style=style_sheet(), content=content)
+    return _rendered("plain_page.html", title=title, style=_style_sheet(), content=content)
 
 
-def fenced(language: str, code: str) -> str:
+def _fenced(language: str, code: str) -> str:
     """Return code in a Markdown fence that is longer than any in it."""
     longest = max(map(len, re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -83,7 +83,7 @@ def check_target(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def write_form(path: str | os.PathLike[str], forms: Mapping[str, Callable[[], str]]) -> None:
+def _write_form(path: str | os.PathLike[str], forms: Mapping[str, Callable[[], str]]) -> None:
     """Write the form of the suffix; the file is replaced as a whole, or stays as it was."""
     text = forms[check_target(path)]()
     with replacing(Path(path)) as temporary:

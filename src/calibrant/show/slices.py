@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calibrant.metrics.reliability import Estimate
-from calibrant.show.box import Box, Callout, box_of, drawing_of
+from calibrant.show.box import Box, Callout, _drawing_of, box_of
 from calibrant.show.figures.comparison import forest_plot
 from calibrant.show.tables import LONGEST, Table
 from calibrant.slices.groups import Group, Groups
@@ -29,18 +29,18 @@ RATES = {
 def slices_box(found: Slices) -> Box:
     """Return the subgroups that are miscalibrated, worst first."""
     said = Callout(found.verdict(), "warn" if found.is_off else "good")
-    return Box("Subgroups", [found.describe()], [said], [slices_table(found)], found.remarks())
+    return Box("Subgroups", [found.describe()], [said], [_slices_table(found)], found.remarks())
 
 
-def slices_table(found: Slices) -> Table:
+def _slices_table(found: Slices) -> Table:
     """Return a row for all examples, and one for each subgroup."""
     interval = f"{100 * found.level:g} % interval"
     headings = ("subgroup", "examples", "stated %", "observed %", "gap", interval)
-    rows = [(title(found, one), *_calibration(one)) for one in (*found.whole, *found.slices)]
+    rows = [(_title(found, one), *_calibration(one)) for one in (*found.whole, *found.slices)]
     return Table(headings, rows, longest=LONGEST, bars=headings.index("gap"))
 
 
-def title(found: Slices, one: Slice) -> str:
+def _title(found: Slices, one: Slice) -> str:
     """Return the name of a subgroup, with the event where there are two."""
     if found.classes > 2:
         return one.name
@@ -50,23 +50,23 @@ def title(found: Slices, one: Slice) -> str:
 def _calibration(one: Slice | Group) -> tuple[str, ...]:
     value, low, high = (100 * x for x in one.gap)
     shares = (f"{100 * one.claimed:.1f}", f"{100 * one.observed:.1f}")
-    return (f"{one.n:,}", *shares, signed(value), f"[{low:.1f}, {high:.1f}]")
+    return (f"{one.n:,}", *shares, _signed(value), f"[{low:.1f}, {high:.1f}]")
 
 
-def signed(points: float) -> str:
+def _signed(points: float) -> str:
     """Return a gap with its sign; zero has none.
 
-    >>> signed(2.34), signed(-0.01)
+    >>> _signed(2.34), signed(-0.01)
     ('+2.3', '0.0')
     """
     rounded = round(points, 1)
     return f"{rounded:+.1f}" if rounded else "0.0"
 
 
-@drawing_of.register(Slices)
+@_drawing_of.register(Slices)
 def _gaps_plot(found: Slices, ax: Axes | None = None) -> Axes:
     rows: dict[str, Estimate] = {
-        title(found, one): one.gap for one in (*found.whole, *found.slices)
+        _title(found, one): one.gap for one in (*found.whole, *found.slices)
     }
     return forest_plot(rows, ax, title="gap", reference=0.0, level=found.level, longest=60)
 
@@ -75,10 +75,10 @@ def _gaps_plot(found: Slices, ax: Axes | None = None) -> Axes:
 def groups_box(groups: Groups) -> Box:
     """Return the calibration of each group and, for two classes, the rates of its decisions."""
     name, said = f"Groups of {groups.column}", Callout(groups.verdict())
-    return Box(name, [groups.describe()], [said], groups_tables(groups), groups.remarks())
+    return Box(name, [groups.describe()], [said], _groups_tables(groups), groups.remarks())
 
 
-def groups_tables(groups: Groups) -> list[Table]:
+def _groups_tables(groups: Groups) -> list[Table]:
     """Return a table of calibration and, for two classes, one of decisions."""
     interval = f"{100 * groups.level:g} % interval"
     headings = ("examples", "stated %", "observed %", "gap", interval)

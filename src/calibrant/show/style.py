@@ -73,10 +73,10 @@ Format = Callable[[float], str]
 """Text of a number, as axes and hovers show it."""
 
 
-def plain(value: float) -> str:
+def _plain(value: float) -> str:
     """Return a number with three significant digits.
 
-    >>> plain(0.12345), plain(1500), plain(2e9)
+    >>> _plain(0.12345), plain(1500), plain(2e9)
     ('0.123', '1500', '2e+09')
     """
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
@@ -91,10 +91,10 @@ def percent(value: float, digits: int = 1) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
-def short_percent(value: float) -> str:
+def _short_percent(value: float) -> str:
     """Return a fraction as percent for a chart, with one decimal where it matters.
 
-    >>> short_percent(0.1234), short_percent(0.2)
+    >>> _short_percent(0.1234), short_percent(0.2)
     ('12.3 %', '20 %')
     """
     return f"{100 * value:.1f}".removesuffix(".0") + " %"
@@ -115,10 +115,10 @@ def tick(form: Format, value: float) -> str:
     return re.sub(r"\.?0+(?=$| )", "", shown) if "." in shown else shown
 
 
-def coordinate(value: float) -> str:
+def _coordinate(value: float) -> str:
     """Return a coordinate as text, rounded to a tenth.
 
-    >>> coordinate(12.04), coordinate(0.25), coordinate(-0.01)
+    >>> _coordinate(12.04), coordinate(0.25), coordinate(-0.01)
     ('12', '0.2', '0')
     """
     shown = f"{value:.1f}".removesuffix(".0")

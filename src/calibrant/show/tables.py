@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calibrant._core.messages import printable, printable_name
-from calibrant.show.html import Html, markdown_escaped, rendered
+from calibrant.show.html import Html, _markdown_escaped, _rendered
 
 LONGEST = 20
 """Rows of a table in a notebook; the number of the others is said."""
@@ -90,7 +90,7 @@ class Table:
 
     def __html__(self) -> Html:
         rows = self.rows[: self.longest]
-        return rendered("table.html", table=self, rows=rows, left=len(self.rows) - len(rows))
+        return _rendered("table.html", table=self, rows=rows, left=len(self.rows) - len(rows))
 
     def captioned(self, caption: str) -> Html:
         """Return the table as HTML with a caption."""
@@ -112,11 +112,11 @@ class Table:
         def shown(number: int, column: int, cell: str) -> str:
             text, best = self.cell(column, cell)
             bold = best or (column == 0 and number in self.highlighted)
-            return f"**{markdown_escaped(text)}**" if bold and text else markdown_escaped(text)
+            return f"**{_markdown_escaped(text)}**" if bold and text else _markdown_escaped(text)
 
         rule = [":--" if k in self.words else "--:" for k in range(len(self.headings))]
         rows = ([shown(n, k, c) for k, c in enumerate(row)] for n, row in enumerate(self.rows))
-        lines = [list(map(markdown_escaped, self.headings)), rule, *rows]
+        lines = [list(map(_markdown_escaped, self.headings)), rule, *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def latex(self) -> str:
@@ -126,14 +126,14 @@ class Table:
             return " & ".join(cells).rstrip() + r" \\"
 
         def shown(cell: str, best: bool) -> str:
-            text = "--" if cell == "-" else latex_escaped(cell)
+            text = "--" if cell == "-" else _latex_escaped(cell)
             return rf"\textbf{{{text}}}" if best else text
 
         columns = "".join("l" if k in self.words else "r" for k in range(len(self.headings)))
         rows = (
             line([shown(*self.cell(k, cell)) for k, cell in enumerate(row)]) for row in self.rows
         )
-        body = [r"\toprule", line([*map(latex_escaped, self.headings)]), r"\midrule", *rows]
+        body = [r"\toprule", line([*map(_latex_escaped, self.headings)]), r"\midrule", *rows]
         frame = [rf"\begin{{tabular}}{{{columns}}}", *body, r"\bottomrule", r"\end{tabular}"]
         return "\n".join(frame)
 
@@ -149,10 +149,10 @@ def facts(values: Mapping[str, object], caption: str = "") -> Table:
     return Table(("", ""), rows, words=(0, 1), caption=caption)
 
 
-def latex_escaped(text: str) -> str:
+def _latex_escaped(text: str) -> str:
     r"""Return text of any origin as LaTeX that prints it.
 
-    >>> print(latex_escaped("top_1 & 50 %"))
+    >>> print(_latex_escaped("top_1 & 50 %"))
     top\_1 \& 50 \%
     """
     plain = " ".join(printable(text).split())

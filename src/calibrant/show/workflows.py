@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant.metrics.evaluation import shown
 from calibrant.metrics.registry import METRICS
-from calibrant.show.box import Beside, Box, Callout, Chart, Kind, box, box_of, drawing_of
+from calibrant.show.box import Beside, Box, Callout, Chart, Kind, _drawing_of, box, box_of
 from calibrant.show.charts import forest_chart
 from calibrant.show.decide import rule_box
 from calibrant.show.figures.comparison import forest_plot, forest_plots
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
 def comparison_box(comparison: Comparison) -> Box:
     """Return the methods in a table, and the intervals of ECE and NLL in charts."""
     chosen = comparison.choice()
-    said = Callout(comparison.advice(), "good" if chosen in comparison.measured else "warn")
+    kind: Kind = "good" if chosen in comparison.measured else "warn"
+    helps = comparison.gain is None or comparison.gain.low > 0
+    said = Callout(comparison.advice(), kind if helps else "")
     shown = [name for name in ("ece", "nll") if _ordered(comparison, name)]
-    charts = Beside([Chart(intervals_chart, comparison, name) for name in shown])
+    charts = Beside([Chart(_intervals_chart, comparison, name) for name in shown])
     return Box(
         "Comparison",
         [comparison.describe()],
         [said],
-        [methods_table(comparison), charts],
+        [_methods_table(comparison), charts],
         ["Bold type or a star: not significantly worse than the best.", *comparison.remarks()],
     )
 
 
-def methods_table(comparison: Comparison) -> Table:
+def _methods_table(comparison: Comparison) -> Table:
     """Return a row for each method; a star marks what :meth:`Comparison.best` returns."""
     interval = "" if comparison.level is None else f"{100 * comparison.level:g} % interval"
     headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")
@@ -68,7 +70,7 @@ def _cells(row: Row, best: Sequence[str]) -> tuple[str, ...]:
     return (row.method, ece, figures["ece"][2], nll, brier, accuracy, changed, seconds)
 
 
-def intervals_chart(comparison: Comparison, metric: str) -> Html:
+def _intervals_chart(comparison: Comparison, metric: str) -> Html:
     """Return the intervals of the best methods, with that of no calibration as a line."""
     names = [m for m in _ordered(comparison, metric) if metric in comparison.measured[m]][:LONGEST]
     known = {name: comparison.measured[name][metric] for name in comparison.measured}
@@ -95,7 +97,7 @@ def _ordered(comparison: Comparison, metric: str) -> list[str]:
     return sorted(known, key=badness)
 
 
-@drawing_of.register(Comparison)
+@_drawing_of.register(Comparison)
 def _comparison_plot(
     comparison: Comparison, ax: Axes | None = None, *, metrics: Sequence[str] = ("ece", "nll")
 ) -> Axes | Figure:
@@ -137,10 +139,10 @@ def effect_box(effect: Effect) -> Box:
     diagrams = Beside(
         [Chart(diagram, effect.before, "before"), Chart(diagram, effect.after, "after")]
     )
-    return Box("Before and after calibration", about, [said], [effect_table(effect), diagrams])
+    return Box("Before and after calibration", about, [said], [_effect_table(effect), diagrams])
 
 
-def effect_table(effect: Effect) -> Table:
+def _effect_table(effect: Effect) -> Table:
     """Return each metric and its interval before and after."""
     interval = effect.before.interval_heading
     pairs = list(zip(effect.before.table(), effect.after.table(), strict=True))
@@ -151,7 +153,7 @@ def effect_table(effect: Effect) -> Table:
     return Table(headings, [(*before, *after[1:]) for before, after in pairs])
 
 
-@drawing_of.register(Effect)
+@_drawing_of.register(Effect)
 def _effect_plot(effect: Effect, ax: Axes | None = None, **options: Any) -> Axes | Figure:
     if ax is None:
         return before_and_after(effect.before, effect.after)

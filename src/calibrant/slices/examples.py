@@ -31,7 +31,7 @@ from calibrant._core.rows import uniform
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
-from calibrant.data.metadata import MetadataColumn, learn_column
+from calibrant.data.metadata import MetadataColumn, are_identifiers, learn_column
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
 
@@ -85,7 +85,7 @@ class Outcomes(NamedTuple):
         )
 
 
-class EncodedExamples(NamedTuple):
+class _EncodedExamples(NamedTuple):
     """Labelled examples of a chunk."""
 
     outcomes: Outcomes
@@ -107,6 +107,7 @@ class Reading:
     calibrator: Calibrator | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     predictions: bool = True  # subgroups are formed of predictions as well
+    named: bool = False  # the columns were asked for, identifiers too
     centres: FloatArray | None = None  # (clusters, width)
     columns: tuple[MetadataColumn, ...] = ()
 
@@ -182,7 +183,7 @@ class Reading:
         """Return the columns of the labelled rows by name, before they are encoded."""
         values = {name: chunk.columns[key][kept] for name, key in self.metadata.items()}
         if self.centres is not None:
-            values[CLUSTER] = nearest(chunk.columns["features"][kept], self.centres)
+            values[CLUSTER] = _nearest(chunk.columns["features"][kept], self.centres)
         return {**values, **self._predictions(probs)} if self.predictions else values
 
     def _predictions(self, probs: FloatArray) -> dict[str, Array]:
@@ -199,11 +200,11 @@ class Reading:
             SECOND: names[others.argmax(1)],
         }
 
-    def encoded(self, chunk: Chunk) -> EncodedExamples:
+    def encoded(self, chunk: Chunk) -> _EncodedExamples:
         """Return the labelled examples of a chunk, with the codes of their columns."""
         outcomes, probs, kept = self.labelled(chunk)
         codes = encode(self.columns, self.values(chunk, probs, kept), len(probs))
-        return EncodedExamples(outcomes, codes, kept)
+        return _EncodedExamples(outcomes, codes, kept)
 
 
 def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows: int) -> IntArray:
@@ -212,7 +213,7 @@ def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows:
     return np.stack(codes, 1) if codes else np.zeros((rows, 0), np.int64)
 
 
-def nearest(features: Array, centres: FloatArray) -> IntArray:
+def _nearest(features: Array, centres: FloatArray) -> IntArray:
     """Return the number of the nearest centre of each row of features ``(n, width)``."""
     rows = np.asarray(features, np.float64).reshape(len(features), -1)
     distances = (centres**2).sum(1) - 2 * rows @ centres.T
@@ -229,7 +230,7 @@ class SampledExamples(NamedTuple):
     row: IntArray  # their numbers in the split
 
 
-def draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
+def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
@@ -273,25 +274,28 @@ def _joined_samples(parts: Sequence[SampledExamples]) -> SampledExamples:
     )
 
 
-def with_columns(
+def _with_columns(
     reading: Reading, sample: SampledExamples, min_size: int, bins: int, most: int
 ) -> tuple[Reading, list[str]]:
     """Learn the codes of the columns; return also the names of those that form no subgroups."""
     fewest = min_size * sample.outcomes.claimed.size / sample.n
     stated = CONFIDENCE if reading.classes > 2 else reading.probability
     cuts = CONFIDENCE_CUTS if reading.classes > 2 else P_CUTS
-    learned = {
-        name: MetadataColumn(name, "number", cuts)
-        if name == stated and reading.predictions
-        else learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
-        for name, values in sample.values.items()
-    }
+
+    def learn(name: str, values: Array) -> MetadataColumn | None:
+        if name == stated and reading.predictions:
+            return MetadataColumn(name, "number", cuts)
+        if name in reading.metadata and not reading.named and are_identifiers(values):
+            return None
+        return learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
+
+    learned = {name: learn(name, values) for name, values in sample.values.items()}
     columns = tuple(column for column in learned.values() if column is not None)
     left_out = [name for name, column in learned.items() if column is None]
     return replace(reading, columns=columns), left_out
 
 
-def cluster_centres(features: FloatArray, seed: int) -> FloatArray:
+def _cluster_centres(features: FloatArray, seed: int) -> FloatArray:
     """Return the centres of clusters of features ``(n, width)``, by k-means."""
     from scipy.cluster.vq import kmeans2
 

@@ -31,14 +31,14 @@ from calibrant.slices.examples import (
     CLUSTER,
     Reading,
     SampledExamples,
-    cluster_centres,
-    draw_sample,
+    _cluster_centres,
+    _draw_sample,
+    _nearest,
+    _with_columns,
     encode,
-    nearest,
-    with_columns,
 )
-from calibrant.slices.result import Off, Slice, Slices, count_off
-from calibrant.slices.search import Family, Tables, all_candidates, critical_value
+from calibrant.slices.result import Off, Slice, Slices, _count_off
+from calibrant.slices.search import Family, Tables, _all_candidates, _critical_value
 from calibrant.slices.selection import Candidate, Overlap
 
 SMALLEST, SMALLEST_SHARE = 30, 1 / 500
@@ -90,9 +90,10 @@ def find_slices(
     features : (n, width), optional
         With logits: clusters of them form subgroups as well.
     columns : sequence of str, optional
-        Columns of metadata to use; all by default. An empty one uses the predictions alone.
+        Columns of metadata to use; by default all but those of whole numbers or texts that are all
+        different, such as identifiers. An empty sequence uses the predictions alone.
     sample_weight : (n,), or the name of a column
-        Weights of the examples; 0 leaves one out.
+        Example weights; 0 excludes.
     calibrator : Calibrator, optional
         Applied to the logits first.
     split : str, optional
@@ -126,10 +127,11 @@ def find_slices(
     check_level(level)
     if depth not in BINS:
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
-    chosen, keys = open_examples(
+    chosen, keys = _open_examples(
         data, labels, probs, metadata, features, sample_weight, split, calibrator
     )
-    reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
+    wanted, named = _wanted(keys, columns), columns is not None
+    reading = Reading(wanted, chosen.classes, chosen.dataset.class_names, named=named)
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
     return search(chosen, reading, settings).result()
@@ -191,7 +193,7 @@ class Search:
         masks: dict[str, BoolArray] = {}
         for one in self.named:
             mask = np.zeros(len(kept), bool)
-            mask[kept] = selection.members(one.conditions, codes)
+            mask[kept] = selection._members(one.conditions, codes)
             masks[conjunction_text(self.reading.columns, one.conditions)] = mask
         return masks
 
@@ -216,13 +218,13 @@ def search(split: Split, reading: Reading, settings: Settings) -> Search:
     reading, sample = _with_clusters(split, reading, settings.seed)
     default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
     min_size = default if settings.min_size is None else settings.min_size
-    reading, left_out = with_columns(
+    reading, left_out = _with_columns(
         reading, sample, min_size, BINS[settings.depth], MOST_VALUES[settings.depth]
     )
     family = Family.of(reading.columns)
-    tables = sum_tables(split, reading, settings.depth)
+    tables = _sum_tables(split, reading, settings.depth)
     codes = encode(reading.columns, sample.values, sample.row.size)
-    critical = critical_value(
+    critical = _critical_value(
         tables,
         family,
         (sample.outcomes, codes),
@@ -253,7 +255,7 @@ def check_one_label(split: Split) -> None:
         )
 
 
-def sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
+def _sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
     """Return the sums of all combinations of at most ``depth`` columns."""
     empty = partial(Tables.empty, reading.columns, reading.estimands, depth)
     tables = empty()
@@ -263,7 +265,7 @@ def sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
     return tables
 
 
-def open_examples(
+def _open_examples(
     data: Data | Values | None,
     labels: Values | None,
     probs: Values | None,
@@ -326,11 +328,11 @@ def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str
 
 def _with_clusters(split: Split, reading: Reading, seed: int) -> tuple[Reading, SampledExamples]:
     """Draw the sample, and learn clusters if there are features."""
-    sample = draw_sample(reading, split, clusters=split.has_features, seed=seed)
+    sample = _draw_sample(reading, split, clusters=split.has_features, seed=seed)
     if sample.features is None:
         return reading, sample
-    centres = cluster_centres(sample.features, seed)
-    values = {**sample.values, CLUSTER: nearest(sample.features, centres)}
+    centres = _cluster_centres(sample.features, seed)
+    values = {**sample.values, CLUSTER: _nearest(sample.features, centres)}
     return replace(reading, centres=centres), sample._replace(values=values)
 
 
@@ -349,15 +351,15 @@ def _candidates(
     whole: list[Candidate] = []
     found: list[Candidate] = []
     gaps: dict[str, list[FloatArray]] = {estimand: [] for estimand in tables.estimands}
-    for candidates in all_candidates(tables, family, min_size):
+    for candidates in _all_candidates(tables, family, min_size):
         low, high = candidates.intervals(critical)
         if not candidates.columns:
-            whole.append(selection.one_candidate(candidates, family, 0, low, high))
+            whole.append(selection._one_candidate(candidates, family, 0, low, high))
             continue
         gaps[candidates.estimand].append(np.stack([candidates.gap, low, high]))
-        found += selection.strongest(candidates, family, low, high)
+        found += selection._strongest(candidates, family, low, high)
     every = {estimand: np.concatenate(each, 1) for estimand, each in gaps.items() if each}
-    off = [one for estimand, each in every.items() for one in count_off(estimand, each)]
+    off = [one for estimand, each in every.items() for one in _count_off(estimand, each)]
     order = sorted(found, key=lambda one: -one.strength)[: selection.MOST_CANDIDATES]
     return whole, order, off, sum(each.shape[1] for each in every.values())
 

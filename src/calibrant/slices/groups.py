@@ -18,10 +18,10 @@ from calibrant.data.dataset import Split
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.opening import Data, is_data
 from calibrant.metrics.intervals import Estimate
-from calibrant.slices.examples import Reading, draw_sample
-from calibrant.slices.find import check_one_label, open_examples, sum_tables
-from calibrant.slices.result import count_off, off_alike
-from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
+from calibrant.slices.examples import Reading, _draw_sample
+from calibrant.slices.find import _open_examples, _sum_tables, check_one_label
+from calibrant.slices.result import _count_off, _off_alike
+from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, _gaps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,10 +110,10 @@ class Groups:
         parts, together = [], []
         for name, groups in self.sets.items():
             gaps = np.array([group.gap for group in groups.values()]).T
-            off = count_off("binary" if self.classes == 2 else "top_label", gaps)
+            off = _count_off("binary" if self.classes == 2 else "top_label", gaps)
             if any(each.number == each.searched > 1 for each in off):
                 alike = f"groups {name} calibration" if name else "groups"
-                together.append(f"{off_alike(off[0], alike, 'P(y = 1)')}.")
+                together.append(f"{_off_alike(off[0], alike, 'P(y = 1)')}.")
             wrong, largest = sum(each.number for each in off), 100 * np.abs(gaps[0]).max()
             when = f", {name}" if name else ""
             parts.append(f"{wrong} of {len(groups)}{when} (largest gap {largest:.1f} points)")
@@ -214,7 +214,7 @@ def measure_groups(
         raise TypeError(f"arrays have no columns, got by={by!r}: pass its values, or a file")
     name = by if isinstance(by, str) else str(getattr(by, "name", None) or "group")
     metadata = None if isinstance(by, str) else {name: by}
-    chosen, names = open_examples(
+    chosen, names = _open_examples(
         data, labels, probs, metadata, features, sample_weight, split, calibrator
     )
     if name not in names:
@@ -231,7 +231,7 @@ def measure_groups(
 
 def _with_groups(reading: Reading, split: Split, name: str) -> Reading:
     check_one_label(split)
-    sample = draw_sample(reading, split, clusters=False, seed=0)
+    sample = _draw_sample(reading, split, clusters=False, seed=0)
     column = learn_column(name, sample.values[name])
     if column is None:
         raise ValueError(f"{split.path}: {name} has no different values, so there are no groups")
@@ -241,12 +241,12 @@ def _with_groups(reading: Reading, split: Split, name: str) -> Reading:
 
 def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
     """Return the figures of all groups that have examples."""
-    tables = sum_tables(split, reading, len(reading.columns))
+    tables = _sum_tables(split, reading, len(reading.columns))
     (column, *_) = reading.columns
     used = np.flatnonzero(tables.sums[(0,)][0])
     critical = float(-ndtri((1 - level) / (2 * used.size)))  # Bonferroni: groups do not overlap
     sums = tables.sums[(0,)][:, used]
-    first = gaps_of((0,), "", used[:, None], sums, 0)
+    first = _gaps_of((0,), "", used[:, None], sums, 0)
     low, high = first.intervals(critical)
     weight = sums[SHARED.index("weight")]
     rates = _rates(tables, used) if reading.classes == 2 else [{} for _ in used]

@@ -89,7 +89,7 @@ class Off(NamedTuple):
     largest: float
 
 
-def count_off(estimand: str, gaps: FloatArray) -> list[Off]:
+def _count_off(estimand: str, gaps: FloatArray) -> list[Off]:
     """Return the groups that are off in each direction; ``gaps`` are values, low and high ends."""
     value, low, high = gaps
     sets = [value[low > 0], value[high < 0]]
@@ -100,12 +100,12 @@ def count_off(estimand: str, gaps: FloatArray) -> list[Off]:
     ]
 
 
-def off_alike(off: Off, groups: str, probability: str) -> str:
+def _off_alike(off: Off, groups: str, probability: str) -> str:
     """Return in words that groups are off in the direction in which the whole model is.
 
-    >>> off_alike(Off("top_label", 9, 7, 0.14, 0.19), "groups", "")
+    >>> _off_alike(Off("top_label", 9, 7, 0.14, 0.19), "groups", "")
     '7 of 9 groups are over-confident by 14.0 to 19.0 points, as the model is as a whole'
-    >>> off_alike(Off("binary", 3, 3, -0.01, -0.02), "groups", "P(y = 1)")
+    >>> _off_alike(Off("binary", 3, 3, -0.01, -0.02), "groups", "P(y = 1)")
     'P(y = 1) is too low by 1.0 to 2.0 points in all 3 groups, as it is over all examples'
     """
     which = (
@@ -140,7 +140,8 @@ class Slices:
     searched : int
         Number of subgroups, and estimands, that were looked at.
     columns, left_out : list of str
-        Columns that subgroups were formed of, and those of which no value is frequent.
+        Columns that subgroups were formed of, and those of which no value is frequent, or each is
+        different.
     level : float
         Probability with which all intervals hold.
     critical : float
@@ -204,7 +205,7 @@ class Slices:
         """Return how all examples are off, and how many subgroups are in the same direction."""
         for off in self.off:
             if off.estimand == one.estimand and off.smallest * one.gap.value > 0:
-                return f"{off_alike(off, 'subgroups', self.probability)}."
+                return f"{_off_alike(off, 'subgroups', self.probability)}."
         return f"The model as a whole {one.finding()}."
 
     def remarks(self) -> list[str]:
@@ -222,7 +223,7 @@ class Slices:
             )
         if self.left_out:
             names = comma_separated(self.left_out)
-            lines.append(f"Left out, since they tell no subgroups apart: {names}.")
+            lines.append(f"Left out, as identifiers or for want of frequent values: {names}.")
         if not self.searched:
             lines.append(f"Nothing was searched: no subgroup has {self.min_size:,} examples.")
         return lines

@@ -58,9 +58,9 @@ class Tables:
 
     def add(self, outcomes: Outcomes, codes: IntArray) -> None:
         """Add examples with codes ``(n, columns)``."""
-        values = example_sums(outcomes, self.estimands)
+        values = _example_sums(outcomes, self.estimands)
         for chosen, total in self.sums.items():
-            cell = flat_codes(codes, chosen, self.sizes)
+            cell = _flat_codes(codes, chosen, self.sizes)
             width = math.prod(total.shape[1:])
             parts = [np.bincount(cell, each, width) for each in values]
             total += np.reshape(parts, total.shape)
@@ -71,7 +71,7 @@ class Tables:
             total += other.sums[chosen]
 
 
-def flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) -> IntArray:
+def _flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) -> IntArray:
     """Return the cell of each example in the table of some columns."""
     if not chosen:
         return np.zeros(len(codes), np.int64)
@@ -79,7 +79,7 @@ def flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) -
     return np.asarray(np.ravel_multi_index(tuple(codes[:, i] for i in chosen), shape))
 
 
-def example_sums(outcomes: Outcomes, estimands: Sequence[str]) -> list[FloatArray]:
+def _example_sums(outcomes: Outcomes, estimands: Sequence[str]) -> list[FloatArray]:
     """Return what each example adds to the sums of its cell."""
     weight = outcomes.weight
     variance, residual = outcomes.variance, outcomes.happened - outcomes.claimed
@@ -157,7 +157,7 @@ class Family:
         return np.indices(shape).reshape(len(shape), math.prod(shape)).T.astype(np.int64)
 
 
-def all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Candidates]:
+def _all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Candidates]:
     """Yield the subgroups of at least ``min_size`` examples; the first is that of all examples."""
     everyone = float(tables.sums[()][0])
     for chosen, table in tables.sums.items():
@@ -165,10 +165,10 @@ def all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Ca
         place = family.places(chosen)
         fits = (sums[0] >= min_size) & (sums[0] < everyone) if chosen else np.ones(1, bool)
         for number, estimand in enumerate(tables.estimands):
-            yield gaps_of(chosen, estimand, place[fits], sums[:, fits], number)
+            yield _gaps_of(chosen, estimand, place[fits], sums[:, fits], number)
 
 
-def gaps_of(
+def _gaps_of(
     chosen: tuple[int, ...], estimand: str, place: IntArray, sums: FloatArray, number: int
 ) -> Candidates:
     """Return the gaps of subgroups with these sums, of the estimand with this number."""
@@ -193,7 +193,7 @@ def _alike(
     return np.divide(scaled, variance, out=otherwise, where=(variance > 0) & (scaled > 0))
 
 
-def critical_value(
+def _critical_value(
     tables: Tables,
     family: Family,
     sample: tuple[Outcomes, IntArray],
@@ -214,7 +214,7 @@ def critical_value(
     signs = [np.ones_like(scale), outcomes.sign][: len(tables.estimands)]
     largest = np.zeros(DRAWS)
     for chosen, table in tables.sums.items():
-        cell, width = flat_codes(codes, chosen, tables.sizes), math.prod(table.shape[1:])
+        cell, width = _flat_codes(codes, chosen, tables.sizes), math.prod(table.shape[1:])
         variance = np.bincount(cell, scale**2, width).astype(np.float64)
         deviation = np.sqrt(family.sums(variance.reshape(1, *table.shape[1:]), chosen)[0])
         enough = family.sums(table[:1], chosen)[0] >= (min_size if chosen else 1)

@@ -49,17 +49,17 @@ class Candidate(NamedTuple):
     strength: float  # standard deviations by which the gap is off
 
 
-def strongest(
+def _strongest(
     candidates: Candidates, family: Family, low: FloatArray, high: FloatArray
 ) -> list[Candidate]:
     """Return the strongest subgroups of a combination that are miscalibrated."""
     strength = np.abs(candidates.gap) / candidates.deviation
     shown = np.flatnonzero((low > 0) | (high < 0))
     best = shown[np.argsort(-strength[shown], kind="stable")[:PER_COMBINATION]]
-    return [one_candidate(candidates, family, i, low, high) for i in best.tolist()]
+    return [_one_candidate(candidates, family, i, low, high) for i in best.tolist()]
 
 
-def one_candidate(
+def _one_candidate(
     candidates: Candidates, family: Family, i: int, low: FloatArray, high: FloatArray
 ) -> Candidate:
     """Return the subgroup with the number ``i``; ``low`` and ``high`` are ends of intervals."""
@@ -78,7 +78,7 @@ def one_candidate(
     )
 
 
-def members(conditions: Sequence[Condition], codes: IntArray) -> BoolArray:
+def _members(conditions: Sequence[Condition], codes: IntArray) -> BoolArray:
     """Return True for the rows of codes ``(n, columns)`` that all conditions hold for."""
     inside = np.ones(len(codes), bool)
     for condition in conditions:
@@ -113,7 +113,7 @@ def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray
 
 
 def _overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
-    inside = np.stack([members(c.conditions, codes) for c in candidates], 1).astype(np.float64)
+    inside = np.stack([_members(c.conditions, codes) for c in candidates], 1).astype(np.float64)
     flipped = [c.estimand == "top_label" for c in candidates]
     inside[:, flipped] *= outcomes.sign[:, None]
     residual = outcomes.weight * (outcomes.happened - outcomes.claimed)

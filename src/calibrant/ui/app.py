@@ -25,8 +25,8 @@ from calibrant.show.html import escaped
 from calibrant.show.style import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, Guard, Guarded
-from calibrant.ui.jobs import Job, Jobs, new_id
-from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, temporary_home
+from calibrant.ui.jobs import Job, Jobs, _new_id
+from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, _temporary_home
 from calibrant.ui.worker import FitTask, LookTask
 
 _PAGE = Path(__file__).with_name("page")
@@ -49,7 +49,7 @@ _MAX_REQUEST_BYTES = 10_000
 """Bytes of a request other than an upload."""
 
 
-def make_app(guard: Guard, max_upload: int) -> ASGIApp:
+def _make_app(guard: Guard, max_upload: int) -> ASGIApp:
     """Return the application; ``max_upload`` is in bytes.
 
     Files are in a temporary folder, which is removed when the server stops.
@@ -57,7 +57,7 @@ def make_app(guard: Guard, max_upload: int) -> ASGIApp:
     service = Service(guard, max_upload)
     routes = [
         Route("/", service.index),
-        Route("/page/{name}", asset),
+        Route("/page/{name}", _asset),
         Route("/api/files", service.upload, methods=["POST"]),
         Route("/api/sample", service.sample, methods=["POST"]),
         Route("/api/jobs", service.run, methods=["POST"]),
@@ -80,7 +80,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Own the temporary folder and the jobs while the server runs."""
-        with temporary_home() as home:
+        with _temporary_home() as home:
             self.uploads = Uploads(home, self.max_upload)
             self.jobs = Jobs(home)
             try:
@@ -132,7 +132,7 @@ class Service:
             choices = Choices.from_json(content)
         except (TypeError, ValueError) as problem:
             raise HTTPException(400, str(problem)) from problem
-        key = new_id()
+        key = _new_id()
         task = FitTask(upload.path, upload.name, self.jobs.folder(key), choices)
         job = self.jobs.add(Job(task, STEPS, id=key))
         return JSONResponse({"job": job.id}, status_code=202)
@@ -179,7 +179,7 @@ class Service:
         return upload
 
 
-async def asset(request: Request) -> Response:
+async def _asset(request: Request) -> Response:
     """Return a file of the page."""
     name = request.path_params["name"]
     if name not in _ASSETS:

@@ -22,7 +22,7 @@ MAX_JOBS = 24
 """Jobs whose results are kept."""
 
 
-def new_id() -> str:
+def _new_id() -> str:
     """Return an id that nobody can guess."""
     return secrets.token_hex(8)
 
@@ -40,7 +40,7 @@ class Job:
     error: str | None = None
     began: float | None = None
     ended: float | None = None
-    id: str = field(default_factory=new_id)
+    id: str = field(default_factory=_new_id)
 
     @property
     def is_over(self) -> bool:

@@ -14,7 +14,7 @@ with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     import uvicorn
     from starlette.types import ASGIApp
 
-    from calibrant.ui.app import make_app
+    from calibrant.ui.app import _make_app
     from calibrant.ui.guard import LOOPBACK, Guard
 
 PORT = 8321
@@ -45,16 +45,16 @@ def serve(
     announce : callable
         Called with the address of the page, which contains its token.
     """
-    with listening(host, port) as listener:
+    with _listening(host, port) as listener:
         guard = Guard(host, listener.getsockname()[1])
-        app = make_app(guard, max_upload * 1_000_000)
+        app = _make_app(guard, max_upload * 1_000_000)
         announce(guard.address)
         if open_browser:  # the socket listens already, so that the browser waits for the answer
             webbrowser.open(guard.address)
-        run_app(app, listener)
+        _run_app(app, listener)
 
 
-def listening(host: str, port: int | None) -> socket.socket:
+def _listening(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens on a port, by default on 8321 or else on any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -73,7 +73,7 @@ def listening(host: str, port: int | None) -> socket.socket:
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
 
 
-def run_app(app: ASGIApp, listener: socket.socket) -> None:
+def _run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve an application on a socket until it is interrupted or its terminal closes."""
     config = uvicorn.Config(
         app,

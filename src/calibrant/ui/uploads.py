@@ -49,24 +49,24 @@ class Upload:
         return self.folder / f"{self.folder.name}{self.suffix}"
 
 
-def shown_name(name: str) -> str:
+def _shown_name(name: str) -> str:
     r"""Return the last part of a client's path, fit to be shown.
 
-    >>> shown_name("C:\\data\\val.npz"), shown_name("../../etc/passwd")
+    >>> _shown_name("C:\\data\\val.npz"), shown_name("../../etc/passwd")
     ('val.npz', 'passwd')
     """
     last = PurePosixPath(name.replace("\\", "/")).name
     return printable(last)[-MAX_NAME:] or "unnamed"
 
 
-def suffix_of(name: str) -> str:
+def _suffix_of(name: str) -> str:
     """Return the suffix of a file that can be read here, or raise with the reason why not."""
-    suffix = PurePosixPath(shown_name(name)).suffix.lower()
+    suffix = PurePosixPath(_shown_name(name)).suffix.lower()
     if suffix in SUFFIXES:
         return suffix
     reason = _REASONS.get(suffix, _SAVE)
     raise ValueError(
-        f"{shown_name(name)} cannot be read here: {reason} (read are {comma_separated(SUFFIXES)})"
+        f"{_shown_name(name)} cannot be read here: {reason} (read are {comma_separated(SUFFIXES)})"
     )
 
 
@@ -80,7 +80,7 @@ class Uploads:
 
     async def receive(self, name: str, chunks: AsyncIterator[bytes]) -> str:
         """Write a file as it comes in and return its id; a file that fails leaves nothing."""
-        upload = self._new(shown_name(name), suffix_of(name))
+        upload = self._new(_shown_name(name), _suffix_of(name))
         size = 0
         try:
             with upload.path.open("wb") as file:
@@ -133,7 +133,7 @@ class Uploads:
 
 
 @contextmanager
-def temporary_home() -> Iterator[Path]:
+def _temporary_home() -> Iterator[Path]:
     """Yield a folder that only this user can read, and remove it at the end.
 
     Folders of servers that were killed are removed first.

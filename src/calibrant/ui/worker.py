@@ -65,7 +65,7 @@ class FitTask:
 Task: TypeAlias = LookTask | FitTask
 
 
-def work(connection: Connection) -> None:
+def _work(connection: Connection) -> None:
     """Do one task after another until the server closes the connection."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -116,7 +116,7 @@ class Worker:
         if self._connection is None or self._process is None or not self._process.is_alive():
             context = get_context("spawn")  # a fork would copy locks that threads hold
             self._connection, theirs = context.Pipe()
-            process = context.Process(target=work, args=(theirs,), daemon=True)
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
             self._process = process  # only now: another thread may kill what it finds here
             theirs.close()

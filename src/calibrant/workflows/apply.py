@@ -31,10 +31,10 @@ from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, Report, located
 from calibrant.data.storage import OutputFolder
-from calibrant.workflows.inputs import check_inputs
+from calibrant.workflows.inputs import _check_inputs
 from calibrant.workflows.receipts import (
     WrittenShards,
-    check_outside,
+    _check_outside,
     shard_jobs,
     warn_of_orphans,
     write_shards,
@@ -86,12 +86,12 @@ def apply(
     check_calibrator(calibrator)
     dataset = as_dataset(data, multilabel=calibrator.multilabel)
 
-    splits = scored_splits(dataset)
+    splits = _scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
         split.warn_if_probs()
     make = _calibrated_by(calibrator, dataset.class_names)
-    write_splits(dataset, splits, Path(out), make)
+    _write_splits(dataset, splits, Path(out), make)
 
 
 def apply_shards(
@@ -137,7 +137,7 @@ def apply_shards(
     check_calibrator(calibrator)
     dataset = as_dataset(data, multilabel=calibrator.multilabel)
     shapes = {}
-    for split in scored_splits(dataset):
+    for split in _scored_splits(dataset):
         check_fits(calibrator, split)
         split.warn_if_probs()
         shapes[split.name] = split.shape
@@ -150,7 +150,7 @@ def apply_shards(
 
 
 def _scored_rows(one: Dataset) -> int:
-    return sum(split.rows for split in scored_splits(one))
+    return sum(split.rows for split in _scored_splits(one))
 
 
 def _scored_shards(dataset: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> list[Dataset]:
@@ -166,7 +166,7 @@ def _scored_shards(dataset: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> l
         if shapes.keys().isdisjoint(one.splits):
             continue
         arrays = dict(file)
-        for split in scored_splits(one):
+        for split in _scored_splits(one):
             if split.rows == 0 and split.shape != shapes[split.name]:
                 key = full_key(split.name, split.domain)
                 empty = np.zeros((0, *shapes[split.name]), np.float32)
@@ -177,7 +177,7 @@ def _scored_shards(dataset: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> l
 
 def _write_shard(make: Make, shard: Dataset, target: Path, report: Report) -> None:
     """Write one shard."""
-    write_splits(shard, scored_splits(shard), target, make)
+    _write_splits(shard, _scored_splits(shard), target, make)
     report(_scored_rows(shard))
 
 
@@ -187,7 +187,7 @@ def _calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
     return partial(_calibrated, calibrator, slice(None) if order is None else order)
 
 
-def scored_splits(dataset: Dataset) -> list[Split]:
+def _scored_splits(dataset: Dataset) -> list[Split]:
     """Return the splits that have logits or probs; an error if there are none."""
     splits = [dataset.split(name) for name in dataset.splits]
     scored = [split for split in splits if split.shards[0].domain]
@@ -200,7 +200,7 @@ Make: TypeAlias = Callable[[Split, Path], Mapping[str, Array]]
 """Makes columns of a split, by name; a folder is for files that hold them meanwhile."""
 
 
-def write_splits(
+def _write_splits(
     dataset: Dataset,
     splits: Sequence[Split],
     target: Path,
@@ -216,7 +216,7 @@ def write_splits(
     def made(folder: Path) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         for split in splits:
-            with part_of(splits, split):
+            with _part_of(splits, split):
                 for name, values in make(split, folder).items():
                     arrays[full_key(split.name, name)] = values
         return arrays
@@ -235,7 +235,7 @@ def write_columns(
 
     ``make`` is called with a folder for files that hold arrays meanwhile.
     """
-    check_target(dataset, target)
+    _check_target(dataset, target)
     with temporary_folder(target) as folder:
         arrays: dict[str, Any] = _copies(dataset, folder, target.suffix, left_out)
         arrays |= make(folder)
@@ -245,7 +245,7 @@ def write_columns(
 
 
 @contextmanager
-def part_of(splits: Sequence[Split], split: Split) -> Iterator[None]:
+def _part_of(splits: Sequence[Split], split: Split) -> Iterator[None]:
     """Report the progress of passes over one of some splits as that over all of them."""
     progress, total = current_work().progress, sum(one.rows for one in splits)
     before = sum(one.rows for one in takewhile(lambda one: one is not split, splits))
@@ -256,19 +256,19 @@ def part_of(splits: Sequence[Split], split: Split) -> Iterator[None]:
         yield
 
 
-def check_target(dataset: Dataset, target: Path) -> None:
+def _check_target(dataset: Dataset, target: Path) -> None:
     """Raise unless ``target`` can be written, and is not part of the input."""
     check_writable(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    check_outside(dataset, str(target))
+    _check_outside(dataset, str(target))
 
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise unless a calibrator takes the classes, scores and features of a split."""
     class_order(calibrator.class_names_, split.dataset.class_names, split.path)
     check_shape(calibrator, split.shape, split.path)
-    check_inputs(calibrator, split)
+    _check_inputs(calibrator, split)
     if calibrator.input_columns == ("features",):
         width = split.shards[0].column("features").shape[1:]
         with located(split.path):

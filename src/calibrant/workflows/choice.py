@@ -26,7 +26,7 @@ from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import Split
 from calibrant.workflows.effect import KeptLosses, calibrated_sums
-from calibrant.workflows.fit import fit_without, fits_from_table, row_folds
+from calibrant.workflows.fit import _fit_without, _fits_from_table, _row_folds
 
 FOLDS = 5
 HOW = "cross-validated on the examples of the fit"
@@ -126,7 +126,7 @@ class _CrossValidation:
         self.split, self.records, self.time_limit = split, records, time_limit
         labels = _sampled(split, seed)
         sample = split.with_column("labels", labels)
-        self.fold = row_folds(sample, FOLDS, seed)
+        self.fold = _row_folds(sample, FOLDS, seed)
         # without the floor of fits, so that "none" is tried as it is
         self.sample = replace(sample.with_column("fold", self.fold), floor=0.0)
         weight = np.ones(labels.shape)
@@ -140,14 +140,14 @@ class _CrossValidation:
     def held_out(self, calibrator: Calibrator) -> _HeldOut | None:
         """Losses by fits that did not see the example; None where a fit fails."""
         copies = [copy.deepcopy(calibrator) for _ in range(FOLDS)]
-        records = self.records if fits_from_table(calibrator, self.split) else None
+        records = self.records if _fits_from_table(calibrator, self.split) else None
         losses = KeptLosses("multilabel" if calibrator.multilabel else "top_label")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit on everything has warned
             try:
                 for i, one in enumerate(copies):
                     with limited(self.time_limit):
-                        fit_without(one, self.split, self.fold, i, records)
+                        _fit_without(one, self.split, self.fold, i, records)
                 calibrated_sums(copies, self.sample, losses)
             except ENGINE_FAILURES:
                 raise

@@ -29,17 +29,18 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums
+from calibrant.workflows.effect import calibrated_sums, method_in_use
 from calibrant.workflows.fit import (
-    fit_table,
-    fit_whole,
-    fit_without,
-    fits_from_table,
-    looked_at,
-    row_folds,
+    _fit_table,
+    _fit_whole,
+    _fit_without,
+    _fits_from_table,
+    _looked_at,
+    _row_folds,
 )
+from calibrant.workflows.gain import LossReduction, paired_losses
 from calibrant.workflows.inputs import input_names
-from calibrant.workflows.large import halves, in_memory, is_many
+from calibrant.workflows.large import _halves, _in_memory, _is_many
 
 FOR_SEVERAL_CLASSES = (
     *("none", "ts", "ets", "vector", "sms", "pts", "smart"),
@@ -58,9 +59,10 @@ rows than the last number, where half of them suffice."""
 
 
 def compare(
-    data: Data | Values,
+    data: Data | Values | None = None,
     labels: Values | None = None,
     *,
+    probs: Values | None = None,
     methods: str | Sequence[str] | Mapping[str, Calibrator] | None = None,
     time_limit: float | None = 60.0,
     fit_split: str | None = None,
@@ -87,7 +89,9 @@ def compare(
         As for :func:`calibrant.evaluate`. Or a prediction file, a folder, a glob, or arrays by
         their keys in a file, such as ``{"val_logits": ..., "val_labels": ...}``, ...
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits or ``probs``; -100 is ignored.
+    probs : (..., classes) or (n,), optional
+        Probabilities in place of logits.
     methods : sequence of str, or mapping of str to Calibrator, optional
         Names from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` if the estimand is "multilabel",
         or calibrators by names of your own. By default a dozen: the best known of each kind that
@@ -123,7 +127,7 @@ def compare(
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
-    beside: Any = {"sample_weight": sample_weight, "groups": groups}
+    beside: Any = {"probs": probs, "sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=estimand == "multilabel", **beside)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     # closed before methods are fitted, whose warnings are notes
@@ -132,13 +136,13 @@ def compare(
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
         splits = (splits[0].floored(), splits[1])
-        if is_many(splits[0]):
+        if _is_many(splits[0]):
             inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
-            splits = (in_memory(splits[0], seed, inputs), splits[1])
+            splits = (_in_memory(splits[0], seed, inputs), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
-        some, arrays = looked_at(splits[0], *calibrators.values())
+        some, arrays = _looked_at(splits[0], *calibrators.values())
         if mistake := watching.mistake_of(some):
             warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
@@ -164,7 +168,9 @@ def compare(
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
     folds = 0 if fold is None else int(fold.max()) + 1
-    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen, folds)
+    gain = bench.gain({row.method: row for row in rows}.get(chosen.method or ""))
+    level = stream.level
+    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen, folds, gain)
 
 
 def compared_splits(
@@ -178,16 +184,16 @@ def compared_splits(
     names = _described(one), _described(other)
     if one.name != other.name:
         return (one, other), names, None
-    if is_many(one):
-        return *fit_and_test(dataset, fit_split, test_split, seed), None
+    if _is_many(one):
+        return *_fit_and_test(dataset, fit_split, test_split, seed), None
     units = one.rows if one.groups is None else len(np.unique(one.groups))
     folds = max(2, min(FOLDS_OF_MANY if one.rows > MANY_FOR_FOLDS else FOLDS, units))
-    fold = row_folds(one, folds, seed)
+    fold = _row_folds(one, folds, seed)
     how = f"the same, each by a fit on the other folds; {folds} folds, seed {seed}"
     return (one, one.with_column("fold", fold)), (names[0], how), fold
 
 
-def fit_and_test(
+def _fit_and_test(
     dataset: Dataset,
     fit_split: str | None,
     test_split: str | None,
@@ -203,9 +209,9 @@ def fit_and_test(
     if one.name != other.name:
         return (one, other), (_described(one), _described(other))
     names = f"a random half of the {_described(one)}, seed {seed}", "the other half"
-    if is_many(one) and dataset.groups is None:
-        return halves(one, seed), names  # so many that every class has its share
-    halved = row_folds(one, 2, seed, stratified=stratified)
+    if _is_many(one) and dataset.groups is None:
+        return _halves(one, seed), names  # so many that every class has its share
+    halved = _row_folds(one, 2, seed, stratified=stratified)
     fold = spread(halved, one.labels.shape, "fold")
     half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
     return (one.with_column("labels", half), one.with_column("labels", rest)), names
@@ -300,7 +306,7 @@ class _Bench:
 
         Return the number of examples to measure on, and of classes.
         """
-        from_table = [fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
+        from_table = [_fits_from_table(calibrator, self.fit_on) for calibrator in calibrators]
         if any(from_table):
             start = time.perf_counter()
             self.records = records_of(self.fit_on)
@@ -323,7 +329,7 @@ class _Bench:
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""
-        from_table = fits_from_table(calibrator, self.fit_on)
+        from_table = _fits_from_table(calibrator, self.fit_on)
         evaluation, changed, error = None, None, None
         folds = 0 if self.fold is None else int(self.fold.max()) + 1
         by_fold = [copy.deepcopy(calibrator) for _ in range(folds)]
@@ -334,9 +340,9 @@ class _Bench:
                 try:
                     with limited(self.time_limit):
                         if from_table and self.records is not None:
-                            fit_table(calibrator, self.fit_on, self.records)
+                            _fit_table(calibrator, self.fit_on, self.records)
                         else:
-                            fit_whole(calibrator, self.fit_on)
+                            _fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
                 with warnings.catch_warnings(), watching.told():
@@ -345,7 +351,7 @@ class _Bench:
                         assert self.fold is not None
                         records = self.records if from_table else None
                         with limited(self.time_limit):
-                            fit_without(one, self.fit_on, self.fold, i, records)
+                            _fit_without(one, self.fit_on, self.fold, i, records)
                 calibrators = by_fold or [calibrator]
                 sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
                 evaluation, changed = sums.after.compute(), sums.changed
@@ -359,6 +365,19 @@ class _Bench:
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
         return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
+
+    def gain(self, row: Row | None) -> LossReduction | None:
+        """Return what a method gains on the examples measured.
+
+        None where it changes nothing, or of so many examples that hardly any gain is noise.
+        """
+        if row is None or row.calibrator is None or _is_many(self.measure_on):
+            return None
+        if isinstance(method_in_use(row.calibrator), Identity):
+            return None
+        with silently():
+            losses = paired_losses(row.by_fold or [row.calibrator], self.measure_on)
+        return losses.reduction(self.stream.level or 0.9)
 
     def _message(self, problem: Exception) -> str:
         if isinstance(problem, TimeoutError) and self.time_limit is not None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.chunks import Estimand
+from calibrant._core.messages import about
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import MethodChoice
+from calibrant.workflows.gain import LossReduction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +94,9 @@ class Comparison:
         The method that is advised, and the reasons.
     folds : int
         Folds in which a single split was fitted and measured; 0 where these are two splits.
+    gain : LossReduction or None
+        What the chosen method gains on the test examples; None where it changes nothing, or could
+        not be measured.
     """
 
     rows: list[Row]
@@ -104,6 +109,7 @@ class Comparison:
     estimand: Estimand
     chosen: MethodChoice
     folds: int = 0
+    gain: LossReduction | None = None
 
     def __getitem__(self, method: str) -> Row:
         return {row.method: row for row in self.rows}[method]
@@ -114,9 +120,9 @@ class Comparison:
         return {row.method: row.evaluation for row in self.rows if row.evaluation is not None}
 
     def best(self, metric: str = "ece") -> list[str]:
-        """Return the methods within the noise of the best one, from good to bad.
+        """Return the methods not significantly worse than the best one, from good to bad.
 
-        Within its interval, or half the width of that away: noise lifts an ECE above its interval.
+        They are in its interval, or half its width away: noise lifts an ECE above its interval.
         """
         sign = -1 if METRICS[metric].higher_is_better else 1
         known = {m: e[metric] for m, e in self.measured.items() if not math.isnan(e[metric].value)}
@@ -137,18 +143,30 @@ class Comparison:
         return self.chosen.method
 
     def advice(self) -> str:
-        """Return a recommendation."""
-        return self.chosen.advice
+        """Return a recommendation: a method, or that none clearly helps on the test examples."""
+        gain = self.gain
+        if gain is None or gain.low > 0:
+            return self.chosen.advice
+        what = ": leave the logits as they are"
+        if gain.needed is not None and gain.needed > self.n_test:
+            what = f"; label about {about(gain.needed - self.n_test)} more {self.counted}"
+        does = "lowers" if gain.value > 0 else "raises"
+        noise = ", which is within noise" if gain.high >= 0 else " on examples it was not fitted on"
+        return f"No method clearly helps{what}. {self.choice()} {does} the NLL by {gain}{noise}."
+
+    @property
+    def counted(self) -> str:
+        """What the numbers of examples count."""
+        return "labels" if self.estimand == "multilabel" else "examples"
 
     def describe(self) -> str:
         """Return a line about the examples."""
         probability = probability_of(self.estimand)
         measured = f", ECE of {probability}" if probability else ""
-        tags = self.estimand == "multilabel"
-        columns, counted = ("tags", "labels") if tags else ("classes", "examples")
+        columns = "tags" if self.estimand == "multilabel" else "classes"
         return (
             f"{self.classes} {columns}{measured}; "
-            f"fitted on {self.n_fit:,} {counted} ({self.fitted_on}), "
+            f"fitted on {self.n_fit:,} {self.counted} ({self.fitted_on}), "
             f"measured on {self.n_test:,} ({self.measured_on})"
         )
 
@@ -185,6 +203,7 @@ class Comparison:
             **{name: getattr(self, name) for name in names},
             "choice": self.choice(),
             "advice": self.advice(),
+            "gain": None if self.gain is None else vars(self.gain),
             "remarks": list(self.chosen.remarks),
             "rows": rows,
         }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
@@ -27,8 +27,9 @@ from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_html, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
-from calibrant.data.columns import CLASS_NAMES
-from calibrant.data.dataset import Split
+from calibrant.data.columns import ARRAY_KEYS, CLASS_NAMES, SCORES
+from calibrant.data.dataset import Dataset, Split
+from calibrant.data.files import TABLES
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, located
@@ -37,14 +38,14 @@ from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.workflows.apply import (
+    _check_target,
+    _part_of,
+    _scored_splits,
+    _write_splits,
     check_fits,
-    check_target,
     empty_array,
-    part_of,
-    scored_splits,
-    write_splits,
 )
-from calibrant.workflows.compare import fit_and_test
+from calibrant.workflows.compare import _fit_and_test
 from calibrant.workflows.inputs import input_names, whole_inputs
 
 if TYPE_CHECKING:
@@ -216,16 +217,7 @@ def decide(
     if bool(limits) == (coverage is not None):
         got = "both" if limits else "neither"
         raise TypeError(f"pass either limits, such as max_error=, or coverage=, got {got}")
-    dataset = as_dataset(data, labels)
-    if calibrator is not None:
-        check_calibrator(calibrator)
-        dataset = dataset.in_order(calibrator.class_names_)
-    if calibrator is not None and fit_split is None and dataset.find("test") is not None:
-        fit_split = test_split = test_split or "test"
-    splits, names = fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
-    if calibrator is not None:
-        for split in splits:
-            check_fits(calibrator, split)
+    dataset, splits, names = _opened(data, labels, calibrator, fit_split, test_split, seed)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
     place = _positive(positive, splits[0].classes, dataset.class_names)
     with located(dataset.path), known_rows():
@@ -238,6 +230,29 @@ def decide(
     rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names, place)
     tallies = (_walk(rule, split, labelled_only=True) for split in splits)
     return FittedRule(rule, *names, *tallies)
+
+
+def _opened(
+    data: Data | Values,
+    labels: Values | None,
+    calibrator: Calibrator | None,
+    fit_split: str | None,
+    test_split: str | None,
+    seed: int,
+    by: Values | str | None = None,
+) -> tuple[Dataset, tuple[Split, Split], tuple[str, str]]:
+    """Return data as a dataset, and the splits to fit and to check a rule on with their names."""
+    dataset = as_dataset(data, labels, by=by)
+    if calibrator is not None:
+        check_calibrator(calibrator)
+        dataset = dataset.in_order(calibrator.class_names_)
+    if calibrator is not None and fit_split is None and dataset.find("test") is not None:
+        fit_split = test_split = test_split or "test"
+    splits, names = _fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
+    if calibrator is not None:
+        for split in splits:
+            check_fits(calibrator, split)
+    return dataset, splits, names
 
 
 def _positive(
@@ -282,8 +297,8 @@ def apply_rule(
     With ``out`` the decisions are written: as ``.npz``, ``.safetensors`` or ``.parquet`` the
     columns of :meth:`DecisionRule.decide` under each split, beside all arrays of the file but
     logits, probs and features, and with names of classes only in ``.npz``; as ``.csv`` a line for
-    each example, with the names of classes
-    where they are known. Labels are not needed.
+    each example, with the names of classes where they are known. They stand behind all columns of a
+    table. Labels are not needed.
 
     Examples
     --------
@@ -295,27 +310,27 @@ def apply_rule(
     """
     dataset = as_dataset(data)
     ordered = dataset.in_order(rule.class_names)
-    splits = scored_splits(ordered)
+    splits = _scored_splits(ordered)
     for split in splits:
         _check_split(rule, split)
         split.warn_if_probs()
     tallies: dict[str, Tally] = {}
     if out is None:
         for split in splits:
-            with part_of(splits, split):
+            with _part_of(splits, split):
                 tallies[split.name] = _walk(rule, split)
         return AppliedRule(rule, tallies)
-    check_target(dataset, Path(out))
+    _check_target(dataset, Path(out))
     if Path(out).suffix == TEXT:
         with (
             replacing(Path(out)) as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,
         ):
-            further = dict.fromkeys(name for split in splits for name in split.further)
-            lines = _CsvLines(rule, file, list(further))
+            lines = _CsvLines(rule, file, splits)
             for split in splits:
-                with part_of(splits, split):
-                    tallies[split.name] = _walk(rule, split, lines.of(split), further=split.further)
+                with _part_of(splits, split):
+                    use, names = lines.of(split), lines.arrays(split)
+                    tallies[split.name] = _walk(rule, split, use, further=names)
         return AppliedRule(rule, tallies)
 
     places = class_order(rule.class_names, dataset.class_names, dataset.path)
@@ -323,10 +338,11 @@ def apply_rule(
     def make(split: Split, folder: Path) -> dict[str, Array]:
         columns = _Columns(folder, split.rows, places)
         tallies[split.name] = _walk(rule, ordered.split(split.name), columns.add)
-        return columns.arrays
+        as_table = dataset.table_names and Path(out).suffix in TABLES
+        return ({split.domain: split.read(split.domain)} if as_table else {}) | columns.arrays
 
     left_out = ["features", *([] if Path(out).suffix == ".npz" else [CLASS_NAMES])]
-    write_splits(dataset, scored_splits(dataset), Path(out), make, left_out=left_out)
+    _write_splits(dataset, _scored_splits(dataset), Path(out), make, left_out=left_out)
     return AppliedRule(rule, tallies)
 
 
@@ -401,34 +417,65 @@ class _Columns:
 class _CsvLines:
     """Decisions of chunks as lines of a ``.csv`` file, with names in place of numbers.
 
-    The ``further`` columns of the data, such as ids, stand before the decisions.
+    They stand behind the columns of a table as it is. Other files give columns with one value for
+    each example, such as ids, and the label.
     """
 
-    def __init__(self, rule: DecisionRule, file: TextIO, further: Sequence[str]) -> None:
-        self.rule, self.writer, self.further = rule, csv.writer(file), further
-        self.writer.writerow(("split", "row", *further, *DECISIONS, rule.decision, "label"))
+    def __init__(self, rule: DecisionRule, file: TextIO, splits: Sequence[Split]) -> None:
+        self.rule, self.writer = rule, csv.writer(file)
+        self.table = splits[0].dataset.table_names
+        self.kept = [*dict.fromkeys(name for split in splits for name in split.further)]
+        decided = *DECISIONS, rule.decision
+        header = (*self.table.values(), *decided)
+        if not self.table:
+            header = ("split", "row", *self.kept, *decided, "label")
+        self.writer.writerow(header)
+
+    def arrays(self, split: Split) -> list[str]:
+        """Return the arrays of a split that its lines need."""
+        if not self.table:
+            return split.further
+        return [name for name in split.keys if name in self.table or name in ARRAY_KEYS]
 
     def of(self, split: Split) -> Use:
         """Return the function that writes the decisions of one split."""
         if len(split.shape) > 1:
             raise ValueError(f"a {TEXT} file has a line for each row, got tokens: write .npz")
-        return partial(self._add, split.name, count())
+        return partial(self._add, split, count())
 
     def _add(
         self,
-        split: str,
+        split: Split,
         rows: Iterator[int],
         decisions: Mapping[str, Array],
         labels: IntArray | None,
         chunk: Chunk,
     ) -> None:
-        known: Any = repeat(IGNORED) if labels is None else labels
-        columns = [chunk.columns.get(name, repeat("")) for name in self.further]
-        for row, label, made, *further in zip(
-            rows, known, zip(*decisions.values(), strict=True), *columns, strict=False
-        ):
-            predicted, confidence, decision = made
-            kept = self.rule.names(decision) if decision.ndim else ("no", "yes")[int(decision)]
-            cells = (*further, self.rule.name(predicted), f"{confidence:.6g}", kept)
-            truth = "" if label == IGNORED else self.rule.name(label)
-            self.writer.writerow((split, row, *cells, truth))
+        known = [IGNORED] * len(chunk) if labels is None else labels
+        truth = ["" if label == IGNORED else self.rule.name(label) for label in known]
+        predicted, confidence, decided = decisions.values()
+        made = [
+            [self.rule.name(k) for k in predicted],
+            [f"{probability:.6g}" for probability in confidence],
+            [self.rule.names(x) if x.ndim else ("no", "yes")[int(x)] for x in decided],
+        ]
+        columns: list[Iterable[Any]]
+        if self.table:
+            columns = [*(self._column(key, split, chunk, truth) for key in self.table), *made]
+        else:
+            kept = [chunk.columns.get(name, repeat("")) for name in self.kept]
+            columns = [repeat(split.name), islice(rows, len(chunk)), *kept, *made, truth]
+        self.writer.writerows(zip(*columns, strict=False))
+
+    def _column(self, key: str, split: Split, chunk: Chunk, truth: Sequence[str]) -> Iterable[Any]:
+        """Return the values of a column of a table, by its name in :attr:`Dataset.table_names`."""
+        if key == "labels":
+            return truth
+        if key in chunk.columns:
+            return chunk.columns[key]
+        array, _, name = key.partition("_")
+        if array not in chunk.columns:
+            return repeat(split.name)
+        values = chunk.columns[array]
+        names = split.dataset.class_names if array in SCORES else None
+        return values[:, names.index(name) if names else int(name)]

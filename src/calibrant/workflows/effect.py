@@ -28,7 +28,7 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.registry import METRICS
-from calibrant.workflows.inputs import check_inputs, input_names
+from calibrant.workflows.inputs import _check_inputs, input_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,10 +177,10 @@ def effect(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    return effect_of([calibrator], examples, stream)
+    return _effect_of([calibrator], examples, stream)
 
 
-def effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumulator) -> Effect:
+def _effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumulator) -> Effect:
     """Measure a split before and after calibration, by streams of the form of an empty one."""
     in_use = list(map(method_in_use, calibrators))
     sums = calibrated_sums(in_use, split, stream.like(), before=stream.like())
@@ -219,7 +219,7 @@ class KeptLosses(Accumulator):
         return top, correct, nll
 
 
-class CalibratedSums:
+class _CalibratedSums:
     """Sums of predictions after calibration, and before it if that is asked for.
 
     One calibrator serves all rows, several serve a fold each.
@@ -235,12 +235,12 @@ class CalibratedSums:
         self.changed = 0
         self.low, self.high = math.inf, -math.inf  # temperatures
 
-    def like(self) -> CalibratedSums:
+    def like(self) -> _CalibratedSums:
         """Return sums of the same form that have seen nothing."""
         before = None if self.before is None else self.before.like()
-        return CalibratedSums(self.calibrators, self.after.like(), before)
+        return _CalibratedSums(self.calibrators, self.after.like(), before)
 
-    def merge(self, other: CalibratedSums) -> None:
+    def merge(self, other: _CalibratedSums) -> None:
         """Add the sums of other rows."""
         self.after.merge(other.after)
         if self.before is not None and other.before is not None:
@@ -290,15 +290,15 @@ def calibrated_sums(
     split: Split,
     after: Accumulator,
     before: Accumulator | None = None,
-) -> CalibratedSums:
+) -> _CalibratedSums:
     """Add a split to streams; one calibrator serves all rows, several serve a fold each."""
     for calibrator in calibrators:
-        check_inputs(calibrator, split)
+        _check_inputs(calibrator, split)
     columns = ["logits", "labels", "sample_weight", *input_names(*calibrators)]
     columns += ["fold"] if len(calibrators) > 1 else []
     # before calibration, probabilities are measured as they are stated
     columns += ["probs"] if before is not None and split.domain == "probs" else []
-    return split.reduce(CalibratedSums(calibrators, after, before), *columns)
+    return split.reduce(_CalibratedSums(calibrators, after, before), *columns)
 
 
 def _predicted(logits: Array, *, tags: bool) -> Array:

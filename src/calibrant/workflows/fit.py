@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrant._core.checks import (
@@ -35,20 +36,21 @@ from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.records import bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.workflows.effect import Effect, effect_of, method_in_use
-from calibrant.workflows.inputs import check_inputs, input_names, whole_inputs
+from calibrant.workflows.effect import Effect, _effect_of, method_in_use
+from calibrant.workflows.inputs import _check_inputs, input_names, whole_inputs
 from calibrant.workflows.large import (
     ShardPasses,
-    in_memory,
-    is_large,
-    is_many,
-    sampled_arrays,
-    warn_of_sample,
+    _in_memory,
+    _is_large,
+    _is_many,
+    _sampled_arrays,
+    _warn_of_sample,
 )
 
 if TYPE_CHECKING:
@@ -116,8 +118,8 @@ def fit(
     beside: Any = {"probs": probs, "features": features}
     beside |= {"sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
-    _fitted(dataset, calibrator, split)
-    return calibrator.to(data.device) if isinstance(data, Tensor) else calibrator
+    examples = _fitted(dataset, calibrator, split)
+    return calibrator.to(_device(calibrator, examples, data, probs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,18 @@ def fit_and_measure(
     dataset = as_dataset(data, multilabel=calibrator.multilabel, **beside)
     examples = _fitted(dataset, calibrator, split)
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
-    return Fit(calibrator, effect_of([calibrator], examples, stream), examples.name)
+    effect = _effect_of([calibrator], examples, stream)
+    return Fit(calibrator.to(_device(calibrator, examples, data)), effect, examples.name)
+
+
+def _device(
+    calibrator: Calibrator, split: Split, data: Data | Values | None, probs: Values | None = None
+) -> torch.device:
+    """Device of the scores of a split, which datasets hold as arrays, or else of a calibrator."""
+    scores = data if probs is None else probs
+    if isinstance(data, Mapping):
+        scores = data.get(full_key(split.name, split.domain))
+    return scores.device if isinstance(scores, Tensor) else calibrator.device
 
 
 def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Split:
@@ -207,30 +220,30 @@ def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Spli
     examples.warn_if_probs()
     examples.warn_of_copies()
     floored = examples.floored()
-    if fits_from_table(calibrator, floored):
+    if _fits_from_table(calibrator, floored):
         some = bounded(floored)
         records = records_of(some)
         _fit_watched(calibrator, floored, records)
         if some is not floored:
-            warn_of_sample(calibrator, len(records), floored)
-    elif is_large(floored):
+            _warn_of_sample(calibrator, len(records), floored)
+    elif _is_large(floored):
         _fit_large(calibrator, floored)
     else:
-        fit_whole(calibrator, floored)
+        _fit_whole(calibrator, floored)
     return examples
 
 
 def _fit_large(calibrator: Calibrator, split: Split) -> None:
     """Fit on a sample and then, if sums suffice, on all examples."""
-    check_inputs(calibrator, split)
-    sample = in_memory(split, columns=input_names(calibrator))
+    _check_inputs(calibrator, split)
+    sample = _in_memory(split, columns=input_names(calibrator))
     if not calibrator.fits_passes:
-        fit_whole(calibrator, sample)
-        warn_of_sample(calibrator, sample.rows, split)
+        _fit_whole(calibrator, sample)
+        _warn_of_sample(calibrator, sample.rows, split)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # all examples may have what the sample lacks
-        fit_whole(calibrator, sample)
+        _fit_whole(calibrator, sample)
     calibrator.refine(ShardPasses(split))
 
 
@@ -241,45 +254,45 @@ def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None
     """
     with warnings_at_caller():
         if split.rows * math.prod(split.shape) > WHOLE:
-            fit_table(calibrator, split, records)
+            _fit_table(calibrator, split, records)
         else:
-            with watch.watched(calibrator, looked_at(split)[0]):
-                fit_table(calibrator, split, records)
+            with watch.watched(calibrator, _looked_at(split)[0]):
+                _fit_table(calibrator, split, records)
 
 
-def looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[str, Array]]:
+def _looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[str, Array]]:
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
     most = watch.most_rows(split.classes) * split.classes
-    arrays = sampled_arrays(split, [*columns, *weight], most)
+    arrays = _sampled_arrays(split, [*columns, *weight], most)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):
         scores = arrays["logits"], arrays["labels"], arrays.get("sample_weight")
         return check_examples(*scores, estimand), arrays
 
 
-def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
+def _fits_from_table(calibrator: Calibrator, split: Split) -> bool:
     """Return True if the table of a split suffices: no groups, features or logits are used."""
     features = calibrator.uses_features and split.has_features
     logits = calibrator.uses_logits and split.rows * math.prod(split.shape) <= WHOLE
     return calibrator.fits_records and split.dataset.groups is None and not (features or logits)
 
 
-def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
+def _fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
     """Fit on records of a split."""
     cast(RecordsCalibrator, calibrator).fit_records(records, one_logit=not split.shape)
     return _completed(calibrator, split)
 
 
-def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = None) -> Calibrator:
+def _fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = None) -> Calibrator:
     """Fit on the arrays of a split; other labels may leave out some of its rows."""
     targets = split.labels if labels is None else labels
     beside: dict[str, Any] = {"sample_weight": split.weights}
     if calibrator.uses_features:
         features: Any = split.features if split.has_features else None
     else:
-        check_inputs(calibrator, split)
+        _check_inputs(calibrator, split)
         features = whole_inputs(calibrator, split)
     if features is not None:
         beside |= {"features": features, "head": split.dataset.head}
@@ -367,34 +380,36 @@ def cross_fit(
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     examples.warn_of_copies()
-    name = examples.name
-    if is_many(examples):
-        check_inputs(calibrator, examples)
+    name, device = examples.name, _device(calibrator, examples, data, probs)
+    if _is_many(examples):
+        _check_inputs(calibrator, examples)
         whole = examples.floored()
-        examples = in_memory(whole, seed, input_names(calibrator))
-        warn_of_sample(calibrator, examples.rows, whole)
-    fold = row_folds(examples, folds, seed)
+        examples = _in_memory(whole, seed, input_names(calibrator))
+        _warn_of_sample(calibrator, examples.rows, whole)
+    fold = _row_folds(examples, folds, seed)
     with warnings_at_caller():
         floored = examples.floored()
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
-    from_table = fits_from_table(calibrator, floored)
+    from_table = _fits_from_table(calibrator, floored)
     records = records_of(floored) if from_table else None
     if records is None:
-        fit_whole(calibrator, floored)
+        _fit_whole(calibrator, floored)
     else:
         _fit_watched(calibrator, floored, records)
     with warnings.catch_warnings(), watch.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
-            fit_without(one, floored, fold, i, records)
+            _fit_without(one, floored, fold, i, records)
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    out_of_fold = effect_of(calibrators, examples.with_column("fold", fold), stream)
+    out_of_fold = _effect_of(calibrators, examples.with_column("fold", fold), stream)
+    for one in (calibrator, *calibrators):
+        one.to(device)
     return CrossFit(calibrator, out_of_fold, name, fold, calibrators)
 
 
-def fit_without(
+def _fit_without(
     calibrator: Calibrator, split: Split, fold: IntArray, left_out: int, records: Records | None
 ) -> Calibrator:
     """Fit on all folds but one: on the records of a split or, without them, on its arrays.
@@ -405,11 +420,11 @@ def fit_without(
     of_label = spread(fold, labels.shape, "fold")
     seen = (of_label >= 0) & (of_label != left_out)
     if records is not None:
-        return fit_table(calibrator, split, records.take(seen[labels != IGNORED]))
-    return fit_whole(calibrator, split, np.where(seen, labels, IGNORED))
+        return _fit_table(calibrator, split, records.take(seen[labels != IGNORED]))
+    return _fit_whole(calibrator, split, np.where(seen, labels, IGNORED))
 
 
-def row_folds(split: Split, count: int, seed: int, *, stratified: bool = True) -> IntArray:
+def _row_folds(split: Split, count: int, seed: int, *, stratified: bool = True) -> IntArray:
     """Return the fold of each row, -1 for rows without label; groups stay together.
 
     Each fold has its share of every class, unless that is left to chance.

@@ -12,7 +12,7 @@ from calibrant.data.columns import full_key
 from calibrant.data.dataset import Split
 
 
-def check_inputs(calibrator: Calibrator, split: Split) -> None:
+def _check_inputs(calibrator: Calibrator, split: Split) -> None:
     """Raise unless every shard of a split has the columns that a calibrator reads."""
     lacking = [name for name in calibrator.input_columns if name not in split.keys]
     if not lacking:

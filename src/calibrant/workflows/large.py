@@ -26,14 +26,14 @@ LARGE = 1 << 30
 """Number of logits up to which a split is read whole, four gigabytes of float32."""
 
 
-def is_large(split: Split) -> bool:
+def _is_large(split: Split) -> bool:
     """Return True if the logits of a split are too many to be held in memory."""
     return split.rows * math.prod(split.shape) > LARGE
 
 
-def is_many(split: Split) -> bool:
+def _is_many(split: Split) -> bool:
     """Return True if the logits, or the records and labels, of a split are too many for memory."""
-    return is_large(split) or _rows(split) > records.MAX_EXAMPLES
+    return _is_large(split) or _rows(split) > records.MAX_EXAMPLES
 
 
 def _rows(split: Split) -> float:
@@ -41,7 +41,7 @@ def _rows(split: Split) -> float:
     return split.rows * (1.0 if split.sample is None else split.sample.share)
 
 
-def halves(split: Split, seed: int) -> tuple[Split, Split]:
+def _halves(split: Split, seed: int) -> tuple[Split, Split]:
     """Return two random halves of the rows, by their numbers: nothing is read or held."""
     first, second = Sample(0.5, seed), Sample(0.5, seed, start=0.5)
     return replace(split, sample=first), replace(split, sample=second)
@@ -86,7 +86,7 @@ class _TaskSums:
         self.values = [a + b for a, b in pairs] if self.values else more
 
 
-def in_memory(
+def _in_memory(
     split: Split,
     seed: int = 0,
     columns: Sequence[str] = (),
@@ -97,7 +97,7 @@ def in_memory(
     """
     roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
     features = ["features"] if split.has_features else []
-    arrays = sampled_arrays(split, [*features, *roles, *columns], LARGE, seed)
+    arrays = _sampled_arrays(split, [*features, *roles, *columns], LARGE, seed)
     if split.dataset.head is not None:
         arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
     beside = {role: arrays.pop(role) for role in roles}
@@ -105,7 +105,7 @@ def in_memory(
     return replace(dataset.split(), floor=split.floor)
 
 
-def sampled_arrays(
+def _sampled_arrays(
     split: Split,
     columns: Sequence[str],
     most: int,
@@ -131,7 +131,7 @@ def _labelled(chunk: Chunk) -> dict[str, Array]:
     return {name: values[kept] for name, values in chunk.columns.items()}
 
 
-def warn_of_sample(calibrator: Calibrator, used: int, split: Split) -> None:
+def _warn_of_sample(calibrator: Calibrator, used: int, split: Split) -> None:
     """State how far a fit on some examples is from one on all."""
     # the loss of a fit on n examples exceeds the lowest by p / 2n on average (Akaike 1974)
     size = calibrator.effective_size(split.classes)

@@ -17,9 +17,9 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.intervals import Estimate, loss_interval, normal_interval
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.summary import Moments
-from calibrant.workflows.fit import fit_without, row_folds
-from calibrant.workflows.inputs import check_inputs, input_names
-from calibrant.workflows.large import in_memory, is_many
+from calibrant.workflows.fit import _fit_without, _row_folds
+from calibrant.workflows.inputs import _check_inputs, input_names
+from calibrant.workflows.large import _in_memory, _is_many
 
 
 class LossTerms(NamedTuple):
@@ -87,17 +87,17 @@ def loss_split(
     beside |= {"sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
     examples = dataset.split(split, TEST_SPLITS)
-    check_inputs(calibrator, examples)
+    _check_inputs(calibrator, examples)
     examples.warn_if_probs()
     examples = examples.floored()
-    if is_many(examples):
-        examples = in_memory(examples, seed, input_names(calibrator))
-    fold = row_folds(examples, folds, seed)
+    if _is_many(examples):
+        examples = _in_memory(examples, seed, input_names(calibrator))
+    fold = _row_folds(examples, folds, seed)
     logits, targets = np.asarray(examples.logits), examples.labels
     after = np.array(logits, np.float64)
     inputs = {name: examples.read(name) for name in input_names(calibrator)}
     for i in range(folds):
-        one = fit_without(copy.deepcopy(calibrator), examples, fold, i, None)
+        one = _fit_without(copy.deepcopy(calibrator), examples, fold, i, None)
         rows = fold == i
         given = one.input_features(inputs)
         after[rows] = one.transform(logits[rows], feature_rows(given, rows))

@@ -45,7 +45,7 @@ class WrittenShards:
 
 
 @dataclass(frozen=True)
-class ShardJob:
+class _ShardJob:
     """One shard to make a file from, and its name in the output."""
 
     dataset: Dataset
@@ -99,7 +99,7 @@ def shard_jobs(
     *,
     rows: Callable[[Dataset], int],
     formats: Iterable[str] = WRITERS,
-) -> list[ShardJob]:
+) -> list[_ShardJob]:
     """Return a job for each shard of a dataset, and create the folder of the output.
 
     Outputs have the names of their inputs, and folders below the one that all shards share. The
@@ -114,15 +114,15 @@ def shard_jobs(
         made_from = hashlib.sha256(json.dumps([maker, sorted(files.items())]).encode()).hexdigest()
         stem, suffix = os.path.splitext(os.path.relpath(place, home))
         name = Path(stem + (suffix if suffix in formats else ".npz")).as_posix()
-        jobs.append(ShardJob(shard, out, name, made_from, rows(shard)))
+        jobs.append(_ShardJob(shard, out, name, made_from, rows(shard)))
     for job in jobs:
-        check_outside(dataset, job.target)
+        _check_outside(dataset, job.target)
     out.create()
     return jobs
 
 
 def write_shards(
-    jobs: Sequence[ShardJob],
+    jobs: Sequence[_ShardJob],
     write: Write,
     *,
     maker: str = "calibrator",
@@ -160,7 +160,7 @@ def write_shards(
     return WrittenShards(written, kept, changed, maker, skipped)
 
 
-def _check_alone(jobs: Iterable[ShardJob]) -> None:
+def _check_alone(jobs: Iterable[_ShardJob]) -> None:
     """Raise if another run, with another calibrator or input, has written to the same folder.
 
     Locks would not do: processes of one run write side by side, and object stores have none.
@@ -174,7 +174,7 @@ def _check_alone(jobs: Iterable[ShardJob]) -> None:
         )
 
 
-def _finish(write: Write, skip_bad: bool, job: ShardJob, report: Report) -> BadShard | None:
+def _finish(write: Write, skip_bad: bool, job: _ShardJob, report: Report) -> BadShard | None:
     """Write one shard, and then its receipt."""
     try:
         with job.out.file(job.name) as target:
@@ -196,7 +196,7 @@ def _finish(write: Write, skip_bad: bool, job: ShardJob, report: Report) -> BadS
     return None
 
 
-def warn_of_orphans(jobs: Sequence[ShardJob]) -> None:
+def warn_of_orphans(jobs: Sequence[_ShardJob]) -> None:
     """Warn of shards of earlier runs whose input is gone: they would still be counted."""
     out, ours, orphans = jobs[0].out, {job.receipt for job in jobs}, []
     for receipt in out.names(RECEIPTS):
@@ -219,7 +219,7 @@ def _place(path: str) -> str:
     )
 
 
-def check_outside(dataset: Dataset, target: str) -> None:
+def _check_outside(dataset: Dataset, target: str) -> None:
     """Raise if a file to be written is part of the input, or would be read with it."""
     inputs = {column.path for arrays in dataset.files for column in arrays.values()}
     if is_remote(target):

@@ -19,12 +19,12 @@ from calibrant.calibrators.features.boosting import (
     Boosting,
     Tree,
     TreeLearner,
-    best_rounds,
-    codes_of,
-    number_splits,
+    _best_rounds,
+    _codes_of,
+    _number_splits,
 )
 from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
-from calibrant.calibrators.features.metadata_inputs import learned_columns
+from calibrant.calibrators.features.metadata_inputs import _learned_columns
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
@@ -169,12 +169,12 @@ def test_the_curvature_by_a_temperature_is_the_variance_of_the_scaled_logits(rng
 def test_splits_of_codes_are_splits_of_numbers(rng):
     numbers = np.stack([rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0, np.nan], 200) for _ in COLUMNS])
     numbers[1] = rng.choice([0.0, 1.0, 2.0, np.nan], 200)  # places of categories
-    codes = [codes_of(c, x.astype(np.float32)) for c, x in zip(COLUMNS, numbers, strict=True)]
+    codes = [_codes_of(c, x.astype(np.float32)) for c, x in zip(COLUMNS, numbers, strict=True)]
     for number, column in enumerate(COLUMNS):
         for condition in column.conditions(number):
             of, low, high = (np.array([value]) for value in condition)
             tree = Tree(of, low, high, leaf=np.zeros((2, 1)))
-            splits = number_splits([tree], COLUMNS, 1)
+            splits = _number_splits([tree], COLUMNS, 1)
             first, last, missing = (float(x[0, 0]) for x in splits[1:])
             x = numbers[number]
             found = ((x >= first) & (x < last)) | (np.isnan(x) & (missing > 0))
@@ -201,8 +201,8 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
         ClassOneOdds(odds, labels.astype(float), 1.0), learner, codes.astype(np.int16), np.ones(600)
     )
     parts = [np.arange(0, 600, 2), np.arange(1, 600, 2)]
-    alone = best_rounds(run, parts, 3, None)
-    pairs = best_rounds(run, parts, 3, np.arange(600) // 2)
+    alone = _best_rounds(run, parts, 3, None)
+    pairs = _best_rounds(run, parts, 3, np.arange(600) // 2)
     corrections = itertools.islice(boosting._held_out_corrections(run, parts), alone.rounds + 1)
     *_, last = (correction.copy() for correction in corrections)
     none, all_of_it, scaled = (run.predictions.losses(x * last) for x in (0, 1, alone.scale))
@@ -212,8 +212,8 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
     assert alone.error == pytest.approx(gains.std() / np.sqrt(600))
     of_pairs = gains.reshape(300, 2).mean(1)
     assert pairs.error == pytest.approx(of_pairs.std() / np.sqrt(300))
-    assert not boosting.Choice(3, 1.0, 1.0, 0.1, 0.06).clear
-    assert boosting.Choice(3, 1.0, 1.0, 0.1, 0.04).clear
+    assert not boosting._Choice(3, 1.0, 1.0, 0.1, 0.06).clear
+    assert boosting._Choice(3, 1.0, 1.0, 0.1, 0.04).clear
 
 
 # Known truths
@@ -364,7 +364,7 @@ def test_weights_count_as_often(rng):
     trees = []
     for method, rows, extra in ((plain, order, {}), (weighted, slice(None), {"w": weight})):
         meta = several if rows is order else metadata
-        method.metadata_ = learned_columns(metadata, labels, None)
+        method.metadata_ = _learned_columns(metadata, labels, None)
         checked = examples(odds[rows], labels[rows], extra.get("w")).scale_free()
         numbers = np.asarray(method.encoded(meta), np.float32)
         method.base_.fit_examples(checked)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant.calibrators.maccal import MaCCal
-from calibrant.calibrators.maccal.frozen import replace_head, stratified_share
+from calibrant.calibrators.maccal.frozen import _stratified_share, replace_head
 from calibrant.calibrators.maccal.masked import MaskedClassifier, masked_step
 from tests.support.features import CLASSES, QUICK, WIDTH, logits_by_hand
 
@@ -271,7 +271,7 @@ def test_module_with_a_submodule_called_head_is_inserted_whole():
 
 def test_the_seed_draws_the_share_of_each_class():
     labels = np.repeat([0, 1, 2], [40, 20, 7])
-    first, again, other = (stratified_share(labels, 0.25, seed) for seed in (3, 3, 4))
+    first, again, other = (_stratified_share(labels, 0.25, seed) for seed in (3, 3, 4))
     assert first.tolist() == again.tolist()
     for label, size in enumerate((10, 5, 2)):
         one, two = (set(part[labels[part] == label].tolist()) for part in (first, other))

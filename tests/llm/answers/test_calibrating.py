@@ -8,12 +8,7 @@ from scipy.stats import binom
 import calibrant as cal
 from calibrant._core.checks import IGNORED
 from calibrant.llm.answers import choices, grading
-from calibrant.llm.answers.calibrating import (
-    cross_validated_answers,
-    fit_answers,
-    fit_signals,
-)
-from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.calibrator import AnswerCalibrator, cross_validated_answers, fit_answers
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import (
     QuestionSet,
@@ -23,8 +18,10 @@ from calibrant.llm.answers.grading import (
     evaluate_graded,
     grade_questions,
 )
+from calibrant.llm.answers.option_bias import PermutedChoices
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.calibrators import Shift
@@ -57,8 +54,13 @@ def asked(rng, monkeypatch):
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
     monkeypatch.setattr(grading, "Auto", light)
-    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: shown(logits, labels))
     return logits, labels
+
+
+def shown(logits, labels):
+    """What the model says of questions in their own order."""
+    return {"before": PermutedChoices(logits[:, None], labels, [(0, 1, 2, 3)])}
 
 
 def questions(labels):
@@ -110,8 +112,8 @@ def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch)
 
 def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
-    few = {"before": logits[:99]}, labels[:99]
-    monkeypatch.setattr(choices, "ask_choices_each", lambda *_, **__: few)
+    few = shown(logits[:99], labels[:99])
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: few)
     assert list(evaluations((model, tokenizer), labels[:99])) == ["before"]
 
 

@@ -7,17 +7,15 @@ import pytest
 import torch
 
 from calibrant.llm.answers.choices import (
+    _choice_tokens,
     _spellings,
     ask_choices,
     ask_texts_each,
     ask_true,
-    choice_logits,
     choice_logits_from_likelihoods,
     choice_logits_from_top,
-    choice_tokens,
-    p_true,
 )
-from calibrant.llm.answers.questions import Question, choice_prompt, short_prompt
+from calibrant.llm.answers.questions import Question, _choice_prompt, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
 from tests.support.language_models import (
@@ -44,16 +42,11 @@ class Words:
 
 
 def test_tokens_of_choices():
-    assert choice_tokens(Words()) == [1, 2, 3, 4]
-    assert choice_tokens(Words(), ("A", "B"), prefix="") == [5, 6]
-    with pytest.raises(ValueError, match="with the prefix ' ' choice 'Lima' is 2 tokens"):
-        choice_tokens(Words(), ("A", "Lima"), prefix=" ")
+    assert _choice_tokens(Words(), "ABCD") == [1, 2, 3, 4]
     with pytest.raises(ValueError, match=r"prefix ' ' choice 'Lima' .*prefix '' choice 'Lima' is"):
-        choice_tokens(Words(), ("A", "Lima"))
+        _choice_tokens(Words(), ("A", "Lima"))
     with pytest.raises(ValueError, match="no token of its own for 'x', 'y'"):
-        choice_tokens(Words(), ("x", "y"))
-    with pytest.raises(ValueError, match="no token of its own"):
-        choice_tokens(Words(), ("?", "A"), prefix="")
+        _choice_tokens(Words(), ("x", "y"))
 
 
 def sentencepiece(*, doubled):
@@ -73,39 +66,23 @@ def sentencepiece(*, doubled):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
 
 
-def test_letters_of_a_tokenizer_that_adds_spaces():
-    llama = sentencepiece(doubled=True)
-    assert choice_tokens(llama) == choice_tokens(llama, prefix="") == [6, 7, 8, 9]
-    # what follows a prompt is the same token
-    assert llama.encode("D: A", add_special_tokens=False)[-1] == 6
-    with pytest.raises(ValueError, match=r"with the prefix ' ' choice 'A' is 2 tokens"):
-        choice_tokens(llama, prefix=" ")
-    with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
-        choice_tokens(llama, ("AB", "C"))
-
-
 def test_letters_with_and_without_a_space():
-    plain = sentencepiece(doubled=False)
-    assert choice_tokens(plain) == choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
-    assert choice_tokens(plain, prefix="") == [2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_choices_are_a_softmax_over_their_tokens(kind, rng):
-    logits = 3 * rng.normal(size=(6, 20))
-    found = choice_logits(kind(logits), [7, 3, 11])
-    for row, got in zip(logits, found, strict=True):
-        total = sum(math.exp(row[t]) for t in (7, 3, 11))
-        np.testing.assert_allclose(np.exp(got), [math.exp(row[t]) / total for t in (7, 3, 11)])
+    llama = sentencepiece(doubled=True)  # adds spaces of its own
+    assert _choice_tokens(llama, "ABCD") == [6, 7, 8, 9]
+    assert llama.encode("D: A", add_special_tokens=False)[-1] == 6  # what follows a prompt
+    assert _choice_tokens(sentencepiece(doubled=False), "ABCD") == [6, 7, 8, 9]
+    with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
+        _choice_tokens(llama, ("AB", "C"))
 
 
 def test_whole_choices_by_likelihood():
-    sums, lengths = np.array([[-3.0, -8.0, -2.0]]), np.array([3, 4, 1])
+    sums = np.array([[-3.0, -8.0, -2.0]])
     plain = np.exp(choice_logits_from_likelihoods(sums))[0]
     np.testing.assert_allclose(plain, np.exp(sums[0]) / np.exp(sums[0]).sum())
-    scaled = np.exp(choice_logits_from_likelihoods(sums, lengths))[0]
-    wanted = np.array([math.exp(-1), math.exp(-2), math.exp(-2)])
-    np.testing.assert_allclose(scaled, wanted / wanted.sum())
+    with pytest.raises(ValueError, match="at most 0"):
+        choice_logits_from_likelihoods([[1.0, -2.0]])
+    with pytest.raises(ValueError, match="two choices or more"):
+        choice_logits_from_likelihoods([[-1.0]])
 
 
 def test_choices_of_a_service_are_renormalised():
@@ -121,35 +98,6 @@ def test_choices_of_a_service_are_renormalised():
         choice_logits_from_top(shown, ("A", "C"))
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_p_true_is_a_share_of_two_sets(kind, rng):
-    logits = 3 * rng.normal(size=(5, 12))
-    yes, no = np.exp(logits[:, [1, 4]]).sum(1), np.exp(logits[:, [2, 3, 9]]).sum(1)
-    np.testing.assert_allclose(p_true(kind(logits), [1, 4], [2, 3, 9]), yes / (yes + no))
-
-
-def test_bad_choices_are_refused():
-    logits = np.zeros((2, 5))
-    with pytest.raises(ValueError, match="this model's tokenizer"):
-        choice_logits(logits, [1, 5])
-    with pytest.raises(ValueError, match="two choices or more"):
-        choice_logits(logits, [1])
-    with pytest.raises(ValueError, match="masked"):
-        choice_logits(np.full((1, 3), -np.inf), [0, 1])
-    with pytest.raises(ValueError, match="this model's tokenizer"):
-        p_true(logits, [1], [-1])
-    with pytest.raises(ValueError, match="share none"):
-        p_true(logits, [1, 2], [2])
-    with pytest.raises(ValueError, match="share none"):
-        p_true(logits, [1], np.zeros(0, dtype=int))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at most 0"):
-        choice_logits_from_likelihoods([[1.0, -2.0]])
-    with pytest.raises(ValueError, match="two choices or more"):
-        choice_logits_from_likelihoods([[-1.0]])
-    with pytest.raises(ValueError, match="lengths must be above 0"):
-        choice_logits_from_likelihoods([[-1.0, -2.0]], [1, 0])
-
-
 QUESTIONS = [
     Question("what is it", ("two",), ("one", "two", "three", "four"), 1, "numbers"),
     Question("is it", ("red",), ("red", "blue", "yes", "no"), 0, "colours"),
@@ -162,12 +110,12 @@ def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
     fitted = temperature and FittedHead.from_temperature(temperature, fingerprint_of(model))
     shots = [Question("two", ("one",), ("one", "two", "three", "four"), 0, "numbers")]
     found, labels = ask_choices(
-        model, tokenizer, QUESTIONS, shots=shots, fitted=fitted or None, prefix="", batch=2
+        model, tokenizer, QUESTIONS, shots=shots, fitted=fitted or None, batch=2
     )
     assert labels.tolist() == [1, 0, 3]
     letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
     for question, row in zip(QUESTIONS, found, strict=True):
-        prompt = choice_prompt(question, shots)
+        prompt = _choice_prompt(question, shots)
         with torch.no_grad():
             logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
         wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)

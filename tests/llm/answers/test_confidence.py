@@ -10,7 +10,9 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence, evaluate_answers
+from calibrant.metrics.ranking import risk_coverage
 from calibrant.workflows.evaluate import evaluate
+from tests.support.markup import charts
 
 SLOW: dict[str, Callable[[list[float]], float]] = {
     "geometric": lambda p: math.prod(x ** (1 / len(p)) for x in p),
@@ -125,3 +127,27 @@ def test_groups_of_one_answer_each_change_nothing(rng):
     assert grouped.metrics == alone.metrics
     with pytest.raises(ValueError, match="groups must have one value for each of 60 answers"):
         evaluate_answers(confidence, right, groups=np.arange(61))
+
+
+def test_answers_show_risk_and_coverage():
+    rng = np.random.default_rng(0)
+    confidence = rng.random(3000)
+    right = rng.random(3000) < confidence
+    evaluation = evaluate_answers(confidence, right, level=None)
+    assert evaluation.risk_coverage is not None
+    assert np.isnan(evaluation.risk_coverage.low).all()
+    evaluation = evaluate_answers(confidence, right, level=0.8)
+    curve = evaluation.risk_coverage
+    whole = risk_coverage(confidence=confidence, outcome=right, level=0.8)
+    assert curve is not None
+    assert len(curve.risk) == 200
+    for place in (0, 57, -1):  # each point is one of the whole curve
+        at = np.flatnonzero(whole.threshold == curve.threshold[place])
+        assert whole.risk[at] == curve.risk[place]
+        assert whole.high[at] == curve.high[place]
+    assert curve.coverage[-1] == 1
+    assert curve.risk[-1] == pytest.approx(1 - right.mean())
+    risk, reliability = charts(evaluation._repr_html_())
+    assert "risk against coverage" in risk.attrib["aria-label"]
+    assert "80 % interval at each point" in evaluation._repr_html_()
+    assert "Reliability" in reliability.attrib["aria-label"]

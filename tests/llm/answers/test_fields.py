@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from calibrant.llm import documents_of, field_rows, fields_of, fit_gate, read_log
-from calibrant.llm.answers.calibrating import fit_signals
 from calibrant.llm.answers.fields import (
-    Leaf,
     Tokens,
-    allowed_prob,
-    json_leaves,
-    leaf_probs,
-    same_value,
+    _allowed_prob,
+    _json_leaves,
+    _Leaf,
+    _leaf_probs,
+    _same_value,
 )
-from calibrant.llm.answers.logs.completions import token_texts
+from calibrant.llm.answers.logs.completions import _token_texts
 from calibrant.llm.answers.rows import AnswerRows
+from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.documents import BadDocument
 from tests.support.answer_logs import write_lines
 
@@ -39,7 +39,7 @@ NESTED = {
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_leaves_are_those_of_the_parsed_value_at_their_places(indent, ascii_only):
     text = "Here:\n```json\n" + json.dumps(NESTED, indent=indent, ensure_ascii=ascii_only) + "\n```"
-    leaves = json_leaves(text)
+    leaves = _json_leaves(text)
     assert [leaf.value for leaf in leaves] == [
         *(NESTED["who"], {}, -1500.0, True, 12, None, [], "a/b~c", 7, "blank key", NESTED["text"])
     ]
@@ -66,16 +66,16 @@ def test_leaves_are_those_of_the_parsed_value_at_their_places(indent, ascii_only
 )
 def test_text_that_is_no_whole_json_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        json_leaves(text)
+        _json_leaves(text)
 
 
 def test_equal_values():
-    assert same_value(12, 12.0)
-    assert same_value(None, None)
-    assert not same_value(True, 1)
-    assert not same_value(0, False)
-    assert not same_value("12", 12)
-    assert not same_value(None, "")
+    assert _same_value(12, 12.0)
+    assert _same_value(None, None)
+    assert not _same_value(True, 1)
+    assert not _same_value(0, False)
+    assert not _same_value("12", 12)
+    assert not _same_value(None, "")
 
 
 # -------------------------------------------------------------------------------- tokens
@@ -95,13 +95,13 @@ def cut(text, rng, share=0.4):
 def test_the_tokens_of_a_leaf_are_those_that_hold_one_of_its_bytes():
     rng = np.random.default_rng(0)
     text = "Ü " + json.dumps(NESTED, ensure_ascii=False)
-    leaves = json_leaves(text)
+    leaves = _json_leaves(text)
     ranges = [
         range(len(text[: leaf.start].encode()), len(text[: leaf.end].encode())) for leaf in leaves
     ]
     for _ in range(50):
         places, content = cut(text, rng)
-        texts = token_texts(content)
+        texts = _token_texts(content)
         row = {"answer": text, "tokens": texts, "token_probs": rng.uniform(0.1, 1, len(texts))}
         tokens = Tokens.of(row, "it")
         for leaf, held in zip(leaves, ranges, strict=True):
@@ -158,8 +158,8 @@ def chance(model, prefix, leaf_text):
     same = [
         p
         for text, p in of.items()
-        if json_leaves(text)[-1].start == len(prefix)
-        and text[len(prefix) : json_leaves(text)[-1].end] == leaf_text
+        if _json_leaves(text)[-1].start == len(prefix)
+        and text[len(prefix) : _json_leaves(text)[-1].end] == leaf_text
     ]
     return sum(same) / sum(of.values())
 
@@ -284,7 +284,7 @@ def extractions(count, seed=0):
         said = {"name": "Li" if right[0] else "Bo", "sum": 5 if right[1] else 6}
         text = json.dumps(said)
         probs = np.ones(len(text))
-        leaves = json_leaves(text)
+        leaves = _json_leaves(text)
         probs[[leaf.end - 1 for leaf in leaves]] = sure
         rows.append(answer_of(said, probs.tolist(), id=f"d{number}", truth=truth))
     return rows
@@ -349,7 +349,7 @@ def test_documents_multiply_their_fields():
 
 def test_probabilities_are_never_above_one():
     row = answer_of({"a": 1}, top_logprobs=[{"}": 0.0, "x": -0.001}] * 8)
-    leaf = Leaf(("a",), 1, 6, 7)
+    leaf = _Leaf(("a",), 1, 6, 7)
     tokens = Tokens.of(row, "it")
-    assert max(leaf_probs(tokens, leaf)) <= 1
-    assert 0 < allowed_prob(tokens, leaf, [1, 2]) <= 1
+    assert max(_leaf_probs(tokens, leaf)) <= 1
+    assert 0 < _allowed_prob(tokens, leaf, [1, 2]) <= 1

@@ -7,7 +7,7 @@ from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import ask, draw_answers
 from calibrant.llm.answers.choices import ask_texts_each
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
+from calibrant.llm.answers.grading import QuestionSet, grade_questions
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.rows import Source
 from calibrant.llm.heads.fitted import FittedHead
@@ -37,10 +37,11 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
         assert column(graded, "token_probs") == [one.tolist() for one in probs]
         confidence, source = graded.answers.confidences()
         np.testing.assert_array_equal(confidence, answer_confidence(probs, "minimum"))
-        mark = "none" if name == "before" else head_digest(fitted)
+        mark = "none" if name == "before" else source.head
         assert source == Source("minimum", "short, 1 shots", digest, mark, "greedy")
     other = FittedHead.from_temperature(2.1, fingerprint_of(model))
-    assert head_digest(other) != head_digest(fitted)
+    again = grade_questions(model, tokenizer, asked, fitted=other)["global"].answers.source()
+    assert len({"none", again.head, source.head}) == 3
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -9,15 +9,15 @@ import pytest
 
 from calibrant.llm.answers.questions import (
     Question,
-    choice_prompt,
-    contains_reference,
+    _choice_prompt,
+    _contains_reference,
+    _normalised,
+    _subset,
     exact_match,
-    normalised,
     read_mmlu,
     read_questions,
     read_truthfulqa,
     short_prompt,
-    subset,
 )
 
 
@@ -44,11 +44,11 @@ def squad_normalise(text):
 def test_exact_match(answer, references, right):
     assert exact_match(answer, references) is right
     slow = squad_normalise(answer.strip().split("\n")[0])
-    assert normalised(answer.strip().split("\n")[0]) == slow
+    assert _normalised(answer.strip().split("\n")[0]) == slow
     assert right == (slow != "" and slow in map(squad_normalise, references))
 
 
-@pytest.mark.parametrize("match", [exact_match, contains_reference])
+@pytest.mark.parametrize("match", [exact_match, _contains_reference])
 def test_one_reference_must_be_a_list(match):
     with pytest.raises(TypeError, match=r"pass \[reference\]"):
         match("a", "abc")
@@ -66,7 +66,7 @@ def test_one_reference_must_be_a_list(match):
     ],
 )
 def test_references_in_sentences(answer, references, right):
-    assert contains_reference(answer, references) is right
+    assert _contains_reference(answer, references) is right
 
 
 def test_mmlu_files(tmp_path):
@@ -112,27 +112,27 @@ def test_text_and_truthfulqa_files(tmp_path):
 def test_prompts_are_of_the_usual_form():
     shot = Question("Red?", ("no",), ("yes", "no"), 1, "colour_theory")
     asked = Question("Blue?", ("yes",), (" yes", "no"), 0, "colour_theory")
-    assert choice_prompt(asked, [shot]) == (
+    assert _choice_prompt(asked, [shot]) == (
         "The following are multiple choice questions (with answers) about colour theory.\n\n"
         "Question: Red?\nA. yes\nB. no\nAnswer: B\n\n"
         "Question: Blue?\nA. yes\nB. no\nAnswer:"
     )
     assert short_prompt(asked, [shot]) == ("Question: Red?\nAnswer: no\n\nQuestion: Blue?\nAnswer:")
     with pytest.raises(ValueError, match="use short_prompt"):
-        choice_prompt(Question("Open?", ("yes",)))
+        _choice_prompt(Question("Open?", ("yes",)))
 
 
 def test_subsets_are_drawn_by_seed():
     questions = [Question(str(i), ()) for i in range(40)]
-    found = subset(questions, 10, seed=3)
-    assert found == subset(questions, 10, seed=3) != subset(questions, 10, seed=4)
+    found = _subset(questions, 10, seed=3)
+    assert found == _subset(questions, 10, seed=3) != _subset(questions, 10, seed=4)
     assert [int(q.text) for q in found] == sorted({int(q.text) for q in found})
-    assert subset(questions, 99) == questions
-    counts = Counter(q.text for seed in range(400) for q in subset(questions, 10, seed=seed))
+    assert _subset(questions, 99) == questions
+    counts = Counter(q.text for seed in range(400) for q in _subset(questions, 10, seed=seed))
     assert len(counts) == 40
     assert max(counts.values()) < 100 + 5 * math.sqrt(75)
     with pytest.raises(ValueError, match="at least 1"):
-        subset(questions, 0)
+        _subset(questions, 0)
 
 
 def test_a_file_without_questions(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrant.llm.answers.collecting import Asked, RequestPlan, collect_answers
+from calibrant.llm.answers.requesting import Asked, RequestPlan, request_answers
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, service_for
 
@@ -34,8 +34,8 @@ def test_answers_of_llama_cpp_with_every_signal(url, tmp_path):
         for country, city in (("France", "Paris"), ("Italy", "Rome"))
     ]
     with service_for("smol", Connection(url, 60.0)) as service:
-        assert collect_answers(asked, service, plan, out) == 2
-        assert collect_answers(asked, service, plan, out) == 0
+        assert request_answers(asked, service, plan, out) == 2
+        assert request_answers(asked, service, plan, out) == 0
     answers = read_answers(out)
     for row in answers.rows:
         assert row["answer"]

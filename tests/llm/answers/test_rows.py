@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.confidence import Aggregator
-from calibrant.llm.answers.rows import Source, read_answers, token_probs_of, write_rows
+from calibrant.llm.answers.rows import Source, _token_probs_of, read_answers, write_rows
 
 ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
 
@@ -28,7 +28,7 @@ def test_token_probabilities_are_aggregated(tmp_path):
     path = written(tmp_path / "x.jsonl", ROW, {**ROW, "token_probs": [0.9, 0.4], "correct": False})
     found = read_answers(path)
     assert found.grades().tolist() == [True, False]
-    assert token_probs_of(found.rows[0], "it").tolist() == [0.5, 2.5e-7]  # rounded to nothing
+    assert _token_probs_of(found.rows[0], "it").tolist() == [0.5, 2.5e-7]  # rounded to nothing
     for rule, wanted in RULES.items():
         confidence, source = found.confidences(rule)
         np.testing.assert_allclose(confidence, wanted)
@@ -64,7 +64,7 @@ def test_answers_come_back_from_files(tmp_path, suffix):
     confidence, origin = found.confidences()
     assert (confidence.tolist(), origin) == ([0.25, 1 / 3, 1.0], source)
     assert found.grades().tolist() == [True, False, True]
-    assert [token_probs_of(row, "").tolist() for row in found.rows] == [t for _, t in values]
+    assert [_token_probs_of(row, "").tolist() for row in found.rows] == [t for _, t in values]
     assert [row["question"] for row in found.rows][:2] == [q for q, _ in texts][:2]
     assert [row["answer"] for row in found.rows] == [a for _, a in texts]
     assert repr(found) == "AnswerRows(3 answers)"

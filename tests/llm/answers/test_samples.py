@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from calibrant.llm.answers.samples import (
+    _plain_text,
+    _same_text,
     agreement,
     by_embedding,
     by_entailment,
     clusters,
-    plain_text,
-    same_text,
     semantic_entropy,
 )
 
@@ -35,8 +35,8 @@ from calibrant.llm.answers.samples import (
     ],
 )
 def test_texts_are_equal_up_to_their_writing(a, b, equal):
-    assert same_text(a, b) == same_text(b, a) == equal
-    assert plain_text(plain_text(a)) == plain_text(a)
+    assert _same_text(a, b) == _same_text(b, a) == equal
+    assert _plain_text(_plain_text(a)) == _plain_text(a)
 
 
 def test_agreement_is_a_share_of_the_samples():

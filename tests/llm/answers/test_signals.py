@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm.answers.rows import AnswerRows, read_answers, write_rows
-from calibrant.llm.answers.signals import (
-    judge_score,
-    option_confidence,
-    signal_values,
-    signals_of,
-    top_token_confidence,
-    vote_share,
-)
+from calibrant.llm.answers.signals import signal_values, signals_of, top_token_confidence
 
 FULL = {
     "question": "Capital of Peru?",
@@ -168,42 +161,47 @@ def test_rows_without_signals_are_refused():
         signal_values(AnswerRows(["line 1"], [{"answer": "a"}]))
 
 
-def test_scores_are_linear_between_the_worst_and_the_best():
-    assert [judge_score(x, (1, 5)) for x in (1, 2, 5)] == [0, 0.25, 1]
-    assert judge_score(2, (5, 1)) == 0.75  # 1 is the best
-    assert judge_score(-3, (-5, 5)) == pytest.approx(0.2)
+def of(**material):
+    """Signals of one answer with some material."""
+    return signals_of([{"answer": "a", **material}]).rows[0]["signals"]
+
+
+@pytest.mark.parametrize(
+    ("score", "scale", "share"),
+    [(1, [1, 5], 0), (2, [1, 5], 0.25), (5, [1, 5], 1), (2, [5, 1], 0.75), (-3, [-5, 5], 0.2)],
+)
+def test_scores_are_linear_between_the_worst_and_the_best(score, scale, share):
+    found = of(judges={"x": {"score": score, "scale": scale}})
+    assert found == {"judge:x": pytest.approx(share)}
 
 
 @pytest.mark.parametrize("score", [0, 11, math.nan, math.inf, True])
 def test_scores_off_the_scale_are_refused(score):
     with pytest.raises(ValueError, match="from 1 to 10"):
-        judge_score(score, (1, 10))
+        of(judges={"x": {"score": score, "scale": [1, 10]}})
 
 
-@pytest.mark.parametrize("scale", [(1, 1), (0, math.inf), (math.nan, 1)])
+@pytest.mark.parametrize("scale", [[1, 1], [0, math.inf], [math.nan, 1]])
 def test_scales_have_two_ends(scale):
     with pytest.raises(ValueError, match="two different numbers"):
-        judge_score(1, scale)
+        of(judges={"x": {"score": 1, "scale": scale}})
 
 
 def test_votes_are_counted():
-    assert vote_share(["yes", "No", " TIE "]) == 0.5
-    assert vote_share(["correct"]) == 1
-    with pytest.raises(ValueError, match="list of yes"):
-        vote_share([])
-    with pytest.raises(ValueError, match="list of yes"):
-        vote_share("yes")
-    with pytest.raises(ValueError, match="got 'maybe'"):
-        vote_share(["yes", "maybe"])
+    assert of(judges={"x": {"votes": ["yes", "No", " TIE "]}})["judge:x"] == 0.5
+    assert of(judges={"x": {"votes": ["correct"]}})["judge:x"] == 1
+    for votes, message in (([], "a judge has"), ("yes", "a judge has"), (["maybe"], "got 'maybe'")):
+        with pytest.raises(ValueError, match=message):
+            of(judges={"x": {"votes": votes}})
 
 
 def test_options_have_a_probability_and_a_margin():
-    first, margin = option_confidence(np.log([0.2, 0.7, 0.1]) + 5)
-    assert [first, margin] == pytest.approx([0.7, 0.5])
-    assert option_confidence([0.0, -np.inf]) == (1, 1)
+    found = of(option_logits=(np.log([0.2, 0.7, 0.1]) + 5).tolist())
+    assert found == pytest.approx({"option_probability": 0.7, "option_margin": 0.5})
+    assert {*of(option_logits=[0.0, -np.inf]).values()} == {1}
     for logits in ([1.0], [1.0, np.nan], [1.0, np.inf], [[1.0, 2.0]], [-np.inf, -np.inf]):
-        with pytest.raises(ValueError, match="option logits"):
-            option_confidence(logits)
+        with pytest.raises(ValueError, match="option_logits of answer 1"):
+            of(option_logits=logits)
 
 
 def drawn_positions(rng, count, vocabulary):

@@ -10,7 +10,7 @@ import torch
 from scipy.special import softmax
 
 from calibrant.llm.answers.choices import choice_logits_from_top
-from calibrant.llm.answers.topk import Bounds, log_partition_bounds, top_confidence, top_logprobs
+from calibrant.llm.answers.topk import Bounds, _log_partition_bounds, _top_logprobs, top_confidence
 
 
 def full_distributions(rng, n, vocabulary):
@@ -51,7 +51,9 @@ def test_bounds_hold_for_rounded_log_probabilities(rng, temperature, k, digits):
     found = top_confidence(shown, temperature, **options)
     assert ((found.low <= truth + 1e-12) & (truth <= found.high + 1e-12)).all()
     assert ((found.low <= found.middle) & (found.middle <= found.high) & (found.high <= 1)).all()
-    low, high = log_partition_bounds(top_logprobs(shown, rounding=0.05), 1 / temperature, **options)
+    low, high = _log_partition_bounds(
+        _top_logprobs(shown, rounding=0.05), 1 / temperature, **options
+    )
     assert ((low <= sums + 1e-12) & (sums <= high + 1e-12)).all()
     if k == 60:  # then a difference of two log-probabilities is off by twice the rounding
         widest = np.tanh(10**-digits / temperature / 2)
@@ -62,8 +64,8 @@ def test_bounds_hold_for_rounded_log_probabilities(rng, temperature, k, digits):
 def test_hidden_tokens_may_exceed_the_least_shown_by_its_rounding(temperature):
     for equal in range(2, 60):  # so many tokens share everything, others are impossible
         shown = np.log([[1 / equal]]).round(1)
-        logs = top_logprobs(shown, rounding=0.05)
-        low, high = log_partition_bounds(logs, 1 / temperature, vocabulary=60, rounding=0.05)
+        logs = _top_logprobs(shown, rounding=0.05)
+        low, high = _log_partition_bounds(logs, 1 / temperature, vocabulary=60, rounding=0.05)
         truth = (1 - 1 / temperature) * np.log(equal)
         assert low[0] - 1e-12 <= truth <= high[0] + 1e-12
 
@@ -125,8 +127,8 @@ def test_forms_of_top_logprobs_agree():
     ]
     array = np.array([[-2.0, -0.3, -3.0], [-0.1, -np.inf, -np.inf]])
     for form in (rows, entries, array, torch.tensor(array)):
-        np.testing.assert_array_equal(top_logprobs(form), -np.sort(-array, axis=1))
-    low, high = log_partition_bounds(top_logprobs(rows), 1.0, vocabulary=9)
+        np.testing.assert_array_equal(_top_logprobs(form), -np.sort(-array, axis=1))
+    low, high = _log_partition_bounds(_top_logprobs(rows), 1.0, vocabulary=9)
     np.testing.assert_allclose(low, 0, atol=2e-6)
     np.testing.assert_allclose(high, 0, atol=2e-6)
 

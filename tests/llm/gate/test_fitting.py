@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from calibrant.llm.answers.calibrating import fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.gate import fitting
-from calibrant.llm.gate.fitting import Scored, find_threshold, fit_gate
+from calibrant.llm.gate.fitting import _find_threshold, _Scored, fit_gate
 from calibrant.llm.gate.gate import Terms
 from tests.support.graded_answers import graded_answers, joined, true_error
 
@@ -50,9 +50,9 @@ def test_no_answer_decides_twice_about_accepting_and_verifying(rng, monkeypatch)
 
     def find(scored, **options):
         used.append(np.array([answers.rows[i]["confidence"] for i in scored.unit]))
-        return find_threshold(scored, **options)
+        return _find_threshold(scored, **options)
 
-    monkeypatch.setattr(fitting, "find_threshold", find)
+    monkeypatch.setattr(fitting, "_find_threshold", find)
     fit_gate(answers, max_error=0.2, verifier_misses=0.4)
     assert len(used[0]) == 300
     assert 0 < len(used[1]) < 300
@@ -104,7 +104,7 @@ def drawn_kinds(rng, n):
     at = rng.choice(len(KINDS), n, p=CHANCES)
     confidence = rng.uniform(0.6, 1, n)
     error = np.where(at == 1, 0.104, np.where(at == 2, 0.5, 0.02))
-    return Scored(confidence, rng.random(n) >= error, np.arange(n), np.array(KINDS)[at])
+    return _Scored(confidence, rng.random(n) >= error, np.arange(n), np.array(KINDS)[at])
 
 
 def test_promises_for_all_kinds_hold_together():

@@ -8,7 +8,7 @@ import pytest
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
-from calibrant.llm.gate.gate import Band, DriftReference, Terms, unscored
+from calibrant.llm.gate.gate import Band, DriftReference, Terms, _unscored
 from calibrant.llm.gate.serving import Judge
 from tests.support.graded_answers import graded_answers
 from tests.support.thresholds import error_threshold
@@ -122,7 +122,7 @@ def scored(text, tokens, **about):
     ],
 )
 def test_answers_that_are_scored_wholly(row):
-    assert unscored(row) == ""
+    assert _unscored(row) == ""
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_answers_that_are_scored_wholly(row):
     ],
 )
 def test_answers_that_are_not_scored_wholly_are_for_a_person(drift, row, reason):
-    assert reason in unscored(row)
+    assert reason in _unscored(row)
     fitted = AnswerCalibrator("geometric", stage="sigmoid")
     fitted.fit([[0.1]] * 10 + [[0.5]] * 10, [0] * 8 + [1] * 5 + [0] * 2 + [1] * 5)
     gate = Gate(fitted, [Band(limit(0.0))], Terms(0.05), drift)

@@ -148,6 +148,8 @@ def test_completions_and_responses(served):
     whole = served.client.responses.create(model=MODEL, input="sure")
     assert whole.output_text == "Lima"
     assert whole.calibrant["verdict"] == "accept"
+    *_, last = served.client.completions.create(model="text", prompt="sure", stream=True)
+    assert last.calibrant["reason"] == "the service returned no log-probabilities"  # LiteLLM
     *_, last = served.client.responses.create(model=MODEL, input="sure", stream=True)
     assert last.response.calibrant["verdict"] == "accept"
 
@@ -173,6 +175,16 @@ def test_a_stream_that_breaks_raises_after_its_verdict(served):
         seen.extend(chat(served, "cut", stream=True))
     assert seen[-1].calibrant["verdict"] == "person"
     assert seen[-1].calibrant["reason"] == "the answer was cut off before its end"
+
+
+def test_a_stream_without_an_end_is_for_a_person(served):
+    """LiteLLM writes ``finish_reason="stop"`` itself, which is not the end of the answer."""
+    chunks = list(chat(served, "sure, no end", stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Lima"
+    (verdict,) = (chunk.calibrant for chunk in chunks if hasattr(chunk, "calibrant"))
+    assert verdict["verdict"] == "person"
+    assert verdict["reason"] == "the answer was cut off before its end"
+    assert not any(choice.finish_reason for chunk in chunks for choice in chunk.choices)
 
 
 def test_errors_of_the_upstream_pass(served):

@@ -225,12 +225,22 @@ def test_answers_from_elsewhere_are_for_a_person(make_gate, client_of):
     assert (
         chat(client_of(make_gate(**about)), "sure", temperature=0).calibrant["verdict"] == "accept"
     )
-    for gate, options, reason in (
+    cases: Any = (
         (make_gate("another"), {}, "model another, not fake-model"),
         (make_gate(**about), {}, "sampling temperature=0, not default"),
         (make_gate(**about), {"temperature": 1}, "sampling temperature=0, not temperature=1"),
         (make_gate(prompt="plain"), {}, "prompt plain, not chat"),
-    ):
+        *(
+            (make_gate(**about), {"temperature": 0, name: value}, f"temperature=0, {name}=")
+            for name, value in (
+                ("stop", ["."]),
+                ("logit_bias", {"11": 5}),
+                ("reasoning_effort", "low"),
+                ("response_format", {"type": "json_object"}),
+            )
+        ),
+    )
+    for gate, options, reason in cases:
         answer = chat(client_of(gate), "sure", **options).calibrant
         assert answer["verdict"] == "person"
         assert reason in answer["reason"]
@@ -268,7 +278,7 @@ def state(token_gate, tmp_path):
 def test_answers_are_noted_and_grades_withdraw_the_promise(
     token_gate, client_of, state, monkeypatch
 ):
-    monkeypatch.setattr(serving, "PERIOD", 0.05)
+    monkeypatch.setattr(serving, "_PERIOD", 0.05)
     served = client_of(token_gate, state=state.path)
     for said in ("sure", "tool", "unsure"):
         chat(served, said)

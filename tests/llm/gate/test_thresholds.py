@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from calibrant.decide import threshold
 from calibrant.decide.threshold_search import hoeffding_bentkus, threshold_grid
-from calibrant.llm.gate.fitting import Scored, find_threshold
+from calibrant.llm.gate.fitting import _find_threshold, _Scored
 
 MAX_ERROR, CERTAINTY, RUNS = 0.1, 0.9, 200
 MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))
@@ -21,7 +21,7 @@ MOST = int(binom.ppf(0.999, RUNS, 1 - CERTAINTY))
 def scored(confidence, correct, unit=None):
     n = len(confidence)
     unit = np.arange(n) if unit is None else np.asarray(unit)
-    return Scored(np.asarray(confidence, float), np.asarray(correct, bool), unit, np.full(n, ""))
+    return _Scored(np.asarray(confidence, float), np.asarray(correct, bool), unit, np.full(n, ""))
 
 
 def talks(rng, n):
@@ -59,7 +59,7 @@ def limits_of(draw, unit, n, ignoring_conversations=False):
         kept: Any = "answer" if ignoring_conversations else unit
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = find_threshold(answers, unit=kept, max_error=MAX_ERROR, certainty=CERTAINTY)
+            found = _find_threshold(answers, unit=kept, max_error=MAX_ERROR, certainty=CERTAINTY)
         limits.append(found.threshold)
     return np.array(limits)
 
@@ -88,7 +88,7 @@ def test_thresholds_that_take_turns_for_independent_break_them(draw, unit):
 def test_answers_have_the_threshold_of_decide(rng):
     confidence = rng.random(500)
     answers = scored(confidence, rng.random(500) < confidence)
-    found = find_threshold(answers, unit="answer", max_error=0.2, certainty=0.9)
+    found = _find_threshold(answers, unit="answer", max_error=0.2, certainty=0.9)
     options = {"confidence": confidence, "outcome": answers.correct}
     assert found == threshold(**options, max_error=0.2, certainty=0.9)
 
@@ -97,8 +97,8 @@ def test_answers_have_the_threshold_of_decide(rng):
 def test_conversations_of_one_turn_are_answers(rng, unit):
     confidence = rng.random(900)
     answers = scored(confidence, rng.random(900) < confidence)
-    found = find_threshold(answers, unit=unit, max_error=0.2, certainty=0.9)
-    plain = find_threshold(answers, unit="answer", max_error=0.2, certainty=0.9)
+    found = _find_threshold(answers, unit=unit, max_error=0.2, certainty=0.9)
+    plain = _find_threshold(answers, unit="answer", max_error=0.2, certainty=0.9)
     if unit == "conversation":
         assert found == plain
     assert plain.threshold <= found.threshold < plain.threshold + 0.1
@@ -109,7 +109,7 @@ def test_shares_are_those_of_the_definition(unit):
     rng = np.random.default_rng(4)
     number, confidence = 7 * np.repeat(np.arange(300), 2), rng.random(600)
     answers = scored(confidence, rng.random(600) < confidence, number)
-    found = find_threshold(answers, unit=unit, max_error=0.25, certainty=0.8)
+    found = _find_threshold(answers, unit=unit, max_error=0.25, certainty=0.8)
     touched, loss = 0, 0.0
     for number in set(answers.unit.tolist()):
         one = answers.where((answers.unit == number) & (answers.confidence >= found.threshold))
@@ -127,7 +127,7 @@ def test_shares_are_those_of_the_definition(unit):
 def test_an_answer_at_the_threshold_is_accepted(unit):
     limit = threshold_grid(0.2)[70]
     confidence, right = np.repeat([limit, limit - 1e-9], 400), np.repeat([True, False], 400)
-    found = find_threshold(scored(confidence, right), unit=unit, max_error=0.2, certainty=0.9)
+    found = _find_threshold(scored(confidence, right), unit=unit, max_error=0.2, certainty=0.9)
     assert found.threshold == limit
     assert found.coverage == 0.5
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.llm import GateWatch, fit_gate
-from calibrant.llm.gate.gate import CUTS, DriftReference
-from calibrant.llm.gate.watch import PENDING, WatchFile, judge_rows
+from calibrant.llm.gate.gate import _CUTS, DriftReference
+from calibrant.llm.gate.watch import _PENDING, WatchFile, judge_rows
 from calibrant.monitor import Monitor
 from tests.support.graded_answers import graded_answers
 
@@ -84,12 +84,12 @@ def test_one_cut_of_each_answer_in_turn(gate):
     values = np.random.default_rng(5).random(83)
     for part in np.split(values, [10, 11, 40]):
         watch.note(part)
-    right, count = np.zeros(CUTS), np.zeros(CUTS)
+    right, count = np.zeros(_CUTS), np.zeros(_CUTS)
     for i, value in enumerate(values):
-        share = 1 - (i % CUTS + 0.5) / CUTS
-        at = int(share * CUTS)  # the bin of the monitor
+        share = 1 - (i % _CUTS + 0.5) / _CUTS
+        at = int(share * _CUTS)  # the bin of the monitor
         count[at] += 1
-        right[at] += value >= watch.cuts[i % CUTS]
+        right[at] += value >= watch.cuts[i % _CUTS]
     (window,) = watch.confidences.windows.values()
     np.testing.assert_array_equal(window.count, count)
     np.testing.assert_array_equal(window.right, right)
@@ -98,7 +98,7 @@ def test_one_cut_of_each_answer_in_turn(gate):
 def test_cuts_have_the_shares_that_they_stand_for(rng):
     confidence = rng.random(40_000)
     reference = DriftReference.of(confidence, np.ones(40_000), 0.05)
-    np.testing.assert_allclose(reference.cuts, (np.arange(CUTS) + 0.5) / CUTS, atol=0.02)
+    np.testing.assert_allclose(reference.cuts, (np.arange(_CUTS) + 0.5) / _CUTS, atol=0.02)
     assert reference.grades.false_alarms == reference.confidences.false_alarms == 0.025
 
 
@@ -115,11 +115,11 @@ def test_the_state_is_kept(gate, rng):
 
 def test_the_oldest_are_dropped(gate):
     watch = GateWatch(gate)
-    watch.note(np.full(PENDING + 5, 0.9), [str(i) for i in range(PENDING + 5)])
+    watch.note(np.full(_PENDING + 5, 0.9), [str(i) for i in range(_PENDING + 5)])
     assert watch.label(["4", "5"], [True, True]) == 1
 
 
-@pytest.mark.parametrize("change", [{"cuts": [2.0] * CUTS}, {"cuts": []}, {"extra": 1}])
+@pytest.mark.parametrize("change", [{"cuts": [2.0] * _CUTS}, {"cuts": []}, {"extra": 1}])
 def test_damaged_states_are_refused(gate, change):
     with pytest.raises(ValueError, match=r"cuts must be|a saved GateWatch has"):
         GateWatch.from_state({**GateWatch(gate).state(), **change})
@@ -169,6 +169,40 @@ def test_without_a_readable_file_nothing_is_promised(file, rng, caplog, content)
     rows = judge_rows(file.gate, graded_answers(rng, 20), file.path)
     assert {row["verdict"] for row in rows} == {"person"}
     assert "start a new file by calibrant llm gate watch" in rows[0]["reason"]
+
+
+def test_a_change_that_leaves_valid_json_is_seen(file):
+    file.update(lambda watch: watch.note(np.full(900, 0.01)))
+    assert "the confidences differ" in file.withdrawn()
+    state = json.loads(file.path.read_text())
+    clean = GateWatch(file.gate).state()
+    file.path.write_text(json.dumps({**state, "confidences": clean["confidences"]}))
+    with pytest.raises(ValueError, match="its digest does not fit its content"):
+        file.read()
+    assert file.withdrawn().startswith("the guarantee is withdrawn: ")
+
+
+def test_a_withdrawn_gate_begins_no_other_watch(gate, tmp_path, caplog):
+    place = tmp_path / "gate"
+    file = WatchFile(tmp_path / "watch.json", gate)
+    file.start(place)
+    file.update(lambda watch: watch.note([0.9]))
+    file.path.unlink()
+    file.start(place)  # it was not withdrawn
+    file.update(lambda watch: watch.note(np.full(900, 0.01)))
+    file.path.unlink()
+    for path in (file.path, tmp_path / "other.json"):
+        with pytest.raises(ValueError, match=r"was withdrawn, as .*gate\.withdrawn records: fit a"):
+            WatchFile(path, gate).start(place)
+        assert not path.exists()
+    other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)
+    WatchFile(file.path, other).start(place)  # a new gate in the same place
+
+    lost = WatchFile(tmp_path / "lost.json", gate)
+    lost.start(tmp_path / "nowhere" / "gate")
+    lost.update(lambda watch: watch.note(np.full(900, 0.01)))
+    assert "nowhere" in caplog.text
+    assert lost.read().confidences.seen == 900
 
 
 def test_the_file_of_another_gate_is_refused(gate, file):

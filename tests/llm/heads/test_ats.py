@@ -6,8 +6,8 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.llm.heads.ats import Memory, selective
-from calibrant.llm.heads.objectives import OBJECTIVES
+from calibrant.llm.heads.ats import Memory, _selective
+from calibrant.llm.heads.fit import OBJECTIVES
 from tests.llm.heads.test_modules import inputs_of
 from tests.llm.heads.test_objectives import tokens
 from tests.support.language_models import random_head
@@ -82,10 +82,12 @@ def test_ats_is_causal_and_capped():
 def test_selective_with_one_group_only():
     logits, _, _, u = tokens()
     records = tabulate(examples(logits, logits.argmax(-1)))
-    value, gradient = selective(records, u, weighting="official")
+    value, gradient = _selective(records, u, weighting="official")
     assert value == 0
     assert not gradient.any()
-    assert selective(records, u, alpha=0.0).value == pytest.approx(OBJECTIVES["nll"](records, u)[0])
+    assert _selective(records, u, alpha=0.0).value == pytest.approx(
+        OBJECTIVES["nll"](records, u)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_selective_with_one_group_only():
 def test_selective_refuses(options, message):
     logits, labels, _, u = tokens()
     with pytest.raises(ValueError, match=message):
-        selective(tabulate(examples(logits, labels)), u, **options)
+        _selective(tabulate(examples(logits, labels)), u, **options)
 
 
 def test_alpha_half_does_not_calibrate():

@@ -105,7 +105,7 @@ def test_half_precision(family, documents, tmp_path):
 
 def test_logits_never_exceed_the_chunk(model, documents, tmp_path, monkeypatch):
     limit, seen = 10 * 300, []
-    monkeypatch.setattr(module, "MAX_LOGITS", limit)
+    monkeypatch.setattr(module, "_MAX_LOGITS", limit)
     hook = model.lm_head.register_forward_hook(lambda *a: seen.append(a[2].numel()))
     table = collect(model, documents, tmp_path / "table")
     hook.remove()
@@ -312,7 +312,7 @@ def test_one_process_at_a_time_writes_a_table(model, documents, tmp_path):
 
 def test_a_small_table_has_shards_too(documents, tmp_path, monkeypatch):
     """So that an interruption does not cost all of it."""
-    monkeypatch.setattr(module, "MIN_SHARD", 10)
+    monkeypatch.setattr(module, "_MIN_SHARD", 10)
     collect(tiny_model(), documents, tmp_path)
     assert len(list(tmp_path.glob("shard-*"))) > 4
 

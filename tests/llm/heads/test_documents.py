@@ -7,7 +7,7 @@ import pytest
 
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.documents import BadDocument, encode_documents
+from calibrant.llm.heads.documents import BadDocument, _encode_documents
 from tests.support.language_models import (
     assert_same_table,
     tokenizers,
@@ -114,7 +114,7 @@ def test_only_the_answer_of_a_pair_counts(model, tokenizer, tmp_path):
 @pytest.mark.parametrize("text", ["hello there", "<s> hello there", "<s>"])
 def test_a_text_begins_once(tokenizer, text):
     wanted = [1, 11, 12] if "hello" in text else [1]
-    plain, pair = encode_documents([text, (text, "<s> you")], tokenizer, 99)
+    plain, pair = _encode_documents([text, (text, "<s> you")], tokenizer, 99)
     assert plain.ids.tolist() == wanted
     assert pair.ids.tolist() == [*wanted, 1, 15]
 
@@ -124,7 +124,7 @@ def test_prompts_have_no_end_token(model, tokenizer, around):
     ending = made_tokenizer(around)
     start = [1] if "<s>" in around else []
     pairs = ("hello </s>", "you"), ("", "you"), ("<s> hello", "you")
-    text, pair, empty, rendered = encode_documents(["it", *pairs], ending, 99)
+    text, pair, empty, rendered = _encode_documents(["it", *pairs], ending, 99)
     assert rendered.ids.tolist() == [1, 11, 15]
     assert text.ids.tolist() == [*start, 22, 2]  # a text as the tokenizer has it
     assert pair.ids.tolist() == [*start, 11, 2, 15]
@@ -175,7 +175,7 @@ def test_only_the_assistant_counts_in_a_chat(model, tokenizer, tmp_path, templat
 )
 def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
     tokenizer.chat_template = template
-    (found,) = encode_documents([turns], tokenizer, 99)
+    (found,) = _encode_documents([turns], tokenizer, 99)
     kept = found.labels[found.labels != -100]
     assert " ".join(tokenizer.convert_ids_to_tokens(kept.tolist())) == said
     np.testing.assert_array_equal(kept, found.ids[found.labels != -100])
@@ -185,7 +185,7 @@ def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
 def test_thoughts_inside_an_answer_may_be_dropped(tokenizer, template):
     tokenizer.chat_template = template.replace("m['content']", "m['content'].split('</think>')[-1]")
     thinking = [CHAT[0], {**CHAT[1], "content": "how </think> are you"}, *CHAT[2:]]
-    (found,) = encode_documents([thinking], tokenizer, 99)
+    (found,) = _encode_documents([thinking], tokenizer, 99)
     kept = found.labels[found.labels != -100].tolist()
     said = "are you <|end|> good bye <|end|>"
     assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == said
@@ -203,7 +203,7 @@ def test_thoughts_inside_an_answer_may_be_dropped(tokenizer, template):
 def test_thoughts_may_contain_the_answer(tokenizer, template, rendered):
     tokenizer.chat_template = template.replace("m['content']", rendered)
     thinking = [CHAT[0], {**CHAT[1], "content": "<think> are you </think> are you"}, CHAT[2]]
-    (found,) = encode_documents([thinking], tokenizer, 99)
+    (found,) = _encode_documents([thinking], tokenizer, 99)
     kept = found.labels[found.labels != -100].tolist()
     said = [word for word in tokenizer.convert_ids_to_tokens(kept) if word != "<nl>"]
     assert " ".join(said) == "<think> are you <unk> are you <|end|>"
@@ -218,7 +218,7 @@ LLAMA2 = (  # nothing precedes an answer
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_chat_may_begin_with_an_answer_without_anything_before_it(tokenizer, count):
     tokenizer.chat_template = LLAMA2
-    (found,) = encode_documents([CHAT[1 : 1 + count]], tokenizer, 99)
+    (found,) = _encode_documents([CHAT[1 : 1 + count]], tokenizer, 99)
     kept = found.labels[found.labels != -100].tolist()
     said = "how are you </s> good bye </s>" if count == 3 else "how are you </s>"
     assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == said
@@ -228,7 +228,7 @@ def test_a_chat_may_begin_with_an_answer_without_anything_before_it(tokenizer, c
 def test_empty_keys_of_turns_are_ignored(tokenizer, template):
     tokenizer.chat_template = template
     filled = [{**turn, "tool_calls": None, "name": ""} for turn in CHAT]
-    wanted, found = encode_documents([CHAT, filled], tokenizer, 99)
+    wanted, found = _encode_documents([CHAT, filled], tokenizer, 99)
     np.testing.assert_array_equal(found.labels, wanted.labels)
 
 
@@ -237,7 +237,7 @@ def test_a_template_that_wants_the_user_first(tokenizer):
         "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
         "{{ raise_exception('no user') }}{% endif %}" + CHATML
     )
-    (found,) = encode_documents([CHAT[1:]], tokenizer, 99)  # the first answer cannot be told apart
+    (found,) = _encode_documents([CHAT[1:]], tokenizer, 99)  # the first answer cannot be told apart
     kept = found.labels[found.labels != -100].tolist()
     assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == "good bye <|end|>"
 
@@ -248,7 +248,7 @@ def test_calls_of_tools_count(tokenizer):
     ).replace(" <nl>", "")
     calling = [CHAT[0], {**CHAT[1], "calls": "what is"}, CHAT[2]]
     for turns in (calling, calling[:2]):
-        (found,) = encode_documents([turns], tokenizer, 99)
+        (found,) = _encode_documents([turns], tokenizer, 99)
         kept = found.labels[found.labels != -100].tolist()
         wanted = "how are you <|start|> what is <|end|>"
         assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == wanted
@@ -277,21 +277,21 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
         {"role": "user", "content": "you"},
         {"role": "assistant", "content": answer},
     ]
-    (found,) = encode_documents([chat], breaking, 99)
+    (found,) = _encode_documents([chat], breaking, 99)
     assert breaking.decode(found.labels[found.labels != -100]) == said
     breaking.chat_template = breaking.chat_template.replace("m['content']", "m['content'][0].text")
     parts = [{**turn, "content": [{"text": turn["content"]}]} for turn in chat]
-    (same,) = encode_documents([parts], breaking, 99)
+    (same,) = _encode_documents([parts], breaking, 99)
     np.testing.assert_array_equal(same.labels, found.labels)
 
 
 def test_a_chat_needs_to_know_where_its_tokens_are(tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
     tokenizer.chat_template = MARKED
-    assert len(encode_documents([CHAT], tokenizer, 99)) == 1  # the template marks the answers
+    assert len(_encode_documents([CHAT], tokenizer, 99)) == 1  # the template marks the answers
     tokenizer.chat_template = CHATML
     with pytest.raises(ValueError, match="does not say where its tokens are in the text"):
-        encode_documents([CHAT], tokenizer, 99)
+        _encode_documents([CHAT], tokenizer, 99)
 
 
 def test_spaces_belong_to_the_words_after_them():
@@ -303,7 +303,7 @@ def test_spaces_belong_to_the_words_after_them():
     )
     roles = ("assistant", "user", "assistant")
     chat = [{"role": role, "content": "how"} for role in roles]
-    (found,) = encode_documents([chat], blank, 99)
+    (found,) = _encode_documents([chat], blank, 99)
     assert found.labels.tolist() == [-100, 2, 4, -100, -100, -100, -100, 2, 4]
 
 
@@ -324,14 +324,14 @@ def test_a_chat_without_answer_is_refused(model, tokenizer, tmp_path):
 def test_a_chat_needs_a_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"documents\[1\] is a chat.* no chat template.*prompts"):
-        encode_documents(["hello", CHAT], tokenizer, 99)
+        _encode_documents(["hello", CHAT], tokenizer, 99)
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 def test_a_chat_that_the_template_refuses_is_named(tokenizer, template):
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}" + template
     with pytest.raises(BadDocument, match=r"documents\[1\] is refused.*: roles must alternate"):
-        encode_documents(["hello", CHAT], tokenizer, 99)
+        _encode_documents(["hello", CHAT], tokenizer, 99)
 
 
 @pytest.mark.parametrize(
@@ -345,12 +345,12 @@ def test_a_chat_that_the_template_refuses_is_named(tokenizer, template):
 def test_half_characters_are_named(tokenizer, document):
     tokenizer.chat_template = CHATML
     with pytest.raises(BadDocument, match=r"documents\[1\] has half of a character, '\\ud"):
-        encode_documents(["hello", document], tokenizer, 99)
+        _encode_documents(["hello", document], tokenizer, 99)
 
 
 def test_encoded_documents_are_taken_as_they_are(tokenizer):
-    ready = encode_documents(["hello there", ("how", "are you")], tokenizer, 99)
-    again = encode_documents(ready, None, 3)
+    ready = _encode_documents(["hello there", ("how", "are you")], tokenizer, 99)
+    again = _encode_documents(ready, None, 3)
     for one, other in zip(ready, again, strict=True):
         np.testing.assert_array_equal(one.ids[:3], other.ids)
         np.testing.assert_array_equal(one.labels[:3], other.labels)

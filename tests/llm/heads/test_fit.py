@@ -16,17 +16,17 @@ from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
-from calibrant.llm.heads.evaluate import Gain
-from calibrant.llm.heads.fit import fit_head, options_for, split_documents
+from calibrant.llm.heads.fit import _split_documents, fit_head, options_for
 from calibrant.llm.heads.fitted import (
     FittedHead,
-    log_sharpness,
-    make_head,
-    predict_rows,
+    _log_sharpness,
+    _make_head,
+    _predict_rows,
     token_predictions,
 )
 from calibrant.llm.heads.modules import GlobalHead, bounded
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain
 from tests.support.language_models import (
     TINY,
     random_head,
@@ -51,7 +51,7 @@ def test_linear_head_finds_the_truth(objective):
     if objective != "selective":  # which pulls elsewhere
         assert float(cosine) > 0.9
     else:
-        assert fitted.settings["alpha"] in fit_module.ALPHAS
+        assert fitted.settings["alpha"] in fit_module._ALPHAS
 
 
 def test_global_temperature_is_found():
@@ -117,7 +117,7 @@ def test_ats_on_documents_of_several_lengths():
     table = TokenTable.from_arrays(hidden, records, np.repeat(np.arange(4), lengths), TINY)
     head = random_head("ats")
     rows = np.r_[10:16, 0:10]  # in another order of documents
-    got = log_sharpness(head, table, rows, table.records(rows))
+    got = _log_sharpness(head, table, rows, table.records(rows))
     alone = [head(torch.from_numpy(h)[None].float())[0] for h in np.split(hidden, [3, 10, 11])]
     wanted = bounded(torch.cat([*alone[2:], *alone[:2]]))
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
@@ -211,8 +211,8 @@ def test_the_seed_draws_the_initial_weights():
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
     for module in (fitted_module, fit_module):
-        monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(fit_module, "ENOUGH", 500)
+        monkeypatch.setattr(module, "_CHUNK", 100)
+    monkeypatch.setattr(fit_module, "_ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
     rows = np.concatenate(list(table.document_chunks(np.unique(table.documents), 60)))
@@ -270,15 +270,15 @@ def test_split_is_by_document():
     documents = np.repeat(np.arange(53), 7)
     held_out: list[int] = []
     for fold in range(5):
-        parts = split_documents(documents, 3, fold)
+        parts = _split_documents(documents, 3, fold)
         owners = [set(documents[part]) for part in parts]
         assert [len(owner) for owner in owners] == [48 - len(owners[2]), 5, len(owners[2])]
         assert set.union(*owners) == set(range(53))
         held_out += owners[2]
     assert sorted(held_out) == list(range(53))
-    first, other = (split_documents(documents, seed, 0)[2] for seed in (3, 4))
+    first, other = (_split_documents(documents, seed, 0)[2] for seed in (3, 4))
     assert set(documents[first]) != set(documents[other])
-    everything = split_documents(documents, 3, None)
+    everything = _split_documents(documents, 3, None)
     assert [len(part) for part in everything] == [48 * 7, 5 * 7, 0]
 
 
@@ -290,11 +290,11 @@ def test_every_document_is_held_out_once():
     assert "on 40 held-out documents" in fitted.reasons
     nll = 0.0
     for fold in range(5):
-        train, stop, test = split_documents(table.documents, 0, fold)
+        train, stop, test = _split_documents(table.documents, 0, fold)
         rows = np.sort(np.concatenate([train, stop]))
         temperature = best_sharpness(table.records(rows))
         simple = GlobalHead(start=float(temperature.x[0]))
-        nll += predict_rows(simple, table, test).nll.sum() / len(table)
+        nll += _predict_rows(simple, table, test).nll.sum() / len(table)
     assert fitted.figures["global"]["nll"] == pytest.approx(nll, abs=1e-6)
     whole = best_sharpness(table.records())
     assert fitted.settings["temperature"] == pytest.approx(np.exp(-whole.x[0]), rel=1e-4)
@@ -303,7 +303,7 @@ def test_every_document_is_held_out_once():
 def test_one_fold_is_held_out_of_many_documents(monkeypatch):
     table = simulated_table(60)
     crossed = fit_head(table, "linear", "nll", epochs=2, batch=128)
-    monkeypatch.setattr(fit_module, "MAX_CROSS_FITTED", 59)
+    monkeypatch.setattr(fit_module, "_MAX_CROSS_FITTED", 59)
     single = fit_head(table, "linear", "nll", epochs=2, batch=128)
     assert "on 60 held-out" in crossed.reasons
     assert "on 12 held-out" in single.reasons
@@ -375,7 +375,7 @@ def test_from_texts_to_a_calibrated_model(tmp_path):
 def test_an_ats_head_sees_on_tables_what_it_sees_in_the_model(model, documents, tmp_path):
     table = collect(model, documents, tmp_path, prompts=True)
     torch.manual_seed(0)
-    head = make_head("ats", width=16, attention_heads=2)
+    head = _make_head("ats", width=16, attention_heads=2)
     torch.nn.init.normal_(head.get_parameter("last.weight"), std=0.3)
     fitted = FittedHead(head, table.fingerprint, "given")
     claims = token_predictions(table, fitted)
@@ -391,7 +391,7 @@ def test_an_ats_head_refuses_tables_without_prompts(model, documents, tmp_path):
     table = collect(model, documents, tmp_path / "plain")
     with pytest.raises(ValueError, match="collect again with prompts=True"):
         fit_head(table, "ats")
-    head = FittedHead(make_head("ats", width=16, attention_heads=2), table.fingerprint, "given")
+    head = FittedHead(_make_head("ats", width=16, attention_heads=2), table.fingerprint, "given")
     with pytest.raises(ValueError, match="collect again with prompts=True"):
         token_predictions(table, head)
     with pytest.raises(ValueError, match="other settings"):

@@ -6,8 +6,13 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.llm.heads.fitted import HEADS, make_head
-from calibrant.llm.heads.modules import ShapeHead, bounded, shape_features, shape_features_of_logits
+from calibrant.llm.heads.fitted import HEADS, _make_head
+from calibrant.llm.heads.modules import (
+    ShapeHead,
+    _shape_features,
+    _shape_features_of_logits,
+    bounded,
+)
 from tests.support.language_models import (
     random_head,
 )
@@ -21,7 +26,7 @@ def inputs_of(head, generator=0):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_start_is_one_temperature(kind):
-    head = make_head(kind, width=16, start=-0.7)
+    head = _make_head(kind, width=16, start=-0.7)
     assert torch.equal(head(inputs_of(head)), torch.full((2, 5), -0.7))
 
 
@@ -36,9 +41,9 @@ def test_config_makes_the_same_form(kind, options):
 
 def test_unknown_heads_and_options():
     with pytest.raises(ValueError, match="head must be one of"):
-        make_head("lstm", width=16)
+        _make_head("lstm", width=16)
     with pytest.raises(ValueError, match="attention_heads"):
-        make_head("ats", width=16, attention_heads=3)
+        _make_head("ats", width=16, attention_heads=3)
 
 
 def test_linear_and_mlp_by_hand():
@@ -66,8 +71,8 @@ def test_shape_features_agree(classes):
     logits[:3, 0], logits[3:5, 0] = -np.inf, -1e9
     logits[5] = np.where(np.arange(classes) == 1, 90, 0)  # no doubt at all
     labels = logits.argmax(-1)
-    wanted = shape_features_of_logits(torch.from_numpy(logits))
-    got = shape_features(tabulate(examples(logits, labels)))
+    wanted = _shape_features_of_logits(torch.from_numpy(logits))
+    got = _shape_features(tabulate(examples(logits, labels)))
     assert wanted.shape == (50, 12)
     assert torch.isfinite(wanted).all()
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)

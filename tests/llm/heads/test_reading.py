@@ -7,7 +7,7 @@ import pytest
 from calibrant.llm.answers.questions import (
     read_questions,
 )
-from calibrant.llm.heads.reading import convert_documents, read_documents
+from calibrant.llm.heads.reading import _convert_documents, read_documents
 
 
 def test_documents_of_every_form(tmp_path):
@@ -180,7 +180,7 @@ def test_only_the_documents_of_the_limit_are_read(tmp_path, suffix):
 
 def test_paragraphs_are_placed_by_their_first_line(tmp_path):
     (tmp_path / "d.txt").write_text("\n a\nb \n\n \nc\n")
-    found = convert_documents(
+    found = _convert_documents(
         tmp_path / "d.txt", lambda text, place: (place.split(" of ")[0], text)
     )
     assert found == [("line 2", "a\nb"), ("line 6", "c")]

@@ -124,7 +124,7 @@ def test_texts_of_tables_without_prompts(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", '{"format": 1}', '{"format": 1, "mark": {}}', "[" * 100_000]
+    "content", ["[]", '{"format": 1}', '{"format": 1, "fingerprint": {}}', "[" * 100_000]
 )
 def test_a_damaged_header(tmp_path, content):
     (tmp_path / "table.json").write_text(content)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from calibrant.llm.answers.asking import chat_prompt
-from calibrant.llm.heads.documents import encode_documents, prompt_ids
+from calibrant.llm.heads.documents import _encode_documents, _prompt_ids
 from calibrant.llm.models import loading
-from calibrant.llm.models.loading import load_model, load_tokenizer, load_weights
+from calibrant.llm.models.loading import _load_tokenizer, _load_weights, load_model
 from tests.support.language_models import tiny_model, transformers, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", "a", "b"]
@@ -55,7 +55,7 @@ def test_code_of_a_model_is_not_run(folder, monkeypatch):
     (folder / "evil.py").write_text(f"open({str(folder / 'done')!r}, 'w')\nclass Config: pass\n")
     monkeypatch.setattr(builtins, "input", lambda *_: "y")
     with pytest.raises(ValueError, match="trust_remote_code=True"):
-        load_weights(folder)
+        _load_weights(folder)
     assert not (folder / "done").exists()
 
 
@@ -109,15 +109,15 @@ def test_texts_of_gguf_models_begin_as_the_file_says(tmp_path, monkeypatch, kind
     plain = word_tokenizer(WORDS)
     plain.chat_template = TEMPLATE
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
-    tokenizer = load_tokenizer(file)
+    tokenizer = _load_tokenizer(file)
     start = [1] if starts else []
-    text, pair, chat = encode_documents(["a b", ("a", "b"), CHAT], tokenizer, 99)
+    text, pair, chat = _encode_documents(["a b", ("a", "b"), CHAT], tokenizer, 99)
     assert text.ids.tolist() == [*start, 6, 7]
     assert pair.ids.tolist() == [*start, 6, 7]
     assert chat.ids.tolist() == [*start, 4, 6, 5, 7]
     np.testing.assert_array_equal(chat.labels[:-1], -100)
-    assert prompt_ids(tokenizer, "a") == [*start, 6]
-    assert prompt_ids(tokenizer, chat_prompt(tokenizer, "a")) == [*start, 4, 6, 5]
+    assert _prompt_ids(tokenizer, "a") == [*start, 6]
+    assert _prompt_ids(tokenizer, chat_prompt(tokenizer, "a")) == [*start, 4, 6, 5]
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, "{{ raise_exception('no') }}"])
@@ -126,7 +126,7 @@ def test_templates_that_begin_chats_themselves_are_kept(tmp_path, monkeypatch, t
     plain = word_tokenizer(WORDS, around="<s> $A")
     plain.chat_template = template
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
-    assert load_tokenizer(file).chat_template == template
+    assert _load_tokenizer(file).chat_template == template
 
 
 def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
     plain = word_tokenizer(WORDS)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
     with pytest.warns(UserWarning, match=r"model\.gguf asks for a beginning-of-text token"):
-        load_tokenizer(file)
+        _load_tokenizer(file)
 
 
 def test_damaged_gguf_files_are_named(tmp_path):
@@ -149,19 +149,19 @@ def test_damaged_gguf_files_are_named(tmp_path):
         with pytest.raises(
             ValueError, match=r"model\.gguf is damaged or cut off: download it again"
         ):
-            load_tokenizer(file)
+            _load_tokenizer(file)
     file.write_bytes(b"GGML" + whole[4:])
     with pytest.raises(ValueError, match=r"model\.gguf is not a GGUF file"):
-        load_weights(file)
+        _load_weights(file)
 
 
 def test_errors_name_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=r"the model org/none cannot be loaded: .*cached files"):
-        load_tokenizer("org/none")
+        _load_tokenizer("org/none")
     file = gguf_file(tmp_path / "model.gguf", "strange")
     with pytest.raises(ValueError, match=r"the model .*model\.gguf cannot be loaded: "):
-        load_weights(file)
+        _load_weights(file)
 
 
 def test_folders_around_a_model_name_it(tmp_path):
@@ -170,7 +170,7 @@ def test_folders_around_a_model_name_it(tmp_path):
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     with pytest.raises(OSError, match=rf"has no config\.json; pass {re.escape(str(snapshot))}$"):
-        load_tokenizer(cached)
+        _load_tokenizer(cached)
     (tmp_path / "model.gguf").touch()
     with pytest.raises(OSError, match=r"has no config\.json; pass \S+model\.gguf$"):
-        load_tokenizer(tmp_path)
+        _load_tokenizer(tmp_path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.show.figures.from_data import KINDS, collected, draw_file, figure
+from calibrant.show.figures.from_data import KINDS, _collected, draw_file, figure
 from tests.show.figures.test_reliability import assert_whole, legend, shares_of
 from tests.support.simulate import drawn
 
@@ -74,7 +74,7 @@ def test_pairs_of_chunks_are_those_of_the_whole(arrays, tmp_path, ts, monkeypatc
         np.savez(tmp_path / f"{i}.npz", **{k: v[part] for k, v in columns.items()})
     monkeypatch.setattr("calibrant.data.dataset.CHUNK", 90)
     data = opening.as_dataset(tmp_path, by="g", sample_weight="w")
-    found = collected(data.split(), ts, "auto")
+    found = _collected(data.split(), ts, "auto")
     kept = (labels != -100) & (arrays["weight"] > 0)
     confidence, outcome = cal.top_label(ts.transform(logits[kept]), labels[kept])
     np.testing.assert_allclose(found.pairs.confidence, confidence)

@@ -5,7 +5,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.show import figures
-from calibrant.show.figures.look import current, text_of
+from calibrant.show.figures.look import _current, _text_of
 from calibrant.show.style import DARK, LIGHT
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -19,11 +19,11 @@ def curve():
 def test_the_look_is_in_use_inside_only():
     before = dict(plt.rcParams)
     with figures.look("talk", dark=True):
-        assert current().size.text == 15
-        assert current().colours == DARK
+        assert _current().size.text == 15
+        assert _current().colours == DARK
         assert plt.rcParams["figure.facecolor"] == DARK.paper
     assert dict(plt.rcParams) == before
-    assert current().colours == LIGHT
+    assert _current().colours == LIGHT
     with pytest.raises(ValueError, match="size must be"), figures.look("poster"):  # type: ignore[arg-type]
         pass
 
@@ -34,7 +34,7 @@ def test_the_look_is_in_use_inside_only():
 )
 def test_the_paper_decides_on_the_colours(paper, text, expected):
     with plt.rc_context({"figure.facecolor": paper, "text.color": text}):
-        assert current().colours == expected
+        assert _current().colours == expected
 
 
 def test_settings_for_tex_do_not_reach_our_text(curve):
@@ -58,7 +58,7 @@ def test_settings_for_tex_do_not_reach_our_text(curve):
     ],
 )
 def test_names_become_text(name, drawn):
-    assert text_of(name) == drawn
+    assert _text_of(name) == drawn
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "png", "svg"])

@@ -2,16 +2,18 @@
 
 import json
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import calibrant as cal
 from calibrant import use
 from calibrant.data import save_predictions
-from calibrant.show.report.verdict import snippets
+from calibrant.show.report.verdict import _snippets
 from tests.show.report.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}
@@ -66,6 +68,13 @@ def test_logits_and_labels_are_one_set():
     assert plain == mapped
     with pytest.raises(TypeError, match="labels go with logits"):
         cal.report(data, data["labels"])
+
+
+def test_probabilities_are_passed_by_name():
+    data = drawn(50)
+    asked = {"probs": softmax(data["logits"], axis=-1), "labels": data["labels"]}
+    found = cal.report(**asked, **QUICK).subjects[0].evaluation
+    assert found["ece"] == cal.evaluate(**asked, level=None)["ece"]
 
 
 def test_a_mapping_of_arrays_is_one_set():
@@ -144,7 +153,7 @@ def test_there_is_no_command_for_arrays(files):
 
 def advised(result, language):
     """The commands, or lines of Python, that a report says to copy."""
-    copied = [each for each in snippets(result.subjects[0]) if each.language == language]
+    copied = [each for each in _snippets(result.subjects[0]) if each.language == language]
     return [line for snippet in copied for line in snippet.code.splitlines()]
 
 
@@ -161,6 +170,37 @@ def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, fa
     assert [words[0] for words in commands] == (verbs if factor > 1 else verbs[-1:])
     # among them the limit, which the calibrated predictions keep and the others do not
     assert [run(*words)[0] for words in commands] == [0] * len(commands)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize("kind", ["npz", "csv", "arrays", "splits"])
+def test_everything_to_copy_runs(files, run, kind, factor):
+    """A calibrated model has no calibrator to watch with, and arrays are saved first."""
+    values = drawn(400, factor=factor)
+    day = f"today.{'csv' if kind == 'csv' else 'npz'}"
+    save_predictions(day, values)  # the file that the reader is told to have
+    names = dict(values)
+    if kind == "splits":
+        names = {f"{name}_{key}": v for name in ("val", "test") for key, v in values.items()}
+    if kind in ("npz", "csv"):
+        data: Any = f"model.{kind}"
+        save_predictions(data, values)
+    else:
+        data = names
+    result = cal.report(data, methods=["none", "ts"])
+    said = _snippets(result.subjects[0])
+    assert any(f"{day} is your file" in each.title for each in said)
+    for each in said:
+        if each.language == "python":
+            exec(each.code, {**names})
+            continue
+        for line in each.code.splitlines():
+            program, *words = shlex.split(line)
+            assert program == "calibrant"
+            if words[0] != "export" or find_spec("onnx"):
+                assert run(*words)[0] == 0, line
+    verbs = [line.split()[1] for line in advised(result, "bash")]
+    assert verbs == ["fit", "apply", "export"] * (factor > 1) + ["monitor", "evaluate"]
 
 
 def test_what_to_copy_names_columns_as_the_report_was_told(files, run):

@@ -11,9 +11,9 @@ import scipy
 
 import calibrant as cal
 from calibrant.show.report import CHECKS, report
-from calibrant.show.report.findings import MISCALIBRATED, findings_of
-from calibrant.show.report.model import LossReduction
-from calibrant.show.report.verdict import verdict_of
+from calibrant.show.report.findings import MISCALIBRATED, _findings_of
+from calibrant.show.report.verdict import _verdict_of
+from calibrant.workflows.gain import LossReduction
 from tests.show.report.conftest import drawn
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"
@@ -181,9 +181,9 @@ def test_no_answer_stands_above_a_finding_that_contradicts_it():
 def test_a_warning_takes_back_that_there_is_no_evidence(calibrated):
     (subject,) = calibrated.subjects
     off = replace(subject.sure, accuracy=0.5, low=0.45, high=0.55, p_value=1e-9)
-    found = findings_of(replace(subject, sure=off))
+    found = _findings_of(replace(subject, sure=off))
     assert [finding.code for finding in found] == ["CAL003"]
-    verdict = verdict_of(subject, found)
+    verdict = _verdict_of(subject, found)
     assert verdict.answer == "No"
     assert found[0].evidence in verdict.sentence
 
@@ -193,7 +193,7 @@ def test_a_gain_that_may_be_none_does_not_help(over_confident):
     unsure = replace(
         subject, remedy=replace(subject.remedy, gain=LossReduction(0.02, -0.01, 0.05, 4321))
     )
-    found = {finding.code: finding for finding in findings_of(unsure)}
+    found = {finding.code: finding for finding in _findings_of(unsure)}
     assert "CAL014" not in found
     assert "lowers the log loss by 0.020 [-0.010, 0.050]" in found["CAL019"].evidence
     assert "label about 2,900 more examples" in found["CAL019"].fix
@@ -201,7 +201,7 @@ def test_a_gain_that_may_be_none_does_not_help(over_confident):
     harm = replace(
         unsure, remedy=replace(subject.remedy, gain=LossReduction(-0.2, -0.3, -0.1, None))
     )
-    found = {finding.code: finding for finding in findings_of(harm)}
+    found = {finding.code: finding for finding in _findings_of(harm)}
     assert "raises the log loss by 0.200 [0.100, 0.300]" in found["CAL019"].evidence
 
 
@@ -256,6 +256,6 @@ def test_the_verdict_follows_the_interval_where_the_test_sees_nothing(over_confi
     assert evaluation["ece"].low > 0.05
     unsure = replace(evaluation, test=evaluation.test._replace(p_value=0.05))
     doubted = replace(subject, evaluation=unsure)
-    found = findings_of(doubted)
+    found = _findings_of(doubted)
     assert "CAL015" not in {f.code for f in found}
-    assert verdict_of(doubted, found).answer == "No"
+    assert _verdict_of(doubted, found).answer == "No"

@@ -13,8 +13,8 @@ import torch
 
 import calibrant as cal
 from calibrant.show.pages import check_target
-from calibrant.show.report.verdict import snippets, verdict_of
-from calibrant.show.report.view import view_of
+from calibrant.show.report.verdict import _snippets, _verdict_of
+from calibrant.show.report.view import _view_of
 from calibrant.show.tables import Table
 from tests.show.report.conftest import drawn
 
@@ -182,7 +182,7 @@ def test_thresholds_close_to_one_have_the_digits_that_matter():
     data = drawn(800, factor=12.0)
     probs = torch.as_tensor(data["logits"]).softmax(-1).amax(-1).numpy()
     subject = cal.report(data, methods=[], level=None).subjects[0]
-    view = view_of(subject, verdict_of(subject, []), [])
+    view = _view_of(subject, _verdict_of(subject, []), [])
     for share, threshold, _ in view.decisions.rows:
         assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
     assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
@@ -232,7 +232,7 @@ def test_gaps_point_away_from_a_zero_in_the_middle():
 def test_costs_are_told_in_cases(over_confident):
     (subject,) = over_confident.subjects
     wrong = 1000 * (1 - subject.answers.accuracy)
-    view = view_of(subject, over_confident.verdict, over_confident.findings)
+    view = _view_of(subject, over_confident.verdict, over_confident.findings)
     as_it_is, calibrated, *asking = view.choices.rows
     assert as_it_is[1:4] == ("1000", "0", f"{wrong:.0f}")
     assert float(as_it_is[4]) == pytest.approx(1000 * (1 - subject.answers.confidence), abs=0.6)
@@ -270,7 +270,7 @@ def test_reports_show_themselves(calibrated):
 
 def commands(made):
     """The copied commands of a report, by their title."""
-    return {each.title: each.code for each in snippets(made.subjects[0])}
+    return {each.title: each.code for each in _snippets(made.subjects[0])}
 
 
 def test_commands_name_splits_that_are_not_the_usual_ones():

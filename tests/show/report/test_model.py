@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from calibrant._core.binning import Bins, fill
-from calibrant.show.report.model import binomial_test, holm, merged_bins, parts_of
+from calibrant.show.report.model import _merged_bins, _parts_of, binomial_test, holm
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_calibrated_parts_of_differing_confidences_are_rarely_rejected():
     for _ in range(400):
         confidence = rng.beta(4, 1, 60)
         bins = fill(confidence, (rng.random(60) < confidence).astype(float), np.array([0.0, 1.0]))
-        (part,) = parts_of(bins, ["all"], 0.9)
+        (part,) = _parts_of(bins, ["all"], 0.9)
         rejected += part.p_value < 0.05
     assert rejected / 400 <= 0.05
 
@@ -37,7 +37,7 @@ def test_parts_count_weights_and_leave_out_what_is_empty():
     confidence, outcome = np.array([0.2, 0.9, 0.7]), np.array([0.0, 1.0, 0.0])
     weight = np.array([1.0, 3.0, 1.0])
     bins = fill(confidence, outcome, np.array([0.0, 0.1, 0.5, 1.0]), weight)
-    low, high = parts_of(bins, ["none", "low", "high"], 0.9)
+    low, high = _parts_of(bins, ["none", "low", "high"], 0.9)
     assert (low.name, low.n, high.name, high.n) == ("low", 1, "high", 2)
     assert high.share == pytest.approx(0.8)
     assert high.confidence == pytest.approx((3 * 0.9 + 0.7) / 4)
@@ -51,7 +51,7 @@ def test_bins_are_joined_until_they_have_enough_examples(n):
     rng = np.random.default_rng(n)
     confidence = np.concatenate([rng.beta(8, 2, n), np.full(30, 0.05)])
     fine = fill(confidence, (rng.random(n + 30) < confidence) * 1.0, np.arange(16) / 15)
-    bins = merged_bins(fine)
+    bins = _merged_bins(fine)
     assert set(bins.edges) <= set(fine.edges)
     assert (bins.edges[0], bins.edges[-1]) == (0, 1)
     assert all(count == 0 or count >= 25 for count in bins.count)
@@ -63,4 +63,4 @@ def test_bins_are_joined_until_they_have_enough_examples(n):
 
 
 def test_no_examples_have_no_parts():
-    assert parts_of(Bins.empty(np.arange(4.0)), ["a", "b", "c"], 0.9) == []
+    assert _parts_of(Bins.empty(np.arange(4.0)), ["a", "b", "c"], 0.9) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant.monitor import Monitor
-from calibrant.show.monitor import monitor_markdown, monitor_page
+from calibrant.show.monitor import _monitor_markdown, _monitor_page
 from calibrant.show.report import save_monitor_report
 from tests.show.report.conftest import drawn
 
@@ -26,7 +26,7 @@ def drifted(tmp_path_factory):
 
 
 def test_an_alarm_is_the_answer(drifted):
-    page, text = monitor_page(drifted), monitor_markdown(drifted)
+    page, text = _monitor_page(drifted), _monitor_markdown(drifted)
     assert '<p class="answer">Yes</p>' in page
     assert "Recommend a refit" in page
     assert "🔴 **Has the model drifted? Yes.**" in text
@@ -34,14 +34,14 @@ def test_an_alarm_is_the_answer(drifted):
 
 
 def test_windows_are_named_without_their_folder_and_safely(drifted):
-    page = monitor_page(drifted)
+    page = _monitor_page(drifted)
     assert "0 &lt;b&gt;.npz</th>" in page
     assert "<b>.npz" not in page
     assert "days" not in page
 
 
 def test_a_calm_monitor_says_so(tmp_path):
-    page = monitor_page(watched(tmp_path, [1, 1]))
+    page = _monitor_page(watched(tmp_path, [1, 1]))
     assert '<p class="answer">Not so far</p>' in page
     assert "calibrant fit" not in page
 

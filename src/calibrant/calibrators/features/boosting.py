@@ -164,7 +164,7 @@ class _NumberSplits(NamedTuple):
     missing: IntArray  # 1 where missing numbers go right
 
 
-def number_splits(
+def _number_splits(
     trees: Sequence[Tree], columns: Sequence[MetadataColumn], nodes: int
 ) -> _NumberSplits:
     """Return the splits of trees with some number of nodes."""
@@ -188,7 +188,7 @@ def _cuts_of(column: MetadataColumn) -> NDArray[np.float32]:
     return np.asarray(categories if column.kind == "category" else column.cuts, np.float32)
 
 
-def codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> _Codes:
+def _codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> _Codes:
     """Return the codes of numbers in single precision, in which predictions compare them."""
     codes = np.searchsorted(_cuts_of(column), numbers, side="right")
     return np.where(np.isnan(numbers), column.size - 1, codes).astype(np.int16)
@@ -249,7 +249,7 @@ def _held_out_corrections(run: Boosting, parts: Sequence[IntArray]) -> Iterator[
             corrections[part] = one.correction[part]
 
 
-class Choice(NamedTuple):
+class _Choice(NamedTuple):
     """Number of rounds with the lowest held-out loss, a factor, and what they gain.
 
     Shrunken corrections are too small if rounds end before all is corrected: the ``scale`` by which
@@ -269,9 +269,9 @@ class Choice(NamedTuple):
         return self.gain > _CLEAR * self.error
 
 
-def best_rounds(
+def _best_rounds(
     run: Boosting, parts: Sequence[IntArray], most: int, groups: NDArray[Any] | None
-) -> Choice:
+) -> _Choice:
     """Return the number of rounds with the lowest held-out loss.
 
     The standard error is that of the mean over examples or, if there are any, groups.
@@ -296,7 +296,7 @@ def best_rounds(
     off = share * (gains - gain)
     if groups is not None:
         off = np.bincount(np.unique(groups, return_inverse=True)[1].reshape(-1), off)
-    return Choice(rounds, scale, float(share @ first), gain, float(np.sqrt(off @ off)))
+    return _Choice(rounds, scale, float(share @ first), gain, float(np.sqrt(off @ off)))
 
 
 class Correction(NamedTuple):
@@ -307,7 +307,7 @@ class Correction(NamedTuple):
     share: float
 
 
-def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
+def _largest_corrections(run: Boosting, scale: float) -> list[Correction]:
     """Return subgroups of leaves with the largest mean corrections, times a scale.
 
     They are those of metadata alone. Larger subgroups come before smaller ones that are corrected

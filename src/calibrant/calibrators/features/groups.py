@@ -16,7 +16,7 @@ from calibrant._core.chunks import Examples
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.data_checks import warn_of_constant
+from calibrant.calibrators.data_checks import _warn_of_constant
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.scaling import best_sharpness
@@ -106,7 +106,7 @@ class GroupCalibration(Calibrator):
     def _fit(self, examples: Examples, context: Context) -> None:
         records = tabulate(examples)
         features = self._labelled_features(examples, context).cpu()
-        warn_of_constant(type(self).__name__, features)
+        _warn_of_constant(type(self).__name__, features)
         start = float(best_sharpness(records, warns=True).x[0])
         centre, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, 1 / scale, 0)
@@ -209,7 +209,7 @@ def _mixture_objective(
     return value_and_gradient
 
 
-def with_prior(weight: FloatArray, member: BoolArray) -> FloatArray:
+def _with_prior(weight: FloatArray, member: BoolArray) -> FloatArray:
     """Weights for the fit of a part: its own examples, and a little of all of them."""
     return np.asarray(weight * member + _PRIOR_EXAMPLES * weight.mean() * weight / weight.sum())
 
@@ -218,6 +218,6 @@ def _group_temperatures(records: Records, group: IntArray, groups: int) -> Float
     """The best temperature of each group of each partition; ``group`` is ``(n, partitions)``."""
     result = np.empty((group.shape[1], groups))
     for i, g in np.ndindex(*result.shape):
-        weight = with_prior(records.weight, group[:, i] == g)
+        weight = _with_prior(records.weight, group[:, i] == g)
         result[i, g] = np.exp(-best_sharpness(replace(records, weight=weight)).x[0])
     return result

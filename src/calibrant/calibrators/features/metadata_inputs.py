@@ -57,7 +57,7 @@ def metadata_arrays(features: object, columns: Sequence[str | int]) -> dict[str,
     return {name: known[name] for name in names}
 
 
-def learned_columns(
+def _learned_columns(
     arrays: Mapping[str, Any], labels: Values, sample_weight: Values | None
 ) -> list[MetadataColumn]:
     """Learn the codes of metadata columns from the examples that count."""
@@ -77,7 +77,7 @@ def learned_columns(
     ]
 
 
-def learned_numbers(features: FloatArray) -> list[MetadataColumn]:
+def _learned_numbers(features: FloatArray) -> list[MetadataColumn]:
     """Return the columns of numbers ``(n, width)``."""
     names = [f"feature {i}" for i in range(features.shape[1])]
     return [

@@ -22,10 +22,10 @@ from calibrant.calibrators.features.boosting import (
     Correction,
     Tree,
     TreeLearner,
-    best_rounds,
-    codes_of,
-    largest_corrections,
-    number_splits,
+    _best_rounds,
+    _codes_of,
+    _largest_corrections,
+    _number_splits,
 )
 from calibrant.calibrators.features.correctable import (
     MAX_LOG_TEMPERATURE,
@@ -36,15 +36,15 @@ from calibrant.calibrators.features.correctable import (
 )
 from calibrant.calibrators.features.metadata_inputs import (
     BINS,
+    _learned_columns,
+    _learned_numbers,
     check_columns,
-    learned_columns,
-    learned_numbers,
     metadata_arrays,
 )
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
-from calibrant.calibrators.top_label import MAX_ODDS, keeps_by_task, maps_class_one, top_odds
+from calibrant.calibrators.top_label import MAX_ODDS, _keeps_by_task, _maps_class_one, _top_odds
 from calibrant.data.metadata import MetadataColumn
 
 _MIN_EXAMPLES_FOR_CORRECTIONS = 100
@@ -202,7 +202,7 @@ class Multicalibration(Calibrator):
     ) -> None:
         """Store trees over codes of columns as trees over their numbers."""
         nodes = 2**self.depth - 1
-        column, low, high, missing = number_splits(trees, columns, nodes)
+        column, low, high, missing = _number_splits(trees, columns, nodes)
         leaf = np.stack([t.leaf for t in trees]) if trees else np.zeros((0, nodes + 1, 1))
         self._store(column_=column, low_=low, high_=high, missing_=missing, leaf_=leaf)
         self._store(scale_=torch.tensor(scale))
@@ -212,7 +212,7 @@ class Multicalibration(Calibrator):
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """True if the predicted class never changes; before a fit, that of more than two."""
-        return keeps_by_task(self) and self.base_.keeps_argmax
+        return _keeps_by_task(self) and self.base_.keeps_argmax
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
@@ -264,7 +264,7 @@ class Multicalibration(Calibrator):
     ) -> Logits:
         if self.columns is not None:
             arrays = metadata_arrays(features, self.columns)
-            self.metadata_ = learned_columns(arrays, labels, sample_weight)
+            self.metadata_ = _learned_columns(arrays, labels, sample_weight)
         return self.encoded(features)
 
     def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
@@ -276,7 +276,7 @@ class Multicalibration(Calibrator):
         self._keep()
         features = self._labelled_features(examples, context).cpu().numpy()
         if self.columns is None:
-            self.metadata_ = learned_numbers(features.astype(np.float64))
+            self.metadata_ = _learned_numbers(features.astype(np.float64))
         if self._corrects_classes(examples.classes) and examples.classes > _MAX_CLASSES:
             raise ValueError(
                 f"keep_argmax=False corrects each of up to {_MAX_CLASSES} classes, got "
@@ -297,7 +297,7 @@ class Multicalibration(Calibrator):
         for _ in range(rounds):
             run.step()
         self._keep(run.trees, run.learner.columns, scale)
-        self.corrections_, self.reasons_ = largest_corrections(run, scale), reasons
+        self.corrections_, self.reasons_ = _largest_corrections(run, scale), reasons
 
     def _drawn(self, count: int, most: int) -> IntArray | None:
         """Return numbers of examples, drawn by the seed, where there are too many; else None."""
@@ -319,7 +319,7 @@ class Multicalibration(Calibrator):
         current = MetadataColumn("log-odds", "number", cuts=tuple(cuts[cuts > odds.min()].tolist()))
         columns = [*self.metadata_, current]
         numbers = [*features.T, odds.astype(np.float32)]
-        codes = np.stack([codes_of(c, x) for c, x in zip(columns, numbers, strict=True)])
+        codes = np.stack([_codes_of(c, x) for c, x in zip(columns, numbers, strict=True)])
         settings = (self.depth, self.rate, self.penalty, self.fewest)
         learner = TreeLearner(columns, *settings, predictions.doubt)
         return Boosting(predictions, learner, codes, weight)
@@ -328,7 +328,7 @@ class Multicalibration(Calibrator):
         """Return the predictions of the base, as corrections change them."""
         labels, classes = examples.labels[examples.labels != IGNORED], examples.classes
         parts = self._base_log_probs(examples)
-        if maps_class_one(self, classes):
+        if _maps_class_one(self, classes):
             odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
             spread = float(np.sqrt(np.mean(np.clip(odds, -MAX_ODDS, MAX_ODDS) ** 2))) or 1.0
             self._store(spread_=torch.tensor(spread))
@@ -360,7 +360,7 @@ class Multicalibration(Calibrator):
         if count < _MIN_EXAMPLES_FOR_CORRECTIONS or len(parts) < 2:
             least = f"{_MIN_EXAMPLES_FOR_CORRECTIONS} examples of two groups are needed"
             return 0, 1.0, f"no corrections: too little data to judge them by, {least}"
-        rounds, scale, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
+        rounds, scale, before, gain, error = choice = _best_rounds(run, parts, self.rounds, groups)
         figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"
         if not choice.clear:
             return 0, 1.0, f"no corrections: no gain beyond noise ({figures} by {rounds} rounds)"
@@ -403,7 +403,7 @@ class Multicalibration(Calibrator):
 
     def _moved(self, start: Tensor, correction: Tensor) -> Tensor:
         classes = start.shape[-1]
-        if maps_class_one(self, classes):
+        if _maps_class_one(self, classes):
             odds = self._prediction_odds(start) / self.spread_.to(start.dtype)
             moved = start[..., 1:] + correction[..., :1] + correction[..., 1:] * odds
             return torch.cat([start[..., :1], moved], -1)
@@ -415,9 +415,9 @@ class Multicalibration(Calibrator):
 
     def _prediction_odds(self, logits: Tensor) -> Tensor:
         """Log-odds ``(..., 1)`` by which trees know a prediction."""
-        if maps_class_one(self, logits.shape[-1]):
+        if _maps_class_one(self, logits.shape[-1]):
             return (logits[..., 1:] - logits[..., :1]).clamp(-MAX_ODDS, MAX_ODDS)
-        return top_odds(logits - logits.amax(-1, keepdim=True))
+        return _top_odds(logits - logits.amax(-1, keepdim=True))
 
     def _leaf(self, tree: int, numbers: Tensor) -> Tensor:
         """Leaves ``(...)`` of a tree for numbers ``(..., width + 1)``."""
@@ -441,7 +441,7 @@ class Multicalibration(Calibrator):
 
     def _in_words(self, correction: Correction) -> str:
         subgroup, mean, share = correction
-        if maps_class_one(self, max(self._classes, 2)):
+        if _maps_class_one(self, max(self._classes, 2)):
             slope = 1 + mean[1] / float(self.spread_)
             change = f"log-odds x {slope:.2f} {mean[0]:+.2f}"
         elif len(mean) > 1:

@@ -16,10 +16,10 @@ from calibrant._core.options import Count, Seed
 from calibrant._core.solve import minimise_within
 from calibrant.calibrators import top_label
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import warn_of_constant
-from calibrant.calibrators.features.groups import with_prior
+from calibrant.calibrators.data_checks import _warn_of_constant
+from calibrant.calibrators.features.groups import _with_prior
 from calibrant.calibrators.logpartition import Records, tabulate
-from calibrant.calibrators.piecewise import place
+from calibrant.calibrators.piecewise import _place
 from calibrant.calibrators.scaling import best_sharpness
 
 ProximityMethod = Literal["bin_mean_shift", "density_ratio"]
@@ -151,7 +151,7 @@ class ProCal(Calibrator):
             which = "right" if records.correct[0] else "wrong"
             warn(f"ProCal: all {len(records):,} examples are {which}: nothing is changed")
             return
-        warn_of_constant(type(self).__name__, features)
+        _warn_of_constant(type(self).__name__, features)
         sharpness = float(np.exp(best_sharpness(records, warns=True).x[0]))
         unit = float(records.weight @ distance / records.weight.sum()) or 1.0
         self._store(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
@@ -188,12 +188,12 @@ class ProCal(Calibrator):
         cuts = mass[-1] * np.arange(1, self.bins) / self.bins
         last = np.searchsorted(mass, cuts * (1 - 1e-12))  # last example of each bin
         edges = torch.from_numpy(distance[order][last]).float()
-        bins = place(torch.from_numpy(distance).float(), edges).numpy()
+        bins = _place(torch.from_numpy(distance).float(), edges).numpy()
         inputs, lines = np.stack([odds, np.ones_like(odds)], axis=1), []
         for i in range(self.bins):
-            weight = with_prior(records.weight, bins == i)
+            weight = _with_prior(records.weight, bins == i)
             share = weight / weight.sum()
-            objective = top_label.confidence_objective(inputs, records.correct, share, 0.0)
+            objective = top_label._confidence_objective(inputs, records.correct, share, 0.0)
             bounds = [(0.0, self.LIMIT), (-self.LIMIT, self.LIMIT)]
             self.solution_ = minimise_within(objective, np.array([1.0, 0.0]), bounds)
             lines.append(self.solution_.x)
@@ -205,9 +205,9 @@ class ProCal(Calibrator):
         distance = _mean_distances(rows, self.reference_, self.neighbours)
         distance = distance.reshape(*features.shape[:-1], 1)
         tempered = logits / self.temperature_.to(logits.dtype)
-        before = top_label.top_odds(tempered)
+        before = top_label._top_odds(tempered)
         odds = torch.where(self.learned_ > 0, self._odds(before, distance), before)
-        return top_label.with_log_odds(tempered, odds.to(logits.dtype))
+        return top_label._with_log_odds(tempered, odds.to(logits.dtype))
 
     def _odds(self, before: Tensor, distance: Tensor) -> Tensor:
         """New log-odds ``(..., 1)`` of the top class."""
@@ -216,7 +216,7 @@ class ProCal(Calibrator):
             at = (torch.cat([before.sigmoid(), proximity], -1) - self.corner_) / self.span_
             right, wrong = (_on_grid(mass, at)[..., None] for mass in self.masses_.to(before.dtype))
             return _mixed_odds(right, wrong, before)
-        slope, offset = self.lines_[place(distance, self.edges_)].to(before.dtype).unbind(-1)
+        slope, offset = self.lines_[_place(distance, self.edges_)].to(before.dtype).unbind(-1)
         return slope * before + offset
 
 

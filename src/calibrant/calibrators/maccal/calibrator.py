@@ -29,7 +29,7 @@ from calibrant._core.showing import frame
 from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import frozen
-from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, as_labelled_features
+from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, _as_labelled_features
 from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier
 from calibrant.calibrators.maccal.training import Training
 
@@ -206,7 +206,7 @@ class MaCCal(Calibrator):
             return super().fit(logits, labels, features=features, head=head, **beside)
         if labels is None:
             raise TypeError("labels are missing: pass fit(features, labels)")
-        train = as_labelled_features(logits, labels, sample_weight)
+        train = _as_labelled_features(logits, labels, sample_weight)
         present = np.unique(train.labels[train.kept])
         if len(present) < 2:
             raise ValueError(f"labels must have at least two classes, got only {present[0]}")
@@ -237,11 +237,11 @@ class MaCCal(Calibrator):
         known.check_finite()
         strata = examples.labels[kept]
         if context.groups is None:
-            part = kept[frozen.stratified_share(strata, _HELD_OUT_SHARE, self.seed)]
+            part = kept[frozen._stratified_share(strata, _HELD_OUT_SHARE, self.seed)]
         else:
             names = np.unique(context.groups[kept])
             alike = np.zeros(len(names), dtype=np.int64)
-            some = frozen.stratified_share(alike, _HELD_OUT_SHARE, self.seed)
+            some = frozen._stratified_share(alike, _HELD_OUT_SHARE, self.seed)
             part = kept[np.isin(context.groups[kept], names[some])]
         rest = np.setdiff1d(kept, part)
         train, watched = known._replace(kept=rest), known._replace(kept=part)
@@ -301,23 +301,23 @@ class MaCCal(Calibrator):
         checkpoint
             As for :meth:`fit`.
         """
-        classes = frozen.count_outputs(model, loader)
-        layer = frozen.last_layer(model, classes, name)
+        classes = frozen._count_outputs(model, loader)
+        layer = frozen._last_layer(model, classes, name)
         self.to(device_of(model, self.device))
 
         def batches(_: int) -> Iterator[Batch]:
-            for features, labels in frozen.feature_batches(model, loader, layer):
+            for features, labels in frozen._feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
-                    data = as_labelled_features(features, labels, classes=classes)
+                    data = _as_labelled_features(features, labels, classes=classes)
                     yield data.batch(data.kept, self.device)
 
         watched = None
         if held_out is not None:
-            parts = list(zip(*frozen.feature_batches(model, held_out, layer), strict=True))
+            parts = list(zip(*frozen._feature_batches(model, held_out, layer), strict=True))
             if not parts:
                 raise ValueError("held_out must have at least one batch, got none")
             inputs, targets = (torch.cat([values.cpu() for values in part]) for part in parts)
-            watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
+            watched = _as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
         data = f"{layer} {digest(model)} "
         self._train(batches, sizes, data, watched, _DEFAULT_EPOCHS, checkpoint)
@@ -333,14 +333,14 @@ class MaCCal(Calibrator):
             if not 0 < held_out <= 0.5:
                 raise ValueError(f"held_out must be a share in (0, 0.5], got {held_out}")
             kept = train.kept
-            part = kept[frozen.stratified_share(train.labels[kept], held_out, self.seed)]
+            part = kept[frozen._stratified_share(train.labels[kept], held_out, self.seed)]
             if not len(part):
                 raise ValueError(f"held_out={held_out} of {len(kept)} examples is none")
             return train._replace(kept=np.setdiff1d(kept, part)), train._replace(kept=part)
         if not isinstance(held_out, (tuple, list)) or len(held_out) != 2:
             kind = type(held_out).__name__
             raise TypeError(f"held_out must be (features, labels) or a share, got {kind}")
-        watched = as_labelled_features(*held_out, classes=classes, name="held_out ")
+        watched = _as_labelled_features(*held_out, classes=classes, name="held_out ")
         wanted, width = int(train.features.shape[-1]), int(watched.features.shape[-1])
         if wanted != width:
             raise ValueError(f"held_out features must be (..., {wanted}), got a width of {width}")

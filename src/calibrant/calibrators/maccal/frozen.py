@@ -67,7 +67,7 @@ class LabelledFeatures(NamedTuple):
         return digest.hexdigest()
 
 
-def as_labelled_features(
+def _as_labelled_features(
     features: Values,
     labels: Values,
     sample_weight: Values | None = None,
@@ -97,10 +97,10 @@ def as_labelled_features(
     return data
 
 
-def stratified_share(labels: IntArray, share: float, seed: int) -> IntArray:
+def _stratified_share(labels: IntArray, share: float, seed: int) -> IntArray:
     """Return the sorted places of a random share of the examples of each class.
 
-    >>> stratified_share(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0)
+    >>> _stratified_share(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0)
     array([0, 2, 5])
     """
     rng = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ def stratified_share(labels: IntArray, share: float, seed: int) -> IntArray:
 
 
 @torch.no_grad()
-def count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
+def _count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
     """Return the number of logits of a model, from the first batch of a loader."""
     batch = next(iter(loader), None)
     if batch is None:
@@ -120,7 +120,7 @@ def count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
 
 
 @torch.no_grad()
-def feature_batches(
+def _feature_batches(
     model: nn.Module, loader: Iterable[Any], layer: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs of a layer and the labels of each batch."""
@@ -132,7 +132,7 @@ def feature_batches(
             yield captured().detach().float(), torch.as_tensor(labels)
 
 
-def last_layer(model: nn.Module, classes: int, name: str | None = None) -> str:
+def _last_layer(model: nn.Module, classes: int, name: str | None = None) -> str:
     """Return the name of the linear layer that computes the logits."""
     kind = type(model).__name__
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n}
@@ -191,7 +191,7 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
             "head must be a fitted MaCCal, a MaskedClassifier, an nn.Linear or another module with "
             f"width and classes, got {type(head).__name__}"
         )
-    path = last_layer(model, classes, name)
+    path = _last_layer(model, classes, name)
     layer = model.get_submodule(path)
     assert isinstance(layer, nn.Linear)
     if (layer.in_features, layer.out_features) != (width, classes):

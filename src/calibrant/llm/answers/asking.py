@@ -13,13 +13,12 @@ from calibrant._core.engines import Progress
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.shading import ShadedText, shaded_text
-from calibrant.llm.heads import generation as generations
-from calibrant.llm.heads.attach import matching_model
-from calibrant.llm.heads.documents import prompt_ids
+from calibrant.llm.heads.attach import CalibratedGeneration, _calibrated_generation, _matching_model
+from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.show.tokens import ShadedText, shaded_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,15 +38,8 @@ GREEDY = {
     "output_hidden_states": True,
 }
 """Options of ``generate``."""
-_SAMPLED = {
-    **GREEDY,
-    "do_sample": True,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "output_logits": False,
-    "output_hidden_states": False,
-}
+_SAMPLED = GREEDY | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+_SAMPLED |= {"output_logits": False, "output_hidden_states": False}
 """Options of ``generate`` that draw from the distribution of the model itself."""
 
 
@@ -103,8 +95,7 @@ class Answer(NamedTuple):
         """Return the answer with its tokens shaded by their probability, if it is shown."""
         if self.abstains:
             return shaded_text([], [], title=title, note=f"no answer: {self._figures()}")
-        end = "; truncated" if self.truncated else ""
-        note = f"confidence {100 * self.confidence:.1f} %{end}"
+        note = f"confidence {100 * self.confidence:.1f} %{'; truncated' * self.truncated}"
         return shaded_text(self.token_texts, self.probs, title=title, note=note)
 
     def _repr_html_(self) -> str:
@@ -161,21 +152,12 @@ def ask(
     progress : callable, optional
         Called with the prompts done and their number.
     """
-    answers = ask_each(
-        model,
-        tokenizer,
-        prompts,
-        {"": fitted},
-        aggregate,
-        max_new_tokens=max_new_tokens,
-        one_line=one_line,
-        batch=batch,
-        progress=progress,
-    )
-    return answers[""]
+    limits: Any = {"max_new_tokens": max_new_tokens, "one_line": one_line, "batch": batch}
+    heads = {"": fitted}
+    return _ask_each(model, tokenizer, prompts, heads, aggregate, progress=progress, **limits)[""]
 
 
-def ask_each(
+def _ask_each(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -190,7 +172,7 @@ def ask_each(
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
-    for name, generation, _ in calibrated_generations(
+    for name, generation, _ in _calibrated_generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
         columns = generation.tokens, generation.log_probs, generation.written
@@ -228,21 +210,20 @@ def draw_answers(
     check_whole("samples", samples)
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
     options = {**_SAMPLED, "num_return_sequences": samples}
-    device = huggingface.inputs_device(model)
+    device = huggingface._inputs_device(model)
     drawn: list[list[str]] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for mask, output in _outputs(model, tokenizer, prompts, batch, limit, options):
             rows = output.sequences[:, mask.shape[1] :].tolist()
-            ends = [_length_of(tokenizer, ids, limit) for ids in rows]
-            texts = [_decoded(tokenizer, ids[:end]) for ids, end in zip(rows, ends, strict=True)]
+            texts = [_decoded(tokenizer, ids[: _length_of(tokenizer, ids, limit)]) for ids in rows]
             drawn += [texts[i : i + samples] for i in range(0, len(texts), samples)]
             if progress is not None:
                 progress(len(drawn), len(prompts))
     return drawn
 
 
-def calibrated_generations(
+def _calibrated_generations(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -250,23 +231,23 @@ def calibrated_generations(
     limit: LengthLimit,
     batch: int,
     progress: Progress | None,
-) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
+) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
-    inner = huggingface.plain_model(model)
+    inner = huggingface._plain_model(model)
     plain = FittedHead.from_temperature(1.0, fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
-        matching_model(inner, fitted)
-    if huggingface.has_head(inner):
+        _matching_model(inner, fitted)
+    if huggingface._has_head(inner):
         raise ValueError("this model has a head attached already: ask outside of attached")
     done, ends = 0, sorted(limit.ends)
     for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, generations.calibrated_generation(fitted.head, output, mask, ends), first
+            yield name, _calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))
@@ -278,7 +259,7 @@ def end_ids(model: Any, tokenizer: Any) -> set[int]:
     Besides those of the generation config these are all special ones: from some files, such as
     ``.gguf``, the config of a chat model lacks the token that ends a turn.
     """
-    return set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
+    return set(tokenizer.all_special_ids) | huggingface._end_tokens(model)
 
 
 def _outputs(
@@ -293,8 +274,8 @@ def _outputs(
     from transformers import StoppingCriteriaList
 
     check_whole("batch", batch)
-    ids = checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
-    device = huggingface.inputs_device(model)
+    ids = _checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
+    device = huggingface._inputs_device(model)
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
     ends = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad}
@@ -327,7 +308,7 @@ def _breaks(text: str) -> bool:
     return "\n" in text.lstrip()
 
 
-def checked_prompts(
+def _checked_prompts(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int
 ) -> list[list[int]]:
     """Return the token ids of the prompts; raise if any of them is too long for the model."""
@@ -340,8 +321,8 @@ def checked_prompts(
             raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
         if not prompt:
             raise ValueError(f"prompt {number} is empty")
-    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    positions = huggingface.positions_of(model)
+    ids = [_prompt_ids(tokenizer, prompt) for prompt in prompts]
+    positions = huggingface._positions_of(model)
     for number, row in enumerate(ids if positions else ()):
         if len(row) + max_new_tokens > (positions or 0):
             raise ValueError(

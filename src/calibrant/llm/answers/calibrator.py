@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -10,24 +10,32 @@ import torch
 from scipy.special import expit
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64, as_pairs
 from calibrant._core.messages import printable
 from calibrant._core.options import WithOptions
-from calibrant._core.showing import as_html, frame, one_line, threshold_text
+from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
-from calibrant.llm.answers.confidence import AGGREGATORS, SMALLEST, Aggregator, Answers
+from calibrant.llm.answers.confidence import (
+    AGGREGATORS,
+    SMALLEST,
+    Aggregator,
+    Answers,
+    evaluate_answers,
+)
+from calibrant.llm.answers.judges.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
+from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Self
 
+FOLDS = 5
 _SAME = 1e-6
 """Smallest range of predictions that counts as different."""
 
@@ -38,15 +46,12 @@ STAGES: tuple[Map, ...] = get_args(Map)
 
 def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     """Fit a map of log-odds ``(n,)``; returns learned values, and True if there is an optimum."""
-    if stage == "isotonic":
-        return _fit_isotonic(odds, correct)
-    solution = (fit_platt if stage == "sigmoid" else fit_beta)(odds, correct, np.ones_like(odds))
-    # with a few answers of one kind the solver of beta may stop before a bound
-    differ = stage == "sigmoid" or 0 < correct.mean() < 1
-    return {"line": solution.x}, solution.converged and differ
-
-
-def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
+    if stage != "isotonic":
+        fit = fit_platt if stage == "sigmoid" else fit_beta
+        solution = fit(odds, correct, np.ones_like(odds))
+        # with a few answers of one kind the solver of beta may stop before a bound
+        differ = stage == "sigmoid" or 0 < correct.mean() < 1
+        return {"line": solution.x}, solution.converged and differ
     if correct.all() or not correct.any():
         level = (correct.sum() + 0.5) / (len(correct) + 1)
         return {"odds": np.zeros(1), "prob": np.array([level])}, False
@@ -87,13 +92,8 @@ class AnswerMap(WithOptions):
     source_: Source
     threshold_: Threshold | None
 
-    def predict(self, answers: Any, *, source: Source | None = None) -> FloatArray:
-        """Return the chance of each answer to be right, ``(answers,)``."""
-        raise NotImplementedError
-
-    def predict_rows(self, answers: AnswerRows) -> FloatArray:
-        """Return the chance of each answer to be right; raise if they are of another source."""
-        raise NotImplementedError
+    predict: Callable[..., FloatArray]
+    predict_rows: Callable[[AnswerRows], FloatArray]
 
     def apply(self, answers: AnswerRows) -> list[Row]:
         """Add the chance of each answer to be right to its row, as ``calibrated``.
@@ -101,12 +101,11 @@ class AnswerMap(WithOptions):
         With a threshold there is also ``abstains``. Raises if the answers are of another source.
         """
         chances = self.predict_rows(answers)
-        rows = [
-            {**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)
-        ]
-        if self.threshold_ is not None:
-            for row, abstains in zip(rows, self.abstains(chances), strict=True):
-                row["abstains"] = bool(abstains)
+        rows: list[Row] = []
+        for row, chance in zip(answers.rows, chances.tolist(), strict=True):
+            rows.append({**row, "calibrated": chance})
+            if self.threshold_ is not None:
+                rows[-1]["abstains"] = chance < self.threshold_.threshold
         return rows
 
     def control(
@@ -119,7 +118,7 @@ class AnswerMap(WithOptions):
         answers must not be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers)
-        outcome = outcomes(correct, len(confidence))
+        outcome = _outcomes(correct, len(confidence))
         self.threshold_ = threshold(
             confidence=confidence, outcome=outcome, max_error=max_error, certainty=certainty
         )
@@ -190,9 +189,6 @@ class AnswerCalibrator(AnswerMap):
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
-    >>> threshold = fitted.control(answers[1000:], right[1000:], max_error=0.3)
-    >>> fitted.abstains([0.1, 0.95])
-    array([ True, False])
     """
 
     def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
@@ -229,9 +225,9 @@ class AnswerCalibrator(AnswerMap):
             )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
-            limits = halfway(_confidences(answers))
+            limits = _halfway(_confidences(answers))
         odds = self._odds(answers, limits)
-        _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
+        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = _fit_stage(self.stage, odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         self.source_ = origin
@@ -264,6 +260,9 @@ class AnswerCalibrator(AnswerMap):
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
         stated = any("confidence" in row for row in answers.rows)
+        if self.source_.scale is not None and not stated:
+            judged = read_judged(answers, scale=self.source_.scale)
+            return self.predict(judged.shares, source=judged.source)
         confidence, source = answers.confidences(None if stated else self.aggregate)
         self.source_.check(source)
         known = self.source_.confidence
@@ -282,14 +281,6 @@ class AnswerCalibrator(AnswerMap):
         found = self.threshold_
         limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
         return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""
-        return frame(
-            {"name": name, "index": index, "value": value}
-            for name, values in self._fitted().items()
-            for index, value in enumerate(values.tolist())
-        )
 
     def describe(self) -> str:
         """Describe the map in a sentence."""
@@ -311,16 +302,16 @@ class AnswerCalibrator(AnswerMap):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
+        _check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
         made, learned = cls(state["how"], stage=state["stage"]), state["learned"]
         # by the learned values of each kind of map, or their number
         sizes = {"sigmoid": {"line": 2}, "beta": {"line": 3}}.get(made.stage)
         if sizes is None:
             sizes = dict.fromkeys(("odds", "prob"), max(1, np.size(learned["odds"])))
-        check_state(learned, tuple(sizes), cls)
-        made.learned_ = {name: finite_numbers(learned[name], n, name) for name, n in sizes.items()}
+        _check_state(learned, tuple(sizes), cls)
+        made.learned_ = {name: _finite_numbers(learned[name], n, name) for name, n in sizes.items()}
         if state["limits"] is not None:
-            low, high = finite_numbers(state["limits"], 2, "limits").tolist()
+            low, high = _finite_numbers(state["limits"], 2, "limits").tolist()
             if not 0 < low < high < 1:
                 raise ValueError(f"limits must rise between 0 and 1, got {low:g} and {high:g}")
             made.limits_ = low, high
@@ -344,10 +335,57 @@ class AnswerCalibrator(AnswerMap):
     def _odds(self, answers: Answers | Values, limits: tuple[float, float] | None) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
-            logs = confidences.log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
+            logs = confidences._log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
             return confidences.log_odds(logs)
         confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
+
+
+def fit_answers(
+    answers: AnswerRows, *, aggregate: Aggregator | None = None, stage: Map = "beta"
+) -> AnswerCalibrator:
+    """Fit a map from the confidences of graded answers to the chance that they are right.
+
+    ``aggregate`` is as for :meth:`AnswerRows.confidences`. The map keeps the source of the
+    confidences, and refuses those of another.
+    """
+    confidence, source = answers.confidences(aggregate)
+    return AnswerCalibrator.of_confidences(confidence, answers.grades(), source, stage)
+
+
+def cross_validated_answers(
+    answers: AnswerRows, *, aggregate: Aggregator | None = None, stage: Map = "beta"
+) -> Evaluations:
+    """Measure confidences ``before`` and, each by a map that was fitted on other folds, ``after``.
+
+    Answers to one question, such as the sentences of a long answer, stay in one fold, and the
+    intervals are then those of independent questions. Without ``after`` if there are fewer than
+    ten questions.
+    """
+    confidence, source = answers.confidences(aggregate)
+    correct, groups = answers.grades(), answers.groups
+    evaluations = {"before": evaluate_answers(confidence, correct, groups=groups)}
+    if int(groups.max()) + 1 < 2 * FOLDS:
+        return evaluations
+    after = np.empty_like(confidence)
+    with checks.silenced():  # the fit to all answers repeats what is worth saying
+        for train, test in _folds(groups):
+            fitted = AnswerCalibrator.of_confidences(
+                confidence[train], correct[train], source, stage
+            )
+            after[test] = fitted.predict_confidences(confidence[test])
+    return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
+
+
+def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the numbers of the answers of all folds but one, and of that one.
+
+    Answers with the same number in ``groups`` ``(n,)`` stay together.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
+    for number in range(min(FOLDS, len(names))):
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
 @box_of.register(AnswerCalibrator)
@@ -382,7 +420,7 @@ def _confidences(answers: Answers | Values) -> FloatArray:
     return confidence
 
 
-def outcomes(correct: Values, answers: int) -> FloatArray:
+def _outcomes(correct: Values, answers: int) -> FloatArray:
     """Return whether each answer is right, as 0 and 1, or raise."""
     outcome = as_float64(correct)
     if outcome.shape != (answers,):
@@ -395,20 +433,20 @@ def outcomes(correct: Values, answers: int) -> FloatArray:
     return outcome
 
 
-def halfway(confidence: FloatArray) -> tuple[float, float]:
+def _halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
     between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
 
 
-def check_state(state: Any, keys: Sequence[str], kind: type) -> None:
+def _check_state(state: Any, keys: Sequence[str], kind: type) -> None:
     """Raise unless a state that was saved has the values of its kind of object."""
     if not isinstance(state, Mapping) or {*state} != {*keys}:
         raise ValueError(f"a saved {kind.__name__} has {sorted(keys)}, got {state!r:.200}")
 
 
-def finite_numbers(values: Any, size: int, name: str) -> FloatArray:
+def _finite_numbers(values: Any, size: int, name: str) -> FloatArray:
     """Return the numbers of a saved list of a length, or raise."""
     numbers = as_float64(values)
     if numbers.shape != (size,) or not np.isfinite(numbers).all():

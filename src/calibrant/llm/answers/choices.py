@@ -9,35 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import expit, log_softmax, logsumexp
-from torch import Tensor, nn
+from torch import nn
 
 from calibrant._core.checks import (
     FloatArray,
     IntArray,
     Values,
     as_float64,
-    as_labels,
     as_scores,
     check_whole,
 )
 from calibrant._core.engines import Progress
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.asking import LengthLimit, calibrated_generations, end_ids
+from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, end_ids
 from calibrant.llm.answers.option_bias import (
     Permutations,
     PermutedChoices,
-    option_orders,
-    reordered,
+    _option_orders,
 )
-from calibrant.llm.answers.questions import LETTERS, Question, choice_prompt, short_prompt
-from calibrant.llm.answers.topk import TopLogprobs, by_token, shown_tokens
+from calibrant.llm.answers.questions import LETTERS, Question, _choice_prompt, short_prompt
+from calibrant.llm.answers.topk import TopLogprobs, _by_token, _shown_tokens
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.documents import Encoded, encode_documents
+from calibrant.llm.heads.documents import Encoded, _encode_documents
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 
@@ -49,7 +48,6 @@ def ask_choices(
     *,
     shots: Sequence[Question] = (),
     fitted: FittedHead | None = None,
-    prefix: str | None = None,
     permutations: Permutations | None = None,
     batch: int = 8,
     progress: Progress | None = None,
@@ -62,87 +60,68 @@ def ask_choices(
         With equally many choices.
     shots : sequence of Question
         Solved examples; those with the subject of a question precede it, or all if none has it.
-    prefix : str, optional
-        As for ``calibrant.llm.answers.choices.choice_tokens``.
     permutations : {"cyclic", "all"}, optional
         Ask each question with its options in several orders, and average their log-probabilities:
         a preference for some letters cancels. It takes as many times longer.
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
     """
-    options: Any = {"shots": shots, "prefix": prefix, "batch": batch, "progress": progress}
-    if permutations is not None:
-        asked = ask_permuted_each(
-            model, tokenizer, questions, {"": fitted}, permutations=permutations, **options
-        )[""]
-        return asked.averaged(), asked.labels
-    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
-    return logits[""], labels
+    about: Any = {"shots": shots, "permutations": permutations, "batch": batch}
+    heads = {"": fitted}
+    (asked,) = _ask_choices_each(
+        model, tokenizer, questions, heads, progress=progress, **about
+    ).values()
+    return asked.averaged(), asked.labels
 
 
-def ask_permuted_each(
-    model: nn.Module,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    heads: Mapping[str, FittedHead | None],
-    *,
-    permutations: Permutations,
-    **options: Any,
-) -> dict[str, PermutedChoices]:
-    """Ask each question with its options in several orders, for several heads by name.
-
-    ``options`` are those of :func:`ask_choices`. The solved examples keep their orders.
-    """
-    orders = option_orders(permutations, _common_choices(questions))
-    asked = [reordered(question, order) for question in questions for order in orders]
-    logits, _ = ask_choices_each(model, tokenizer, asked, heads, **options)
-    labels = np.array([question.answer for question in questions])
-    shape = len(questions), len(orders), -1
-    return {
-        name: PermutedChoices(values.reshape(shape), labels, orders)
-        for name, values in logits.items()
-    }
-
-
-def ask_choices_each(
+def _ask_choices_each(
     model: nn.Module,
     tokenizer: Any,
     questions: Sequence[Question],
     heads: Mapping[str, FittedHead | None],
     *,
     shots: Sequence[Question] = (),
-    prefix: str | None = None,
+    permutations: Permutations | None = None,
     batch: int = 8,
     progress: Progress | None = None,
-) -> tuple[dict[str, FloatArray], IntArray]:
-    """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
-    letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
-    prompts = choice_prompts(questions, shots)
-    logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = calibrated_generations(model, tokenizer, prompts, heads, first_token, batch, progress)
-    for name, generation, first in runs:
-        logits[name] += [choice_logits(first * generation.sharpness, letters)]
-    labels = np.array([question.answer for question in questions])
-    return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
+) -> dict[str, PermutedChoices]:
+    """:func:`ask_choices` once, with the logits of several heads by name; None for no head.
 
-
-def _common_choices(questions: Sequence[Question]) -> int:
-    """Return the number of choices that all questions have."""
+    The solved examples keep their orders.
+    """
     counts = {len(question.choices) for question in questions}
     if len(counts) != 1 or not min(counts):
         raise ValueError(
             f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
         )
-    return counts.pop()
+    letters = _choice_tokens(tokenizer, LETTERS[: min(counts)])
+    orders = _option_orders(permutations, min(counts))
+    shown = [
+        replace(question, choices=tuple(question.choices[i] for i in order))
+        for question in questions
+        for order in orders
+    ]
+    prompts, first_token = _choice_prompts(shown, shots), LengthLimit(1, end_ids(model, tokenizer))
+    logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
+    for name, generation, first in _calibrated_generations(
+        model, tokenizer, prompts, heads, first_token, batch, progress
+    ):
+        chosen = as_float64((first * generation.sharpness)[:, letters])
+        logits[name].append(log_softmax(chosen, axis=-1))
+    labels = np.array([question.answer for question in questions])
+    shape = len(questions), len(orders), -1
+    return {
+        name: PermutedChoices(np.concatenate(parts).reshape(shape), labels, orders)
+        for name, parts in logits.items()
+    }
 
 
-def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
+def _choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
     """Make the prompts of :func:`ask_choices`."""
     prompts = []
     for question in questions:
         own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(choice_prompt(question, own))
+        prompts.append(_choice_prompt(question, own))
     return prompts
 
 
@@ -155,17 +134,26 @@ def ask_true(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Return P(True) ``(n,)``, for prompts that ask for True or False.
+    r"""Return P(True) ``(n,)``, for prompts that ask for True or False (Kadavath et al. 2022).
+
+    It is the share of the tokens that mean true among these and those that mean false,
+
+    .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
+        {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
 
     Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
     first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = calibrated_generations(
+    runs = _calibrated_generations(
         model, tokenizer, prompts, {"": fitted}, first_token, batch, progress
     )
-    parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
+    parts = []
+    for _, generation, first in runs:
+        scores = first * generation.sharpness
+        true, false = (logsumexp(as_float64(scores[:, each]), axis=-1) for each in verdicts)
+        parts.append(expit(true - false))
     return np.concatenate(parts)
 
 
@@ -175,7 +163,7 @@ def _spellings(tokenizer: Any, word: str) -> list[int]:
     coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
     single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
     if not single:
-        raise ValueError(f"the tokenizer has no token of its own for {word!r}: use p_true")
+        raise ValueError(f"the tokenizer has no token of its own for {word!r}")
     return sorted(single)
 
 
@@ -210,7 +198,7 @@ def ask_texts_each(
         As for :func:`~calibrant.llm.ask`.
     """
     check_whole("batch", batch)
-    texts = encoded_choices(model, tokenizer, questions, shots)
+    texts = _encoded_choices(model, tokenizer, questions, shots)
     sizes = np.cumsum([len(question.choices) for question in questions])
     logits, total = {}, len(heads) * len(texts)
     for number, (name, fitted) in enumerate(heads.items()):
@@ -226,7 +214,7 @@ def ask_texts_each(
     return logits
 
 
-def encoded_choices(
+def _encoded_choices(
     model: Any, tokenizer: Any, questions: Sequence[Question], shots: Sequence[Question]
 ) -> list[Encoded]:
     """Return the tokens of each choice after its question; raise if any is too long."""
@@ -236,7 +224,7 @@ def encoded_choices(
         for choice in question.choices
     ]
     whole = 1 << 30  # nothing is cut
-    texts, positions = encode_documents(pairs, tokenizer, whole), huggingface.positions_of(model)
+    texts, positions = _encode_documents(pairs, tokenizer, whole), huggingface._positions_of(model)
     for (prompt, choice), text in zip(pairs, texts, strict=True):
         if positions and len(text.ids) > positions:
             raise ValueError(
@@ -249,7 +237,7 @@ def encoded_choices(
 
 def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[FloatArray]:
     """Yield the total log-probabilities of the tokens that count, for each batch of texts."""
-    device = huggingface.inputs_device(model)
+    device = huggingface._inputs_device(model)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(texts), batch):
             some = texts[start : start + batch]
@@ -270,25 +258,22 @@ def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[F
             yield np.array(totals)
 
 
-def choice_tokens(
-    tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str | None = None
-) -> list[int]:
+def _choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
     """Return the token ids by which a model names its choice, all different.
 
-    ``prefix`` is the text between the prompt and the choice: a space after ``Answer:``, nothing
-    after a line break or a chat template. By default it is a space; or nothing, if the choices
-    after a space are not single tokens, as with tokenizers that put a space before every text.
+    They follow a space; or nothing, if the choices after a space are not single tokens, as with
+    tokenizers that put a space before every text.
     """
     wrong = []
-    for between in (" ", "") if prefix is None else (prefix,):
-        coded = [tokenizer.encode(f"{between}{name}", add_special_tokens=False) for name in choices]
+    for prefix in (" ", ""):
+        coded = [tokenizer.encode(f"{prefix}{name}", add_special_tokens=False) for name in choices]
         fault = _fault(tokenizer, choices, [list(tokens) for tokens in coded])
         if not fault:
             return [int(tokens[0]) for tokens in coded]
-        wrong.append(f"with the prefix {between!r} {fault}")
+        wrong.append(f"with the prefix {prefix!r} {fault}")
     raise ValueError(
-        f"{', and '.join(wrong)}: use other names or another prefix, or pass likelihoods of whole "
-        "answers to choice_logits_from_likelihoods"
+        f"{', and '.join(wrong)}: pass likelihoods of whole answers to "
+        "choice_logits_from_likelihoods"
     )
 
 
@@ -305,34 +290,13 @@ def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> st
     return ""
 
 
-def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
-    """Compute the log-probabilities ``(..., choices)`` of the choices from the logits of a model.
-
-    ``logits`` ``(..., vocabulary)`` are those at the position of the choice, ``tokens`` from
-    :func:`choice_tokens`.
-
-    >>> np.exp(choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
-    array([[0.5, 0.5]])
-    """
-    scores = as_scores(logits)
-    wanted = as_labels(tokens, "tokens")
-    if wanted.ndim != 1 or wanted.size < 2:
-        raise ValueError(f"tokens must be ids of two choices or more, got {wanted.tolist()}")
-    chosen = _columns(scores, wanted, "tokens")
-    if np.isnan(chosen).any() or (chosen.max(-1) == -np.inf).any():
-        raise ValueError("logits have NaN, or every choice masked by -inf, at some position")
-    return np.asarray(log_softmax(chosen, axis=-1))
-
-
-def choice_logits_from_likelihoods(
-    log_likelihoods: Values, lengths: Values | None = None
-) -> FloatArray:
+def choice_logits_from_likelihoods(log_likelihoods: Values) -> FloatArray:
     """Compute the log-probabilities of choices that are whole texts.
 
     ``log_likelihoods`` ``(..., choices)`` are sums of the log-probabilities of the tokens of each
-    choice, after the question. They are divided by ``lengths``, the tokens or bytes of each choice.
+    choice, after the question; divide them by the lengths of the choices if these should not count.
 
-    >>> np.exp(choice_logits_from_likelihoods([[-2.0, -4.0]], [1, 2])).round(2)
+    >>> np.exp(choice_logits_from_likelihoods([[-2.0, -2.0]])).round(2)
     array([[0.5, 0.5]])
     """
     scores = as_float64(as_scores(log_likelihoods, "log_likelihoods"))
@@ -340,11 +304,6 @@ def choice_logits_from_likelihoods(
         raise ValueError(f"log_likelihoods must have two choices or more, got {scores.shape}")
     if not np.isfinite(scores).all() or (scores > 1e-6).any():
         raise ValueError("log_likelihoods must be finite and at most 0")
-    if lengths is not None:
-        count = as_float64(lengths)
-        if not (count > 0).all():
-            raise ValueError("lengths must be above 0")
-        scores = scores / count
     return np.asarray(log_softmax(scores, axis=-1))
 
 
@@ -358,57 +317,19 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    shown = shown_tokens(top)
+    shown = _shown_tokens(top)
     if shown is None:
         raise TypeError(f"top must hold tokens with their log-probabilities, got {top!r:.80}")
     logs = np.full((len(shown), len(choices)), -np.inf)
     for i, position in enumerate(shown):
-        for token, value in by_token(position).items():
+        for token, value in _by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
                 logs[i, at] = np.logaddexp(logs[i, at], value)
         missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
-                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens of "
+                f"choice {missing[0]!r} is not among the {len(_by_token(position))} tokens of "
                 f"question {i}: request more (top_logprobs), or use logit_bias"
             )
     return np.asarray(log_softmax(logs, axis=-1))
-
-
-def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
-    r"""P(True): confidence of a model in an answer that it is shown (Kadavath et al. 2022).
-
-    A second prompt shows question and answer and asks if it is true. The confidence is the share
-    of the tokens that mean yes among these and those that mean no,
-
-    .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
-        {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
-
-    ``logits`` ``(..., vocabulary)`` are those at the position of the verdict; the tokens may be
-    those of " True", "True" and " Yes", for instance.
-
-    >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
-    array([0.42])
-    """
-    scores = as_scores(logits)
-    yes, no = as_labels(true_tokens, "true_tokens"), as_labels(false_tokens, "false_tokens")
-    if not yes.size or not no.size or np.intersect1d(yes, no).size:
-        raise ValueError("true_tokens and false_tokens must each hold a token and share none")
-    true = logsumexp(_columns(scores, np.unique(yes), "true_tokens"), axis=-1)
-    return np.asarray(
-        expit(true - logsumexp(_columns(scores, np.unique(no), "false_tokens"), axis=-1))
-    )
-
-
-def _columns(scores: Tensor | np.ndarray[Any, Any], tokens: Any, name: str) -> FloatArray:
-    """Return some columns in float64, without copying the others."""
-    vocabulary = scores.shape[-1] if scores.ndim else 0
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ValueError(
-            f"{name} must be in [0, {vocabulary}), got {tokens.tolist()}: pass those of this "
-            "model's tokenizer"
-        )
-    if isinstance(scores, Tensor):
-        return as_float64(scores[..., torch.from_numpy(tokens).to(scores.device)])
-    return as_float64(scores[..., tokens])

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Values, as_float64, as_keys, as_pairs, known_rows
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics import intervals, ranking
+from calibrant.metrics.clustered import ConfidenceEvaluation, evaluate_tokens
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.workflows.evaluate import evaluate
@@ -55,10 +55,10 @@ def answer_confidence(token_probs: Answers, aggregate: Aggregator = "geometric")
     >>> answer_confidence([[0.9, 0.4], [0.5]])
     array([0.6, 0.5])
     """
-    return np.exp(log_confidence(token_probs, aggregate))
+    return np.exp(_log_confidence(token_probs, aggregate))
 
 
-def log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
+def _log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
     """Logarithm of :func:`~calibrant.llm.answer_confidence`, also where a product underflows."""
     checks.check_choice("aggregate", aggregate, AGGREGATORS)
     answers = _token_arrays(token_probs)

@@ -34,18 +34,18 @@ from calibrant.llm.answers.rows import (
     SOURCE_KEYS,
     AnswerRows,
     Row,
-    grade_of,
-    stated_number,
-    token_probs_of,
-    unpacked_cell,
+    _grade_of,
+    _stated_number,
+    _token_probs_of,
+    _unpacked_cell,
 )
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.heads.reading import counted, refusal
+from calibrant.llm.heads.reading import _counted, _refusal
 
 _DIGITS = frozenset("0123456789.eE+-")
 
 
-class Leaf(NamedTuple):
+class _Leaf(NamedTuple):
     """A value in JSON that is no object or list, or an empty one, and its place in the text."""
 
     path: tuple[str | int, ...]
@@ -79,16 +79,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def json_leaves(text: str) -> list[Leaf]:
-    """Return the leaves of the first JSON object or list in a text.
-
-    >>> json_leaves('Here: {"who": "Li", "items": [{"price": 2.5}]}')[1]
-    Leaf(path=('items', 0, 'price'), value=2.5, start=40, end=43)
-    """
+def _json_leaves(text: str) -> list[_Leaf]:
+    """Return the leaves of the first JSON object or list in a text."""
     first = re.search(r"[{\[]", text)
     if first is None:
         raise ValueError("there is no object")
-    leaves: list[Leaf] = []
+    leaves: list[_Leaf] = []
     try:
         _walk(text, first.start(), (), leaves)
     except RecursionError as error:
@@ -96,11 +92,11 @@ def json_leaves(text: str) -> list[Leaf]:
     return leaves
 
 
-def _walk(text: str, at: int, path: tuple[str | int, ...], leaves: list[Leaf]) -> int:
+def _walk(text: str, at: int, path: tuple[str | int, ...], leaves: list[_Leaf]) -> int:
     """Add the leaves of the value that begins at a place, and return the place after it."""
     value, end = _DECODER.raw_decode(text, at)
     if not isinstance(value, (dict, list)) or not value:
-        leaves.append(Leaf(path, value, at, end))
+        leaves.append(_Leaf(path, value, at, end))
         return end
     at += 1
     for key in value if isinstance(value, dict) else range(len(value)):
@@ -128,11 +124,11 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, row: Row, place: str) -> Tokens:
         """Return the tokens of a row of answers; raise unless they spell the answer."""
-        texts = unpacked_cell(row.get("tokens", row.get("token_texts")))
+        texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
         if not texts or "token_probs" not in row:
             raise BadDocument(place, "has no tokens with token_probs: request logprobs")
-        texts, probs = [str(one) for one in texts], token_probs_of(row, place)
-        shown = unpacked_cell(row.get("top_logprobs")) or []
+        texts, probs = [str(one) for one in texts], _token_probs_of(row, place)
+        shown = _unpacked_cell(row.get("top_logprobs")) or []
         top = [{str(t): math.exp(min(v, 0.0)) for t, v in one.items()} for one in shown]
         if len(texts) != len(probs) or (top and len(top) != len(texts)):
             raise BadDocument(place, "has not one probability for each of its tokens")
@@ -144,7 +140,7 @@ class Tokens(NamedTuple):
         """Return where a token begins."""
         return self.ends[number] - len(self.texts[number])
 
-    def span(self, leaf: Leaf) -> range:
+    def span(self, leaf: _Leaf) -> range:
         """Return the numbers of the tokens that hold some of a leaf.
 
         A token without text is a part of the character that a later one completes.
@@ -159,7 +155,7 @@ class Tokens(NamedTuple):
         return {**(self.top[number] if self.top else {}), self.texts[number]: self.probs[number]}
 
 
-def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
+def _leaf_probs(tokens: Tokens, leaf: _Leaf) -> list[float]:
     """Return the probabilities of the tokens of a leaf, the last with all others that end it so.
 
     The token after a number that ends with a token says that no further digit comes.
@@ -180,12 +176,12 @@ def leaf_probs(tokens: Tokens, leaf: Leaf) -> list[float]:
     return [min(prob, 1.0) for prob in probs]
 
 
-def allowed_prob(tokens: Tokens, leaf: Leaf, allowed: Sequence[Any]) -> float:
+def _allowed_prob(tokens: Tokens, leaf: _Leaf, allowed: Sequence[Any]) -> float:
     """Return the probability of a leaf among its allowed values; 0 if it is not one of them.
 
     A token that was not written, and leads both to the value and to others, is left out.
     """
-    different = [one for one in allowed if not same_value(leaf.value, one)]
+    different = [one for one in allowed if not _same_value(leaf.value, one)]
     if len(different) == len(allowed):
         return 0.0
     span, text = tokens.span(leaf), "".join(tokens.texts)
@@ -212,7 +208,7 @@ def _leads(text: str, value: str) -> bool:
     return value.startswith(text) or (text.startswith(value) and not goes_on)
 
 
-def same_value(one: Any, other: Any) -> bool:
+def _same_value(one: Any, other: Any) -> bool:
     """Return True for equal values of JSON: 12 equals 12.0, but true is not 1."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
@@ -253,7 +249,7 @@ def field_rows(
     check_choice("aggregate", aggregate, tuple(AGGREGATORS))
     tokens = Tokens.of(answer, place)
     try:
-        leaves = json_leaves("".join(tokens.texts))
+        leaves = _json_leaves("".join(tokens.texts))
     except ValueError as error:
         raise BadDocument(place, f"is not JSON: {error}") from error
     names = answer.get("id"), answer.get("question"), place
@@ -262,26 +258,26 @@ def field_rows(
     source["source"] = f"field {aggregate}"  # not that of the answer
     known, rows = kinds or {}, []
     for leaf in leaves:
-        probs, allowed = leaf_probs(tokens, leaf), known.get(leaf.kind)
+        probs, allowed = _leaf_probs(tokens, leaf), known.get(leaf.kind)
         confidence = float(answer_confidence([probs], aggregate)[0])
         if allowed is not None:
             if not tokens.top:
                 raise BadDocument(place, "has no top_logprobs, which allowed values need")
-            confidence = allowed_prob(tokens, leaf, allowed)
+            confidence = _allowed_prob(tokens, leaf, allowed)
         row: Row = {"question": document, "conversation": document, "kind": leaf.kind}
         row |= {"field": leaf.pointer, "answer": json.dumps(leaf.value, ensure_ascii=False)}
         row |= {"token_probs": probs, "confidence": confidence, **source}
         # a kind that answers may have is a signal of every row: maps refuse unknown ones
         signals = {f"kind:{kind}": None for kind in known} | {f"kind:{leaf.kind}": confidence}
         rows.append({**row, "signals": signals})
-    truth = unpacked_cell(answer.get("truth"))
+    truth = _unpacked_cell(answer.get("truth"))
     if truth is None:
         return rows
     wanted = dict(_flat(truth))
     present = {leaf.path for leaf in leaves}
     missing = sum(value is not None and path not in present for path, value in wanted.items())
     return [
-        {**row, "correct": same_value(leaf.value, wanted.get(leaf.path)), "missing": missing}
+        {**row, "correct": _same_value(leaf.value, wanted.get(leaf.path)), "missing": missing}
         for row, leaf in zip(rows, leaves, strict=True)
     ]
 
@@ -313,9 +309,9 @@ def fields_of(log: Log, *, skip_bad: bool = False, **how: Any) -> AnswerRows:
         fields.places.extend(f"{row['field']} of {place}" for row in rows)
     about: Any = bad, len(log.answers.rows) - len(bad), Path(log.path), "answers"
     if bad and not (skip_bad and fields.rows):
-        raise ValueError(refusal(*about))
+        raise ValueError(_refusal(*about))
     if bad:
-        warn(f"left out {counted(*about)}")
+        warn(f"left out {_counted(*about)}")
     return fields
 
 
@@ -337,13 +333,13 @@ def documents_of(fields: AnswerRows) -> AnswerRows:
         documents.setdefault(str(row.get("question")), []).append((place, row))
     rows = []
     for name, members in documents.items():
-        chances = [stated_number({"confidence": row.get(key)}, place) for place, row in members]
+        chances = [_stated_number({"confidence": row.get(key)}, place) for place, row in members]
         first = members[0][1]
         row = {"question": name, "answer": f"{len(members)} fields"}
         row |= {part: first[part] for part in SOURCE_KEYS.values() if first.get(part)}
         row |= {"source": f"product of {key}", "confidence": math.prod(chances)}
         if "correct" in first:
-            right = all(grade_of(one, place) for place, one in members)
+            right = all(_grade_of(one, place) for place, one in members)
             row["correct"] = right and not int(first.get("missing", 0))
         rows.append(row)
     return AnswerRows([f"document {name}" for name in documents], rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -25,13 +26,13 @@ from calibrant.llm.answers.confidence import (
     answer_confidence,
     evaluate_answers,
 )
-from calibrant.llm.answers.option_bias import OptionBias, Permutations, PermutedChoices, option_bias
+from calibrant.llm.answers.option_bias import OptionBias, Permutations, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
-from calibrant.llm.heads.evaluate import Evaluations, Gains, gains_over_one_temperature
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.fitted import FittedHead, Gains, _gains_over_one_temperature
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.metrics.clustered import Evaluations
 from calibrant.workflows.fit import cross_fit
 
 FOLDS, MIN_QUESTIONS = 5, 100
@@ -85,15 +86,15 @@ def read_question_set(
     if Path(path).is_dir():
         if chat:
             raise ValueError(f"{path} is answered by letters, not as a chat: leave chat out")
-        solved = question_sets.first_of_each(question_sets.read_mmlu(path, "dev"), shots)
+        solved = question_sets._first_of_each(question_sets.read_mmlu(path, "dev"), shots)
         whole = question_sets.read_mmlu(path, "test")
-        drawn = question_sets.subset(whole, limit or len(whole), seed=seed)
+        drawn = question_sets._subset(whole, limit or len(whole), seed=seed)
         return QuestionSet(drawn, solved, "letters")
     is_csv, shots = str(path).endswith(".csv"), 0 if chat else shots
     whole = (question_sets.read_truthfulqa if is_csv else question_sets.read_questions)(path)
     if len(whole) <= shots:
         raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
-    drawn = question_sets.subset(whole, (limit or len(whole)) + shots, seed=seed)
+    drawn = question_sets._subset(whole, (limit or len(whole)) + shots, seed=seed)
     form: Form = "texts" if is_csv and not chat else "written"
     return QuestionSet(drawn[shots:], drawn[:shots], form)
 
@@ -122,8 +123,7 @@ def grade_questions(
     ----------
     asked : QuestionSet
         Written answers are one line after solved examples or, with ``chat``, whole answers to the
-        question alone, as of :func:`answer_question`. Choices between texts are made by their
-        likelihood.
+        question alone. Choices between texts are made by their likelihood.
     confidence : str, optional
         Of written answers.
     grade : callable, optional
@@ -161,7 +161,7 @@ draw_answers`, from the model without a head.
         rule, limit = confidence or "geometric", max_new_tokens or (SENTENCES if chat else ONE_LINE)
         return _written(network, asked, heads, rule, chat, grade, samples, limit, progress)
     shots = f"{len(asked.shots)} shots"
-    sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
+    sources = {name: _source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "letters":
         return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
     texts = choices.ask_texts_each(
@@ -183,9 +183,9 @@ def _written(
 ) -> dict[str, Graded]:
     model, tokenizer = network
     prompts, form, prompt = _prompts(tokenizer, asked, chat)
-    match = question_sets.contains_reference if chat else question_sets.exact_match
+    match = question_sets._contains_reference if chat else question_sets.exact_match
     limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not chat, "progress": progress}
-    answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+    answers = asking._ask_each(model, tokenizer, prompts, heads, **limits)
     drawn: list[list[str]] = []
     if samples is not None:
         batch = max(1, _DRAWN_TOGETHER // samples)
@@ -194,7 +194,7 @@ def _written(
     graded = {}
     for name, head in heads.items():
         values = _confidences(network, asked.questions, answers[name], head, rule, form)
-        source, rows = source_of(model, head, rule, prompt).row(), []
+        source, rows = _source_of(model, head, rule, prompt).row(), []
         pairs = zip(asked.questions, answers[name], strict=True)
         for i, (question, answer) in enumerate(pairs):
             row: Row = {"question": question.text, "answer": answer.text}
@@ -212,11 +212,12 @@ def _prompts(
     tokenizer: Any, asked: QuestionSet, chat: bool
 ) -> tuple[list[str], Callable[[str], str], str]:
     """Return the prompts for written answers, what makes prompts of others, and their form."""
-    if chat:
-        form, name = _chat_form(tokenizer)
-        return [form(question.text) for question in asked.questions], form, name
-    prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
-    return prompts, str, f"short, {len(asked.shots)} shots"
+    if not chat:
+        prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
+        return prompts, str, f"short, {len(asked.shots)} shots"
+    form = partial(asking.chat_prompt, tokenizer)
+    name = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
+    return [form(question.text) for question in asked.questions], form, name
 
 
 def check_lengths(
@@ -230,17 +231,17 @@ def check_lengths(
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
     if asked.form == "texts":
-        choices.encoded_choices(model, tokenizer, asked.questions, asked.shots)
+        choices._encoded_choices(model, tokenizer, asked.questions, asked.shots)
     elif asked.form == "letters":
-        prompts = choices.choice_prompts(asked.questions, asked.shots)
-        asking.checked_prompts(model, tokenizer, prompts, 1)
+        prompts = choices._choice_prompts(asked.questions, asked.shots)
+        asking._checked_prompts(model, tokenizer, prompts, 1)
     else:
         longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
         prompts, form, _ = _prompts(tokenizer, asked, chat)
-        asking.checked_prompts(model, tokenizer, prompts, longest)
+        asking._checked_prompts(model, tokenizer, prompts, longest)
         if confidence == "p_true":
             second = [form(question_sets.verdict_prompt(one, "")) for one in asked.questions]
-            asking.checked_prompts(model, tokenizer, second, longest + 1)
+            asking._checked_prompts(model, tokenizer, second, longest + 1)
 
 
 def _lettered(
@@ -252,24 +253,17 @@ def _lettered(
     permutations: Permutations | None,
     progress: Progress | None,
 ) -> dict[str, Graded]:
-    options: Any = {"shots": asked.shots, "progress": progress}
-    permuted: dict[str, PermutedChoices] = {}
-    if permutations is None:
-        logits, labels = choices.ask_choices_each(*network, asked.questions, heads, **options)
-    else:
-        permuted = choices.ask_permuted_each(
-            *network, asked.questions, heads, permutations=permutations, **options
-        )
-        logits = {name: each.logits[:, 0] for name, each in permuted.items()}
-        labels = next(iter(permuted.values())).labels
-    tried = {name: (rows, sources[name]) for name, rows in logits.items()}
-    *_, (last, (rows, source)) = tried.items()
-    if permuted:
+    options: Any = {"shots": asked.shots, "permutations": permutations, "progress": progress}
+    found = choices._ask_choices_each(*network, asked.questions, heads, **options)
+    *_, (last, shown) = found.items()
+    own, labels, source = shown.logits[:, 0], shown.labels, sources[last]
+    tried = {name: (each.logits[:, 0], sources[name]) for name, each in found.items()}
+    if permutations is not None:
         renamed = source._replace(confidence="letters, permuted")
-        tried["permuted"] = permuted[last].averaged(), renamed
+        tried["permuted"] = shown.averaged(), renamed
     if len(labels) >= MIN_QUESTIONS:
         renamed = source._replace(confidence="letters, calibrated")
-        tried["calibrated"] = calibrated_choices(rows, labels, keep_predictions), renamed
+        tried["calibrated"] = calibrated_choices(own, labels, keep_predictions), renamed
     return {
         name: Graded(_chosen(asked, rows, origin), option_bias(rows, labels))
         for name, (rows, origin) in tried.items()
@@ -321,7 +315,7 @@ def gains_of_graded(graded: Mapping[str, Graded]) -> Gains:
         own = np.where(answers.grades(), confidence, 1 - confidence)
         scores[name] = {"nll": -np.log(np.maximum(own, SMALLEST)), "brier": (1 - own) ** 2}
     count = len(graded["before"].answers.rows)
-    return gains_over_one_temperature(scores, np.arange(count), np.ones(count))
+    return _gains_over_one_temperature(scores, np.arange(count), np.ones(count))
 
 
 def answer_question(
@@ -343,13 +337,15 @@ def answer_question(
     ``geometric``. With ``chat`` the question is rendered with the chat template.
     """
     rule = confidence_of(calibrator, confidence)
-    form, prompt = _chat_form(tokenizer) if chat else (str, "plain")
+    asked, network = [Question(question, ())], (model, tokenizer)
+    prompts: list[str] = [question]
+    form: Callable[[str], str] = str
+    prompt = "plain"
+    if chat:
+        prompts, form, prompt = _prompts(tokenizer, QuestionSet(asked, []), chat)
     if calibrator is not None:
-        calibrator.source_.check(source_of(model, fitted, rule, prompt), _REMEDY)
-    (answer,) = asking.ask(
-        model, tokenizer, [form(question)], fitted=fitted, max_new_tokens=max_new_tokens
-    )
-    network, asked = (model, tokenizer), [Question(question, ())]
+        calibrator.source_.check(_source_of(model, fitted, rule, prompt), _REMEDY)
+    (answer,) = asking.ask(*network, prompts, fitted=fitted, max_new_tokens=max_new_tokens)
     values, required = _confidences(network, asked, [answer], fitted, rule, form), min_confidence
     if calibrator is not None:
         values = calibrator.predict_confidences(values)
@@ -393,23 +389,13 @@ def _confidences(
     return choices.ask_true(*network, prompts, fitted=fitted)
 
 
-def _chat_form(tokenizer: Any) -> tuple[Callable[[str], str], str]:
-    """Return the function that makes a chat of a question, and the name of this form."""
-    name = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
-    return lambda text: asking.chat_prompt(tokenizer, text), name
-
-
-def source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
-    """Return the source of confidences of a model."""
-    digest = fingerprint_of(huggingface.plain_model(model)).digest
-    head = "none" if fitted is None else head_digest(fitted)
+def _source_of(model: Any, fitted: FittedHead | None, confidence: str, prompt: str) -> Source:
+    """Return the source of confidences of a model, with digests of its and the head's values."""
+    digest, head = fingerprint_of(huggingface._plain_model(model)).digest, "none"
+    if fitted is not None:
+        total = hashlib.sha256(fitted.head.kind.encode())
+        for name, value in sorted(fitted.state_dict().items()):
+            total.update(name.encode())
+            total.update(value.detach().cpu().double().numpy().astype("<f8").tobytes())
+        head = total.hexdigest()[:16]
     return Source(confidence, prompt, digest, head, "greedy")
-
-
-def head_digest(fitted: FittedHead) -> str:
-    """Return a hash of the kind and the learned values of a head."""
-    total = hashlib.sha256(fitted.head.kind.encode())
-    for name, value in sorted(fitted.state_dict().items()):
-        total.update(name.encode())
-        total.update(value.detach().cpu().double().numpy().astype("<f8").tobytes())
-    return total.hexdigest()[:16]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ from scipy.special import chdtrc, log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
 from calibrant._core.showing import columns_frame, one_line
-from calibrant.llm.answers.questions import LETTERS, Question
+from calibrant.llm.answers.questions import LETTERS
 from calibrant.show.box import Box
 from calibrant.show.tables import Table
 
@@ -30,27 +29,18 @@ Order: TypeAlias = tuple[int, ...]
 """Numbers of the options in the order in which they are shown."""
 
 
-def option_orders(permutations: Permutations, choices: int) -> list[Order]:
+def _option_orders(permutations: Permutations | None, choices: int) -> list[Order]:
     """Return the orders in which a question with so many options is asked, its own first.
 
-    >>> option_orders("cyclic", 3)
-    [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
+    None is for its own order alone.
     """
-    check_choice("permutations", permutations, ("cyclic", "all"))
     numbers = tuple(range(choices))
+    if permutations is None:
+        return [numbers]
+    check_choice("permutations", permutations, ("cyclic", "all"))
     if permutations == "all":
         return list(itertools.permutations(numbers))
     return [numbers[i:] + numbers[:i] for i in numbers]
-
-
-def reordered(question: Question, order: Order) -> Question:
-    """Return a question with its options in another order.
-
-    >>> reordered(Question("2 + 2?", ("4",), ("3", "4"), 1), (1, 0))
-    Question(text='2 + 2?', references=('4',), choices=('4', '3'), answer=0, subject='')
-    """
-    choices = tuple(question.choices[i] for i in order)
-    return replace(question, choices=choices, answer=order.index(question.answer))
 
 
 class OptionBias(NamedTuple):
@@ -62,11 +52,9 @@ class OptionBias(NamedTuple):
     prob : mean probability of the letter
     p_value : float
         Of the hypothesis that letters are chosen as often as they are right (Stuart and Maxwell's
-        test; orders of the same question count together). Small if there is a preference.
+        test). Small if there is a preference.
     n : int
         Questions.
-    orders : int
-        Orders of the options in which each was asked.
     """
 
     chosen: FloatArray
@@ -74,7 +62,6 @@ class OptionBias(NamedTuple):
     prob: FloatArray
     p_value: float
     n: int
-    orders: int = 1
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -90,17 +77,16 @@ class OptionBias(NamedTuple):
         """Describe the preference in a sentence."""
         shares = zip(self.letters, self.chosen, self.right, strict=True)
         parts = [f"{name} {100 * c:.0f} % ({100 * r:.0f} %)" for name, c, r in shares]
-        times = f", each in {self.orders} orders" if self.orders > 1 else ""
         return (
-            f"chosen letters of {self.n:,} questions{times}, and how often they are right: "
+            f"chosen letters of {self.n:,} questions, and how often they are right: "
             f"{', '.join(parts)}; p = {self.p_value:.2g} for no preference"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
         columns = {name: getattr(self, name).tolist() for name in ("chosen", "right", "prob")}
-        about = {"p_value": self.p_value, "n": self.n, "orders": self.orders}
-        return {"letters": list(self.letters), **columns, "excess": self.excess, **about}
+        about = {"excess": self.excess, "p_value": self.p_value, "n": self.n}
+        return {"letters": list(self.letters), **columns, **about}
 
     def __repr__(self) -> str:
         return one_line(self, f"{100 * self.excess:.1f} % of answers", f"p = {self.p_value:.2g}")
@@ -121,12 +107,8 @@ class OptionBias(NamedTuple):
 def option_bias(logits: Values, labels: Values) -> OptionBias:
     """Measure the preference for some letters.
 
-    Parameters
-    ----------
-    logits : (n, letters) or (n, orders, letters)
-        Of the letters, in the order in which the options were shown.
-    labels : (n,) or (n, orders)
-        Numbers of the right letters.
+    ``logits`` ``(n, letters)`` are those of the letters, ``labels`` ``(n,)`` the numbers of the
+    right ones.
 
     Examples
     --------
@@ -137,22 +119,19 @@ def option_bias(logits: Values, labels: Values) -> OptionBias:
     True
     """
     scores, right = as_float64(logits), as_labels(labels)
-    scores = scores[:, None] if scores.ndim == 2 else scores
-    right = right.reshape(len(right), -1)
-    if scores.ndim != 3 or right.shape != scores.shape[:2] or scores.shape[2] < 2:
+    if scores.ndim != 2 or right.shape != scores.shape[:1] or scores.shape[1] < 2:
         raise ValueError(
-            f"logits must be (n, letters) and labels (n,), or both with orders after n, got "
-            f"{np.shape(logits)} and {np.shape(labels)}"
+            f"logits must be (n, letters) and labels (n,), got {np.shape(logits)} and "
+            f"{np.shape(labels)}"
         )
-    letters = scores.shape[2]
-    shares = [np.eye(letters)[numbers].mean(1) for numbers in (scores.argmax(-1), right)]
-    prob = np.exp(log_softmax(scores, axis=-1)).mean((0, 1))
-    chosen, true = (share.mean(0) for share in shares)
+    n, letters = scores.shape
+    chosen, true = (np.eye(letters)[numbers] for numbers in (scores.argmax(-1), right))
+    prob = np.exp(log_softmax(scores, axis=-1)).mean(0)
     # Wald's test that differences (n, letters), which sum to 0, have the mean 0
-    off, n = shares[0] - shares[1], len(scores)
+    off = chosen - true
     inverse = np.linalg.pinv(off.T @ off / n, hermitian=True)
     p_value = float(chdtrc(letters - 1, n * off.mean(0) @ inverse @ off.mean(0)))
-    return OptionBias(chosen, true, prob, p_value, *scores.shape[:2])
+    return OptionBias(chosen.mean(0), true.mean(0), prob, p_value, n)
 
 
 class PermutedChoices(NamedTuple):
@@ -174,12 +153,9 @@ class PermutedChoices(NamedTuple):
 
     def averaged(self) -> FloatArray:
         """Return the log-probabilities ``(n, options)`` of the options, averaged over orders."""
+        if len(self.orders) == 1:
+            return self.logits[:, 0]
         total = np.zeros_like(self.logits[:, 0])
         for shown, order in zip(self.logits.swapaxes(0, 1), self.orders, strict=True):
             total[:, list(order)] += log_softmax(shown, axis=-1)
         return np.asarray(log_softmax(total / len(self.orders), axis=-1))
-
-    def bias(self) -> OptionBias:
-        """Return the preference for letters, over all orders."""
-        places = np.argsort(np.array(self.orders), axis=1)  # where each option is shown
-        return option_bias(self.logits, places[:, self.labels].T)

@@ -83,7 +83,7 @@ def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
         references = tuple(dict.fromkeys([best, *correct]))
         distinct: dict[str, str] = {}
         for text in (best, *incorrect):
-            distinct.setdefault(normalised(text), text)
+            distinct.setdefault(_normalised(text), text)
         choices = tuple(distinct.values())
         questions.append(Question(row["Question"], references, choices, 0, row["Category"]))
     return questions
@@ -131,7 +131,7 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
             yield number, row
 
 
-def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
+def _first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
     """Return the first questions of every subject."""
     by_subject: dict[str, list[Question]] = {}
     for one in questions:
@@ -139,7 +139,7 @@ def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
     return [one for group in by_subject.values() for one in group[:count]]
 
 
-def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
+def _subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
     """Draw ``n`` questions without replacement, in the order of the file; or all of fewer."""
     check_whole("n", n)
     count = min(n, len(questions))
@@ -147,16 +147,10 @@ def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Ques
     return [questions[i] for i in np.sort(chosen)]
 
 
-def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
+def _choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
     """Make a prompt of the usual form for MMLU, after which a space and the letter follow.
 
     ``shots`` are solved examples, usually the first five of ``dev`` with the same subject.
-
-    >>> print(choice_prompt(Question("2 + 2?", ("4",), ("3", "4"), 1)))
-    Question: 2 + 2?
-    A. 3
-    B. 4
-    Answer:
     """
     solved = [f"{_lettered(one)} {LETTERS[one.answer]}" for one in shots]
     start = ""
@@ -206,7 +200,7 @@ def verdict_prompt(question: Question, answer: str) -> str:
     )
 
 
-def normalised(text: str) -> str:
+def _normalised(text: str) -> str:
     """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces."""
     plain = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
@@ -220,20 +214,17 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
     """
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = normalised(answer.strip().split("\n", 1)[0])
-    return bool(text) and any(text == normalised(one) for one in references)
+    text = _normalised(answer.strip().split("\n", 1)[0])
+    return bool(text) and any(text == _normalised(one) for one in references)
 
 
-def contains_reference(answer: str, references: Iterable[str]) -> bool:
+def _contains_reference(answer: str, references: Iterable[str]) -> bool:
     """Return True if an answer contains any reference after normalisation, as whole words.
 
     It is for answers in sentences. What surrounds the reference is not looked at, so that "not
     Lima" counts as right.
-
-    >>> contains_reference("The capital of Peru is Lima.", ["Lima"])
-    True
     """
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = f" {normalised(answer)} "
-    return any(f" {normalised(one)} " in text for one in references if normalised(one))
+    text = f" {_normalised(answer)} "
+    return any(f" {_normalised(one)} " in text for one in references if _normalised(one))

@@ -1,6 +1,6 @@
 """Rows of answers: reading and writing them, and their confidences, grades and source.
 
-Everything that reads answers, questions or logs line by line reads them by :func:`placed_rows`.
+Everything that reads answers, questions or logs line by line reads them by :func:`_placed_rows`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ GRADES = {
 }
 
 
+Scale: TypeAlias = tuple[float, float]
+"""Lowest and highest score of a judge."""
+
+
 class SourceError(ValueError):
     """Confidences of another source than wanted, or of several."""
 
@@ -74,16 +78,18 @@ class Source(NamedTuple):
         """Whether the model is one of a service, whose weights are unknown."""
         return bool(self.model) and not re.fullmatch("[0-9a-f]{16}", self.model)
 
+    @property
+    def scale(self) -> Scale | None:
+        """Scale of a judge whose scores the confidences are; None for others."""
+        found = re.fullmatch(r".*, (-?\d[-+.e\d]*) to (-?\d[-+.e\d]*)", self.confidence)
+        return None if found is None else (float(found[1]), float(found[2]))
+
     def row(self) -> Row:
         """Return the source in the form that rows have."""
         return {key: getattr(self, part) for part, key in SOURCE_KEYS.items()}
 
     def differences(self, other: Source) -> list[str]:
-        """Return the parts that both state differently, in words.
-
-        >>> Source("geometric", "chat").differences(Source("p_true", "", "0a1b"))
-        ['confidence geometric, not p_true']
-        """
+        """Return the parts that both state differently, in words."""
         parts = zip(self._fields, self, other, strict=True)
         return [
             f"{name} {one}, not {two}" for name, one, two in parts if one and two and one != two
@@ -143,7 +149,7 @@ class AnswerRows(NamedTuple):
 
     def grades(self) -> BoolArray:
         """Return whether each answer is right; every row must say so."""
-        return np.array([grade_of(row, place) for place, row in zip(*self, strict=True)], bool)
+        return np.array([_grade_of(row, place) for place, row in zip(*self, strict=True)], bool)
 
     def confidences(self, aggregate: Aggregator | None = None) -> tuple[FloatArray, Source]:
         """Return the confidences and their source.
@@ -156,13 +162,13 @@ class AnswerRows(NamedTuple):
         """
         placed, source = list(zip(*self, strict=True)), self.source()
         lacking = [place for place, row in placed if "token_probs" not in row]
-        tokens = [] if lacking else [token_probs_of(row, place) for place, row in placed]
+        tokens = [] if lacking else [_token_probs_of(row, place) for place, row in placed]
         if aggregate is None and any("confidence" in row for row in self.rows):
-            return np.array([stated_number(row, place) for place, row in placed]), source
+            return np.array([_stated_number(row, place) for place, row in placed]), source
         if lacking:
             raise ValueError(
                 f"{lacking[0]} has no token_probs: they are needed for every answer, or else its "
-                "confidence"
+                "confidence; calibrant llm answers read takes them from a log"
             )
         rule = aggregate or "geometric"
         return answer_confidence(tokens, rule), source._replace(confidence=rule)
@@ -191,17 +197,13 @@ def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
 
     Examples
     --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "graded.csv"
-    ...     text = "question,answer,confidence,source,correct"
-    ...     _ = file.write_text(f"{text}{chr(10)}Capital of Peru?,Lima,0.9,judge,yes")
-    ...     graded = read_answers(file)
-    >>> graded.confidences()[0], graded.grades(), graded.source().confidence
-    (array([0.9]), array([ True]), 'judge')
+    ::
+
+        graded = read_answers("graded.csv")
+        confidence, source = graded.confidences()
     """
     path = check_suffix(file)
-    placed = list(usable(placed_rows(path)))
+    placed = list(usable(_placed_rows(path)))
     if not placed:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
@@ -234,14 +236,14 @@ def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
 # ------------------------------------------------------------------------------- lines of files
 
 
-def placed_rows(file: Path) -> Iterator[Item]:
+def _placed_rows(file: Path) -> Iterator[Item]:
     """Yield the rows of a file of JSON lines, or of CSV with a line of names; empty cells lack."""
     if file.suffix != ".csv":
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     place = f"line {number} of {file}"
-                    yield place, parsed(line, place, is_whole=line.endswith(b"\n"))
+                    yield place, _parsed(line, place, is_whole=line.endswith(b"\n"))
         return
     with file.open(encoding="utf-8-sig", newline="") as stream:
         try:
@@ -260,7 +262,7 @@ def _cells(stream: IO[str], file: Path) -> Iterator[Item]:
             yield place, {name: value for name, value in row.items() if value != ""}
 
 
-def parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:
+def _parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:
     """Return an object of JSON, or the error that it is none."""
     try:
         value = json.loads(text.decode("utf-8-sig"))
@@ -279,7 +281,7 @@ def usable(items: Iterable[Item]) -> Iterator[tuple[str, Row]]:
         yield place, dict(item)
 
 
-def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iterator[Item]:
+def _converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iterator[Item]:
     """Apply a function to each item and its place; its errors take the place of rows."""
     for place, item in items:
         if isinstance(item, BadDocument):
@@ -297,7 +299,7 @@ def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iter
 # ------------------------------------------------------------------------------- values of rows
 
 
-def stated_number(row: Row, place: str) -> float:
+def _stated_number(row: Row, place: str) -> float:
     """Return the ``confidence`` of a row."""
     value = row.get("confidence")
     try:
@@ -312,7 +314,7 @@ def stated_number(row: Row, place: str) -> float:
     return number
 
 
-def grade_of(row: Mapping[str, Any], place: str) -> bool:
+def _grade_of(row: Mapping[str, Any], place: str) -> bool:
     """Return True if the answer, or another part, of a row is right."""
     value = row.get("correct")
     known = GRADES.get(str(value).strip().lower().removesuffix(".0"))
@@ -324,9 +326,9 @@ def grade_of(row: Mapping[str, Any], place: str) -> bool:
     return known
 
 
-def token_probs_of(row: Row, place: str) -> FloatArray:
+def _token_probs_of(row: Row, place: str) -> FloatArray:
     """Return the probabilities of the tokens of a row."""
-    values = numbers(row["token_probs"], "token_probs", place)
+    values = _numbers(row["token_probs"], "token_probs", place)
     wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
     if wrong.size:
         raise ValueError(
@@ -338,10 +340,10 @@ def token_probs_of(row: Row, place: str) -> FloatArray:
     return np.where(values == 0, ROUNDED / 4, values)
 
 
-def numbers(value: Any, name: str, place: str) -> FloatArray:
+def _numbers(value: Any, name: str, place: str) -> FloatArray:
     """Return a list of numbers in a row, which cells of CSV hold as JSON."""
     try:
-        values = np.array(unpacked_cell(value), np.float64)
+        values = np.array(_unpacked_cell(value), np.float64)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} of {place} must be a list of numbers ({error})") from error
     if values.ndim != 1:
@@ -349,6 +351,6 @@ def numbers(value: Any, name: str, place: str) -> FloatArray:
     return values
 
 
-def unpacked_cell(value: Any) -> Any:
+def _unpacked_cell(value: Any) -> Any:
     """Return what the JSON in a cell of a CSV file holds; other values as they are."""
     return json.loads(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Agreement of several answers that a model drew to the same question.
 
 Texts are put into clusters of one meaning, by a function ``same(a, b)`` that compares two of them:
-equal after :func:`plain_text` by default, or a judgement of a model of your own
+equal after :func:`_plain_text` by default, or a judgement of a model of your own
 (:func:`by_entailment`, :func:`by_embedding`).
 """
 
@@ -27,21 +27,17 @@ _REMEMBERED = 4096
 """Texts whose embeddings are kept."""
 
 
-def plain_text(text: str) -> str:
-    """Normalise an answer: lower case, without punctuation and articles, numbers kept whole.
-
-    >>> plain_text("The Beatles."), plain_text("-1,000.5 %"), plain_text("C++")
-    ('beatles', '-1000.5', 'c++')
-    """
+def _plain_text(text: str) -> str:
+    """Normalise an answer: lower case, without punctuation and articles, numbers kept whole."""
     folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
     words = [word.replace(",", "") for word in _WORD.findall(folded)]
     # a text of articles or signs alone stands for itself
     return " ".join(word for word in words if word not in _ARTICLES) or folded.strip()
 
 
-def same_text(a: str, b: str) -> bool:
-    """Return True if two texts are equal after :func:`plain_text`."""
-    return plain_text(a) == plain_text(b)
+def _same_text(a: str, b: str) -> bool:
+    """Return True if two texts are equal after :func:`_plain_text`."""
+    return _plain_text(a) == _plain_text(b)
 
 
 def by_entailment(entails: Same) -> Same:
@@ -80,7 +76,7 @@ def by_embedding(embed: Callable[[list[str]], Any], *, min_cosine: float = 0.9) 
     return lambda a, b: float(direction(a) @ direction(b)) >= min_cosine - 1e-9
 
 
-def agreement(answer: str, samples: Sequence[str], same: Same = same_text) -> float:
+def agreement(answer: str, samples: Sequence[str], same: Same = _same_text) -> float:
     """Compute the share of samples that mean the same as the answer (Wang et al. 2023).
 
     >>> agreement("Lima", ["lima.", "Cusco", "Lima"])
@@ -90,7 +86,7 @@ def agreement(answer: str, samples: Sequence[str], same: Same = same_text) -> fl
     return sum(bool(same(answer, sample)) for sample in samples) / len(samples)
 
 
-def clusters(texts: Sequence[str], same: Same = same_text) -> list[list[int]]:
+def clusters(texts: Sequence[str], same: Same = _same_text) -> list[list[int]]:
     """Put texts into clusters of one meaning (Kuhn et al. 2023, algorithm 1).
 
     Each text joins the first cluster whose first text means the same. Returns the numbers of the

@@ -13,7 +13,7 @@ is right is fitted, which then calibrates the scores of the regression on all an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,29 +22,29 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.showing import frame, one_line, threshold_text
+from calibrant._core.showing import one_line, threshold_text
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
     AnswerMap,
     Map,
-    check_state,
-    finite_numbers,
-    halfway,
-    outcomes,
+    _check_state,
+    _finite_numbers,
+    _folds,
+    _halfway,
+    _outcomes,
 )
-from calibrant.llm.answers.confidence import SUREST
+from calibrant.llm.answers.confidence import SUREST, evaluate_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
+from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Self
 
-FOLDS = 5
 _RIDGE = 1.0
 _FEWEST = 10
 """Right and wrong answers each, and questions, that calibration on held-out folds needs."""
@@ -80,7 +80,7 @@ class Regression(NamedTuple):
     def fit(cls, values: FloatArray, right: BoolArray) -> Regression:
         """Fit to the signals ``(n, k)`` of graded answers, NaN where an answer lacks one."""
         missing = np.isnan(values)
-        ends = [halfway(column[~gap]) for column, gap in zip(values.T, missing.T, strict=True)]
+        ends = [_halfway(column[~gap]) for column, gap in zip(values.T, missing.T, strict=True)]
         low, high = np.clip(np.transpose(ends), SUREST, 1 - SUREST)
         odds = logit(np.clip(values, low, high))
         count = np.maximum((~missing).sum(0), 1)
@@ -103,9 +103,9 @@ class Regression(NamedTuple):
     @classmethod
     def from_state(cls, state: Any, signals: int) -> Regression:
         """Make the regression of so many signals from its saved numbers."""
-        check_state(state, cls._fields, cls)
+        _check_state(state, cls._fields, cls)
         sizes = {name: signals for name in cls._fields} | {"offset": 1}
-        made = cls(**{name: finite_numbers(state[name], n, name) for name, n in sizes.items()})
+        made = cls(**{name: _finite_numbers(state[name], n, name) for name, n in sizes.items()})
         if not ((made.scale > 0) & (made.low > 0) & (made.low < made.high) & (made.high < 1)).all():
             raise ValueError("scale must be above 0, and low and high rise between 0 and 1")
         return made
@@ -204,7 +204,7 @@ class SignalCalibrator(AnswerMap):
         later.
         """
         values = _as_table(signals)
-        right = outcomes(correct, len(values)) == 1
+        right = _outcomes(correct, len(values)) == 1
         member = np.arange(len(values)) if groups is None else checks.as_labels(groups, "groups")
         if member.shape != (len(values),):
             raise ValueError(
@@ -215,14 +215,14 @@ class SignalCalibrator(AnswerMap):
         self.coverage_ = dict(zip(self.names_, (~np.isnan(values)).mean(0).tolist(), strict=True))
         self.source_, self.threshold_ = (source or Source())._replace(confidence=""), None
         self.regression_, self.map_ = Regression.fit(values, right), None
-        if not enough_for_folds(right, member):
+        if not _enough_for_folds(right, member):
             checks.warn(
                 f"{len(right):,} answers, {int(right.sum()):,} of them right, are too few to "
                 "calibrate the combined signals on held-out ones: grade more answers"
             )
             return self
         scores = np.empty(len(right))
-        for train, test in folds(member):
+        for train, test in _folds(member):
             scores[test] = Regression.fit(values[train], right[train]).score(values[test])
         with checks.silenced():  # the figures of the fit show signals that tell nothing
             self.map_ = AnswerCalibrator(None, stage=self.stage).fit(scores, right)
@@ -249,7 +249,7 @@ class SignalCalibrator(AnswerMap):
 
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
-        values = signal_values(with_signals(answers), self.names_)
+        values = signal_values(_with_signals(answers), self.names_)
         for name, column in values.items():
             lacking = len(column) >= _ENOUGH_TO_HAVE_A_SIGNAL and np.isnan(column).all()
             if lacking and self.coverage_[name]:
@@ -281,14 +281,6 @@ class SignalCalibrator(AnswerMap):
         ]
         return Table(("signal", "answers", "weight"), rows)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame of the signals: ``signal``, ``coverage``, ``weight``. Needs pandas."""
-        pairs = zip(self.names_, self._fitted().weights.tolist(), strict=True)
-        return frame(
-            {"signal": name, "coverage": self.coverage_[name], "weight": weight}
-            for name, weight in pairs
-        )
-
     def _fitted(self) -> Regression:
         if self.regression_ is None:
             raise RuntimeError("this SignalCalibrator is not fitted: call fit(signals, correct)")
@@ -310,13 +302,13 @@ class SignalCalibrator(AnswerMap):
     def from_state(cls, state: Mapping[str, Any]) -> SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         keys = ("stage", "names", "coverage", "regression", "map", "threshold", "source")
-        check_state(state, keys, cls)
+        _check_state(state, keys, cls)
         made, names = cls(stage=state["stage"]), state["names"]
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not texts or not names or len({*names}) != len(names):
             raise ValueError(f"names must be different texts, got {names!r:.80}")
         made.names_ = list(names)
-        shares = finite_numbers(state["coverage"], len(names), "coverage").tolist()
+        shares = _finite_numbers(state["coverage"], len(names), "coverage").tolist()
         made.coverage_ = dict(zip(names, shares, strict=True))
         made.regression_ = Regression.from_state(state["regression"], len(names))
         if state["map"] is not None:
@@ -337,7 +329,7 @@ def _box(fitted: SignalCalibrator) -> Box:
     return Box("Signal calibrator", [fitted.describe()], parts=parts)
 
 
-def signal_calibrator(
+def _signal_calibrator(
     answers: AnswerRows, names: Sequence[str] | None = None, *, stage: Map = "beta"
 ) -> SignalCalibrator:
     """Fit a map to the signals that graded answers have, ``names`` of them or all."""
@@ -346,7 +338,7 @@ def signal_calibrator(
     return SignalCalibrator(stage=stage).fit(values, answers.grades(), **about)
 
 
-def with_signals(answers: AnswerRows) -> AnswerRows:
+def _with_signals(answers: AnswerRows) -> AnswerRows:
     """Compute the signals of rows; warn of stated numbers that have another scale."""
     found = signals_of(answers)
     reasons = [row.get(UNREAD, {}).get("stated", "") for row in found.rows]
@@ -360,18 +352,7 @@ def with_signals(answers: AnswerRows) -> AnswerRows:
     return found
 
 
-def folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the numbers of the answers of all folds but one, and of that one.
-
-    Answers with the same number in ``groups`` ``(n,)`` stay together.
-    """
-    names, member = np.unique(groups, return_inverse=True)
-    fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
-    for number in range(min(FOLDS, len(names))):
-        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-
-
-def enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
+def _enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
     """Return True if every fold can leave right and wrong answers to the others."""
     return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _FEWEST)
 
@@ -392,3 +373,70 @@ def _as_table(signals: Signals) -> FloatArray:
         if wrong.size:
             raise ValueError(f"signal {told} must be in [0, 1] or NaN, got {wrong[0]:g}")
     return np.stack(list(columns.values()), axis=1)
+
+
+class SignalFit(NamedTuple):
+    """A map of signals, and its figures on held-out answers.
+
+    Attributes
+    ----------
+    calibrator : SignalCalibrator
+    alone : dict of ConfidenceEvaluation
+        Of maps of each signal alone; all answers count, also those without the signal.
+    raw : dict of ConfidenceEvaluation
+        Of each signal as it is, of the answers that have it.
+    together : ConfidenceEvaluation or None
+        Of the map of all signals; None if there are too few answers.
+    """
+
+    calibrator: SignalCalibrator
+    alone: Evaluations
+    raw: Evaluations
+    together: ConfidenceEvaluation | None = None
+
+    @property
+    def best(self) -> str:
+        """The signal with the lowest log loss, of held-out answers if there are enough."""
+        figures = self.alone or self.raw
+        return min(figures, key=lambda name: figures[name]["nll"].value)
+
+
+def fit_signals(
+    answers: AnswerRows,
+    names: Sequence[str] | None = None,
+    *,
+    stage: Map = "beta",
+    level: float | None = 0.9,
+) -> SignalFit:
+    """Fit a map from the signals of graded answers to the chance that they are right.
+
+    ``names`` are the signals to use, by default all that the rows have or that their material
+    allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
+    answers, and refuses others. Answers to one question, such as the fields of one document, stay
+    in one fold, and the intervals are those of independent questions.
+    """
+    answers = _with_signals(answers)
+    values, right, groups = signal_values(answers, names), answers.grades(), answers.groups
+    fitted = _signal_calibrator(answers, names, stage=stage)
+    known = {name: ~np.isnan(column) for name, column in values.items()}
+    raw = {
+        name: evaluate_answers(values[name][has], right[has], groups=groups[has], level=level)
+        for name, has in known.items()
+        if has.any()
+    }
+    if not _enough_for_folds(right, groups):
+        return SignalFit(fitted, {}, raw)
+
+    def held_out(chosen: Mapping[str, FloatArray]) -> ConfidenceEvaluation:
+        chances = np.empty(len(right))
+        for train, test in _folds(groups):
+            one = SignalCalibrator(stage=stage)
+            some = {name: column[train] for name, column in chosen.items()}
+            one.fit(some, right[train], groups=groups[train])
+            chances[test] = one.predict({name: x[test] for name, x in chosen.items()})
+        return evaluate_answers(chances, right, groups=groups, level=level)
+
+    with checks.silenced():  # the fit to all answers has said what is worth saying
+        alone = {name: held_out({name: column}) for name, column in values.items()}
+        together = held_out(values) if len(values) > 1 else alone[fitted.names_[0]]
+    return SignalFit(fitted, alone, raw, together)

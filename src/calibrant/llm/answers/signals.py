@@ -15,19 +15,19 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from scipy.special import softmax, xlogy
 
-from calibrant._core.checks import FloatArray, Values, as_float64, check_choice
+from calibrant._core.checks import FloatArray, check_choice
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.rows import (
     AnswerRows,
     Row,
-    numbers,
-    stated_number,
-    token_probs_of,
-    unpacked_cell,
+    _numbers,
+    _stated_number,
+    _token_probs_of,
+    _unpacked_cell,
 )
-from calibrant.llm.answers.samples import Same, agreement, clusters, same_text, semantic_entropy
+from calibrant.llm.answers.samples import Same, _same_text, agreement, clusters, semantic_entropy
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs
 
@@ -40,53 +40,6 @@ _VOTES = {
 """Worth of a vote."""
 _LARGEST_VOCABULARY = 1 << 18
 """Tokens of the largest vocabularies in use."""
-
-
-def judge_score(score: float, scale: tuple[float, float]) -> float:
-    """Map a judge's score to [0, 1], of which ``scale`` has the worst and the best.
-
-    >>> judge_score(8, (1, 10)), judge_score(2, (5, 1))  # the best of the second is 1
-    (0.7777777777777778, 0.75)
-    """
-    worst, best = scale
-    if not all(map(math.isfinite, scale)) or worst == best:
-        raise ValueError(f"scale must be two different numbers, the worst first, got {scale}")
-    if isinstance(score, bool) or not min(scale) <= score <= max(scale):
-        raise ValueError(f"the score must be from {worst:g} to {best:g}, got {score!r}")
-    return (score - worst) / (best - worst)
-
-
-def vote_share(votes: Sequence[str]) -> float:
-    """Compute the share of votes for an answer; ties count half.
-
-    >>> vote_share(["yes", "no", "tie", "Yes"])
-    0.625
-    """
-    if isinstance(votes, str) or not votes:
-        raise ValueError(f"votes must be a list of yes, no and tie, got {votes!r:.80}")
-    worth = [_VOTES.get(str(vote).strip().lower()) for vote in votes]
-    unknown = [vote for vote, value in zip(votes, worth, strict=True) if value is None]
-    if unknown:
-        raise ValueError(f"a vote must be one of {', '.join(_VOTES)}, got {unknown[0]!r:.40}")
-    return sum(value for value in worth if value is not None) / len(votes)
-
-
-def option_confidence(logits: Values) -> tuple[float, float]:
-    """Return the probability of the likeliest option, and its distance to the second.
-
-    ``logits`` ``(options,)`` are logits or log-probabilities of the options of one question; -inf
-    is an option that is not there.
-
-    >>> option_confidence([1.0, 1.0])
-    (0.5, 0.0)
-    """
-    values = as_float64(logits)
-    if values.ndim != 1 or values.size < 2 or np.isnan(values).any() or values.max() == np.inf:
-        raise ValueError(f"option logits must be two numbers or more, not NaN, got {logits!r:.80}")
-    if values.max() == -np.inf:
-        raise ValueError("option logits must not all be -inf")
-    second, first = np.sort(softmax(values))[-2:]
-    return float(first), float(first - second)
 
 
 def top_token_confidence(
@@ -119,7 +72,7 @@ def top_token_confidence(
     {'top_probability': 0.861, 'top_margin': 0.796, 'top_entropy': 0.249}
     """
     check_choice("bound", bound, ("low", "middle"))
-    logs = topk.top_logprobs(top)
+    logs = topk._top_logprobs(top)
     shown = np.isfinite(logs)
     if vocabulary < shown.sum(1).max():
         raise ValueError(f"vocabulary is {vocabulary}, but {shown.sum(1).max()} tokens are shown")
@@ -172,8 +125,8 @@ def signals_of(
                           :func:`~calibrant.llm.answers.samples.semantic_entropy` of the
                           samples; ``semantic_sets``: 1 if they have one meaning, 0 if
                           all differ, linear in the number of clusters between
-    ``option_logits``     ``option_probability``, ``option_margin``: see
-                          :func:`~calibrant.llm.answers.signals.option_confidence`
+    ``option_logits``     ``option_probability``, ``option_margin``: the probability of
+                          the likeliest option, and its distance to the second
     ``judges``            ``judge:NAME`` for each ``{NAME: {"score", "scale"}}``, with a
                           scale such as ``[1, 10]``, or ``{NAME: {"votes"}}``
     ``confidence``        one by the name in ``source``, or ``confidence``
@@ -231,26 +184,27 @@ def signals_of(
         reasons = {name: reason for name, reason in unread.items() if name not in given}
         return {**dict.fromkeys(stored), **found, **given}, reasons
 
-    def of_samples(row: Row) -> Computed:
-        return _of_samples(unpacked_cell(row["samples"]), row.get("answer"), same, meaning)
+    def of_tokens(row: Row, place: str) -> Computed:
+        probs = [_token_probs_of(row, place)]
+        return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
-    def of_statement(row: Row) -> Computed:
+    def of_statement(row: Row, _: str) -> Computed:
         found = stated_confidence(row["stated"], scale=stated_scale)
         return {"stated": found.reason if found.value is None else found.value}
 
-    def of_top_tokens(row: Row) -> Computed:
-        top = unpacked_cell(row["top_logprobs"])
+    def of_top_tokens(row: Row, _: str) -> Computed:
+        top = _unpacked_cell(row["top_logprobs"])
         return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
 
     material: dict[str, Callable[[Row, str], Computed]] = {
-        "token_probs": _of_tokens,
-        "top_logprobs": lambda row, _: of_top_tokens(row),
-        "stated": lambda row, _: of_statement(row),
-        "samples": lambda row, _: of_samples(row),
+        "token_probs": of_tokens,
+        "top_logprobs": of_top_tokens,
+        "stated": of_statement,
+        "samples": lambda row, _: _of_samples(row, same, meaning),
         "option_logits": _of_options,
-        "judges": lambda row, _: _of_judges(unpacked_cell(row["judges"])),
+        "judges": lambda row, _: _of_judges(_unpacked_cell(row["judges"])),
         "confidence": lambda row, place: {
-            str(row.get("source") or "confidence"): stated_number(row, place)
+            str(row.get("source") or "confidence"): _stated_number(row, place)
         },
     }
     pairs = [computed(row, place) for place, row in zip(*placed, strict=True)]
@@ -287,7 +241,7 @@ def _stored(row: Row, place: str) -> Found:
     """Return the signals that a row has already."""
     values = row.get("signals")
     try:
-        values = {} if values is None else unpacked_cell(values)
+        values = {} if values is None else _unpacked_cell(values)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"signals of {place} are not JSON ({error})") from error
     if not isinstance(values, Mapping):
@@ -302,32 +256,31 @@ def _stored(row: Row, place: str) -> Found:
     return {str(name): None if v is None else float(v) for name, v in values.items()}
 
 
-def _of_tokens(row: Row, place: str) -> Computed:
-    probs = [token_probs_of(row, place)]
-    return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
-
-
-def _of_samples(texts: Any, answer: Any, same: Same | None, meaning: str) -> Computed:
+def _of_samples(row: Row, same: Same | None, meaning: str) -> Computed:
+    texts, answer = _unpacked_cell(row["samples"]), row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
         raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
     values: Computed = {"agreement_exact": agreement(answer, texts, str.__eq__)}
-    ways = [("", same_text)] + ([] if same is None else [(f":{meaning}", same)])
-    for ending, alike in ways:
-        grouped, few = clusters(texts, alike), "it takes two samples"
-        several = len(texts) > 1
+    for ending, alike in (("", _same_text), (f":{meaning}", same)):
+        if alike is None:
+            continue
+        grouped = clusters(texts, alike)
         values[f"agreement{ending}"] = agreement(answer, texts, alike)
-        values[f"semantic_negentropy{ending}"] = (
-            max(0.0, 1 - semantic_entropy(grouped, normalised=True)) if several else few
-        )
-        values[f"semantic_sets{ending}"] = (
-            1 - (len(grouped) - 1) / (len(texts) - 1) if several else few
-        )
+        found: list[float | str] = ["it takes two samples"] * 2
+        if len(texts) > 1:
+            found = [max(0.0, 1 - semantic_entropy(grouped, normalised=True))]
+            found += [1 - (len(grouped) - 1) / (len(texts) - 1)]
+        values[f"semantic_negentropy{ending}"], values[f"semantic_sets{ending}"] = found
     return values
 
 
 def _of_options(row: Row, place: str) -> Computed:
-    first, margin = option_confidence(numbers(row["option_logits"], "option_logits", place))
-    return {"option_probability": first, "option_margin": margin}
+    """Probability of the likeliest option, and its distance to the second."""
+    logits = _numbers(row["option_logits"], "option_logits", place)
+    if logits.size < 2 or np.isnan(logits).any() or not -np.inf < logits.max() < np.inf:
+        raise ValueError(f"option logits must be two numbers or more, not NaN, got {logits}")
+    second, first = np.sort(softmax(logits))[-2:]
+    return {"option_probability": float(first), "option_margin": float(first - second)}
 
 
 def _of_judges(judges: Any) -> Computed:
@@ -338,13 +291,32 @@ def _of_judges(judges: Any) -> Computed:
         match verdict:
             case None | {"score": None}:
                 found[f"judge:{name}"] = "the judge gave no score"
-            case {"votes": list(votes)}:
-                found[f"judge:{name}"] = vote_share(votes)
+            case {"votes": [_, *_] as votes}:
+                found[f"judge:{name}"] = _vote_share(votes)
             case {"score": int(score) | float(score), "scale": [worst, best]}:
-                found[f"judge:{name}"] = judge_score(score, (float(worst), float(best)))
+                found[f"judge:{name}"] = _score_share(score, float(worst), float(best))
             case _:
                 raise ValueError(
                     'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
                     f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
                 )
     return found
+
+
+def _vote_share(votes: Sequence[Any]) -> float:
+    """Share of the votes for an answer; ties count half."""
+    worth = [_VOTES.get(str(vote).strip().lower(), math.nan) for vote in votes]
+    share = sum(worth) / len(votes)
+    if math.isnan(share):
+        unknown = votes[[math.isnan(value) for value in worth].index(True)]
+        raise ValueError(f"a vote must be one of {', '.join(_VOTES)}, got {unknown!r:.40}")
+    return share
+
+
+def _score_share(score: float, worst: float, best: float) -> float:
+    """Place of a score on its scale, 0 for the worst and 1 for the best."""
+    if not all(map(math.isfinite, (worst, best))) or worst == best:
+        raise ValueError(f"scale must be two different numbers, the worst first, got {worst, best}")
+    if isinstance(score, bool) or not min(worst, best) <= score <= max(worst, best):
+        raise ValueError(f"the score must be from {worst:g} to {best:g}, got {score!r}")
+    return (score - worst) / (best - worst)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import evaluating
-from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, checked_prompts, end_ids
+from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, _checked_prompts, end_ids
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
@@ -75,7 +75,7 @@ def stream(
     """
     if options.get("assistant_model") is not None or options.get("prompt_lookup_num_tokens"):
         raise ValueError("tokens of an assistant come several at a time: leave assistants out")
-    (ids,) = checked_prompts(model, tokenizer, [prompt], max_new_tokens)
+    (ids,) = _checked_prompts(model, tokenizer, [prompt], max_new_tokens)
     ends = end_ids(model, tokenizer)
     greedy = {name: value for name, value in GREEDY.items() if name not in _OUTPUTS}
     rules = {} if options.get("do_sample") else greedy
@@ -142,30 +142,29 @@ class _Writer:
     def _generate(self) -> None:
         from transformers import StoppingCriteriaList
 
-        inner, device = huggingface.plain_model(self.model), huggingface.inputs_device(self.model)
+        def stops(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(input_ids),), self.stopped.is_set(), device=input_ids.device)
+
+        def listen(_: nn.Module, __: Any, output: Any) -> None:
+            if threading.current_thread() is self.thread:  # others may use the model as well
+                self.logits = output.logits[0, -1].detach()
+
+        inner, device = huggingface._plain_model(self.model), huggingface._inputs_device(self.model)
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model))
             stack.enter_context(torch.no_grad())
             if self.fitted is not None:
                 stack.enter_context(attached(self.model, self.fitted))
             # after the hook of the head, so that logits are calibrated
-            stack.callback(inner.register_forward_hook(self._listen).remove)
+            stack.callback(inner.register_forward_hook(listen).remove)
             given = torch.tensor([self.ids], device=device)
             self.model.generate(
                 input_ids=given,
                 attention_mask=torch.ones_like(given),
                 streamer=self,
-                stopping_criteria=StoppingCriteriaList([self._stops]),
+                stopping_criteria=StoppingCriteriaList([stops]),
                 **self.options,
             )
-
-    def _listen(self, _: nn.Module, __: Any, output: Any) -> None:
-        if threading.current_thread() is self.thread:  # others may use the model as well
-            self.logits = output.logits[0, -1].detach()
-
-    def _stops(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        stopped = self.stopped.is_set()
-        return torch.full((len(input_ids),), stopped, device=input_ids.device)
 
     def put(self, tokens: Tensor) -> None:
         """Take the prompt, and then each token; called by ``generate``."""

@@ -74,14 +74,16 @@ def top_confidence(
     >>> [round(float(x[0]), 2) for x in top_confidence(top, 1.5, vocabulary=50_000)]
     [0.11, 0.36, 0.6]
     """
-    logs, values = top_logprobs(top, rounding=rounding), as_float64(temperature)
+    logs, values = _top_logprobs(top, rounding=rounding), as_float64(temperature)
     if values.shape not in ((), (len(logs),)) or not ((values > 0) & np.isfinite(values)).all():
         raise ValueError(
             f"temperature must be one number above 0 or one for each of {len(logs)} positions, "
             f"got {temperature!r:.60}"
         )
     sharpness = np.broadcast_to(1 / values, len(logs))
-    low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
+    low, high = _log_partition_bounds(
+        logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding
+    )
     less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
     # the sums take the token itself as rounded the other way, but it has one probability
     least, most = (
@@ -92,7 +94,7 @@ def top_confidence(
     return Bounds(least, (least + most) / 2, most)
 
 
-def log_partition_bounds(
+def _log_partition_bounds(
     logprobs: FloatArray,
     sharpness: float | FloatArray,
     *,
@@ -104,7 +106,7 @@ def log_partition_bounds(
 
     The calibrated log-probability of any shown token is :math:`\beta \log p` minus this. The
     bounds allow for ``rounding`` of the sum, not of :math:`\log p` itself. ``logprobs`` ``(n, k)``
-    are those of :func:`top_logprobs`, ``sharpness`` is :math:`\beta`, one or ``(n,)``; the other
+    are those of :func:`_top_logprobs`, ``sharpness`` is :math:`\beta`, one or ``(n,)``; the other
     arguments are as for :func:`top_confidence`.
     """
     shown: IntArray = np.isfinite(logprobs).sum(1)
@@ -136,16 +138,12 @@ def log_partition_bounds(
     return np.log(known / wider + low), np.log(known * wider + high)
 
 
-def top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> FloatArray:
+def _top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> FloatArray:
     """Sort the log-probabilities of each position, ``(n, k)``, largest first, padded with -inf.
 
     Raises if the probabilities sum to more than ``rounding`` explains.
-
-    >>> top_logprobs([{"b": -2.0, "a": -0.5}, {"c": -0.1}])
-    array([[-0.5, -2. ],
-           [-0.1, -inf]])
     """
-    shown = shown_tokens(top)
+    shown = _shown_tokens(top)
     if shown is None:
         logs = as_float64(top)
     else:
@@ -167,8 +165,8 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> F
     return np.asarray(logs)
 
 
-def by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Return ``{token: logprob}`` of one position of :func:`shown_tokens`.
+def _by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return ``{token: logprob}`` of one position of :func:`_shown_tokens`.
 
     Tokens with the same text, such as parts of a character, are added.
     """
@@ -178,12 +176,8 @@ def by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
     return total
 
 
-def shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
-    """Return the tokens and log-probabilities of each position; None for an array of numbers.
-
-    >>> shown_tokens([{" A": -0.5}, {"top_logprobs": [{"token": "B", "logprob": -0.1}]}])
-    [[(' A', -0.5)], [('B', -0.1)]]
-    """
+def _shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
+    """Return the tokens and log-probabilities of each position; None for an array of numbers."""
     for name in ("content", "top_logprobs"):  # the whole ``logprobs`` of a chat, of a completion
         inside = _field(top, name)
         if isinstance(inside, Sequence):

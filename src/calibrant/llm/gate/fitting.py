@@ -37,11 +37,10 @@ from calibrant.decide.threshold_search import (
     level_shares,
     threshold_grid,
 )
-from calibrant.llm.answers.calibrating import fit_answers
-from calibrant.llm.answers.calibrator import Map
+from calibrant.llm.answers.calibrator import Map, fit_answers
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
-from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, unscored
+from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _unscored
 
 _MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be guaranteed."""
@@ -49,15 +48,11 @@ _ENOUGH = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
 
 
-class Scored(NamedTuple):
+class _Scored(NamedTuple):
     """Graded answers with calibrated confidences; each ``(answers,)``.
 
-    Attributes
-    ----------
-    confidence : in [0, 1]
-    correct : bool
-    unit : number of the unit that the answer belongs to
-    kind : kind of the question; empty where it has none
+    ``unit`` is the number of the unit that the answer belongs to, ``kind`` that of its question,
+    empty where it has none.
     """
 
     confidence: FloatArray
@@ -65,17 +60,14 @@ class Scored(NamedTuple):
     unit: IntArray
     kind: NDArray[np.str_]
 
-    def where(self, chosen: BoolArray) -> Scored:
+    def where(self, chosen: BoolArray) -> _Scored:
         """Return the chosen answers."""
-        return Scored._make(values[chosen] for values in self)
-
-    @property
-    def units(self) -> int:
-        """Number of different units."""
-        return np.unique(self.unit).size
+        return _Scored._make(values[chosen] for values in self)
 
 
-def find_threshold(answers: Scored, *, unit: Unit, max_error: float, certainty: float) -> Threshold:
+def _find_threshold(
+    answers: _Scored, *, unit: Unit, max_error: float, certainty: float
+) -> Threshold:
     """Return the lowest threshold that keeps its guarantee about the unit.
 
     ``max_error`` limits the mean loss of the units of which something is accepted, with the
@@ -124,17 +116,14 @@ def fit_gate(
     independent answers from the population that the gate will judge, and nothing else: it holds for
     any number of answers, whatever their confidences are worth.
 
-    All graded answers serve the threshold, and also the map from confidences to probabilities. A
-    map of two or three parameters that rises keeps the order of the answers: it decides at which of
-    them the search for the threshold starts, but the test of each threshold stays that of the same
-    answers above it. ``benchmarks/gate.py`` counts how often such guarantees fail: less often
-    than they may be. An isotonic map has steps, and gets a random third of the answers for itself.
+    All graded answers serve the threshold, and also the map from confidences to probabilities,
+    which keeps their order: the test of each threshold stays that of the same answers above it.
+    An isotonic map has steps, and gets a random third of the answers for itself.
 
     With ``verifier_misses`` a random half decides about accepting. The other one decides which of
     the other answers are worth verifying: those among which at most
-    ``max_error / verifier_misses`` are wrong. If the verifier lets at most ``verifier_misses`` of
-    these wrong ones through, at most ``max_error`` of the verified answers are wrong in the end.
-    All other answers are for a person.
+    ``max_error / verifier_misses`` are wrong, so that at most ``max_error`` of the verified ones
+    are wrong in the end. All other answers are for a person.
 
     Parameters
     ----------
@@ -144,15 +133,13 @@ def fit_gate(
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
         Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
-        together, and only conversations are independent. With "turn" the guarantee is about the
-        share of wrong turns among the accepted ones of a conversation, on average over
-        conversations with accepted turns; with "conversation" about the share of these
-        conversations in which any accepted turn is wrong.
+        together, and the guarantee is about the share of wrong turns among the accepted ones of a
+        conversation, on average ("turn"), or about the share of conversations with accepted turns
+        in which any of these is wrong ("conversation").
     by_kind : bool
         Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
-        ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the
-        guarantee is about them together. All guarantees hold at the same time with probability
-        ``certainty``: each test gets an equal part of ``1 - certainty`` (Bonferroni).
+        ones, if ``max_error`` of them are wrong. All other kinds share a threshold. All guarantees
+        hold at the same time, since each test gets an equal part of ``1 - certainty`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
     calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
@@ -173,14 +160,15 @@ def fit_gate(
     Examples
     --------
     >>> rng = np.random.default_rng(0)
-    >>> probs = [rng.beta(20, 1, size=3) for _ in range(4000)]  # of the tokens of answers
-    >>> chance = [one.prod() for one in probs]
-    >>> rows = [{"token_probs": p, "correct": rng.random() < c} for p, c in zip(probs, chance)]
-    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1, verifier_misses=0.25)
-    >>> for decision in ("accept", "verify"):
-    ...     print(gate.promise(decision))
+    >>> confidence = rng.beta(4, 1, 3000)
+    >>> right = rng.random(3000) < confidence**2  # the model is too sure
+    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
+    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1)
+    >>> print(gate.promise())
     With 95 % certainty, at most 10 % of the accepted answers are wrong.
-    With 95 % certainty, at most 40 % of the answers to verify are wrong: a verifier that ...
+    >>> sure, unsure = gate.check(AnswerRows.of([{"confidence": 0.99}, {"confidence": 0.8}]))
+    >>> sure.verdict, unsure.verdict
+    ('accept', 'person')
     """
     terms = Terms(max_error, certainty, unit, verifier_misses).check()
     with warnings_at_caller():
@@ -199,7 +187,7 @@ def fit_gate(
             graded = answers if rises else answers.where(parts == 0)
             calibrator = fit_answers(graded, aggregate=aggregate, stage=stage)
         chances = calibrator.predict_rows(answers)
-        scored = Scored(chances, answers.grades(), numbers, kinds)
+        scored = _Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]
         if by_kind:
             sets = _sets_of_kinds(kinds, parts, terms)
@@ -207,12 +195,18 @@ def fit_gate(
         tests = len(sets) * (1 if verifier_misses is None else 2)
         each = 1 - (1 - certainty) / tests
         bands = [_band(scored, parts, names, terms, each) for names in sets]
-        return Gate(calibrator, bands, terms, _drift(scored.where(parts == 1), false_alarms, rng))
+        watched = scored.where(parts == 1)
+        order = rng.permutation(len(watched.unit))
+        # one answer of each unit, in random order
+        one = rng.permutation(order[np.unique(watched.unit[order], return_index=True)[1]])
+        correct = watched.correct[one].astype(np.float64)
+        drift = DriftReference.of(watched.confidence[one], correct, false_alarms)
+        return Gate(calibrator, bands, terms, drift)
 
 
 def _scored_wholly(answers: AnswerRows) -> AnswerRows:
     """Return the answers that a gate can accept, about which the guarantee is."""
-    whole = np.array([not unscored(row) for row in answers.rows], dtype=bool)
+    whole = np.array([not _unscored(row) for row in answers.rows], dtype=bool)
     if not whole.all():
         warn(
             f"{(~whole).sum():,} of {len(whole):,} graded answers are cut off, empty, or without "
@@ -300,17 +294,17 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
 
 
 def _band(
-    scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
+    scored: _Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, certainty: float
 ) -> Band:
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
     options: Any = {"unit": terms.unit, "certainty": certainty}
     chosen = scored.where(member & (parts == 1))
-    if not chosen.units:
+    if not chosen.unit.size:
         raise ValueError(
             f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
             "grade more of them, or leave them out"
         )
-    accept = find_threshold(chosen, max_error=terms.max_error, **options)
+    accept = _find_threshold(chosen, max_error=terms.max_error, **options)
     if kinds is not None and not accept.coverage:
         warn(f"no answer of kinds {comma_separated(kinds)} is accepted")
     if terms.verifier_misses is None:
@@ -319,19 +313,12 @@ def _band(
     # below it: about these the guarantee is
     below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
     limit = terms.max_to_verify
-    if limit < 1 and below.units:
-        return Band(accept, find_threshold(below, max_error=limit, **options), kinds)
+    units = np.unique(below.unit).size
+    if limit < 1 and units:
+        return Band(accept, _find_threshold(below, max_error=limit, **options), kinds)
     lowest, coverage, error = math.inf, 0.0, math.nan
-    if below.units:
+    if units:
         lowest, coverage, error = 0.0, 1.0, float((~below.correct).mean())
-    free = ShownLimit("error", limit, error, math.nan, below.units)
-    verify = Threshold(lowest, coverage, below.units, certainty, (free,))
+    free = ShownLimit("error", limit, error, math.nan, units)
+    verify = Threshold(lowest, coverage, units, certainty, (free,))
     return Band(accept, verify, kinds)
-
-
-def _drift(answers: Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:
-    """Make the reference of one answer of each unit."""
-    order = rng.permutation(len(answers.unit))
-    one = rng.permutation(order[np.unique(answers.unit[order], return_index=True)[1]])
-    correct: FloatArray = answers.correct[one].astype(np.float64)
-    return DriftReference.of(answers.confidence[one], correct, false_alarms)

@@ -9,7 +9,7 @@ A guarantee holds for answers like those it was found with. Two tests watch for 
 
 - of grades: calibrated confidences and whether the answers were right, against those of the fit;
 - of confidences alone: the share of answers above a confidence, against that share at the fit. Of
-  each answer one of ``CUTS`` shares is looked at, in turn, so that the answers are independent
+  each answer one of ``_CUTS`` shares is looked at, in turn, so that the answers are independent
   bets.
 
 While the answers do not change, the probability of ever raising an alarm is at most
@@ -35,11 +35,10 @@ from calibrant._core.showing import frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrator import check_state, finite_numbers
-from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, unpacked_cell
+from calibrant.llm.answers.calibrator import _check_state, _finite_numbers
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, _unpacked_cell
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
-from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import Monitor
 from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
@@ -48,9 +47,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-CUTS = 8
+_CUTS = 8
 """Confidences at which shares are compared."""
-BINS, MANY = 10, 1000
+_SHARES = (_CUTS - np.arange(_CUTS) - 0.5) / _CUTS
+"""Shares of answers above the cuts, one in the middle of each bin of a monitor."""
+_BINS, _MANY = 10, 1000
 """Bins of the test of grades, half of them for fewer graded answers than many."""
 _WINDOW = 100
 """Answers between the beginnings of drift that are tested for."""
@@ -61,12 +62,7 @@ _TOLERANCE = 0.05
 class DriftReference(NamedTuple):
     """Confidences and outcomes at the fit, in the form in which monitors compare with them.
 
-    Attributes
-    ----------
-    cuts : (CUTS,)
-        Rising confidences.
-    grades, confidences : Monitor
-        Without examples.
+    ``cuts`` are rising confidences; the monitors ``grades`` and ``confidences`` have no examples.
     """
 
     cuts: FloatArray
@@ -78,13 +74,13 @@ class DriftReference(NamedTuple):
         """Make the reference of independent graded answers, ``(n,)``, in random order."""
         half = len(confidence) // 2
         # confidences for the cuts, and others for the shares above them
-        cuts = np.quantile(confidence[:half], 1 - _shares())
+        cuts = np.quantile(confidence[:half], 1 - _SHARES)
         settings: dict[str, Any] = {"false_alarms": false_alarms / 2, "window": _WINDOW}
         # every answer counts at every cut: the limits of a monitor hold for each bin by itself
         over = confidence[half:, None] >= cuts
-        shares = np.broadcast_to(_shares(), over.shape).ravel(), over.ravel()
-        watched = Monitor(reference=shares, bins=CUTS, tolerance=_TOLERANCE, **settings)
-        bins = BINS if len(confidence) >= MANY else BINS // 2
+        shares = np.broadcast_to(_SHARES, over.shape).ravel(), over.ravel()
+        watched = Monitor(reference=shares, bins=_CUTS, tolerance=_TOLERANCE, **settings)
+        bins = _BINS if len(confidence) >= _MANY else _BINS // 2
         grades = Monitor(reference=(confidence, correct), bins=bins, **settings)
         return cls(cuts, grades, watched)
 
@@ -96,23 +92,12 @@ class DriftReference(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> DriftReference:
         """Make the reference of what :meth:`state` returned."""
-        check_state(state, cls._fields, cls)
-        cuts = finite_numbers(state["cuts"], CUTS, "cuts")
+        _check_state(state, cls._fields, cls)
+        cuts = _finite_numbers(state["cuts"], _CUTS, "cuts")
         if not ((cuts >= 0) & (cuts <= 1)).all():
             raise ValueError(f"cuts must be in [0, 1], got {state['cuts']!r:.80}")
         grades, confidences = (Monitor.from_state(state[name]) for name in cls._fields[1:])
         return cls(cuts, grades, confidences)
-
-
-def _shares() -> FloatArray:
-    """Return the shares of answers above the cuts, one in the middle of each bin of a monitor."""
-    return (CUTS - np.arange(CUTS) - 0.5) / CUTS
-
-
-def above(cuts: FloatArray, confidence: FloatArray, first: int) -> Pairs:
-    """Return the expected share of answers above a cut, and whether each is above it."""
-    at = (first + np.arange(len(confidence))) % CUTS
-    return Pairs(_shares()[at], confidence >= cuts[at])
 
 
 Unit = Literal["answer", "turn", "conversation"]
@@ -130,17 +115,10 @@ _PROMISES = {
 class Terms(NamedTuple):
     """What a gate guarantees.
 
-    Attributes
-    ----------
-    max_error : float
-        Largest share of wrong answers, turns or conversations.
-    certainty : float
-        Probability that all guarantees hold.
-    unit : {"answer", "turn", "conversation"}
-        What the guarantee counts, and what is independent.
-    verifier_misses : float or None
-        Largest share of the wrong answers in the band to verify that a verifier lets through; None
-        if there is no verifier.
+    ``max_error`` is the largest share of wrong answers, turns or conversations, ``certainty`` the
+    probability that all guarantees hold, ``unit`` what they count, and what is independent.
+    ``verifier_misses`` is the largest share of the wrong answers in the band to verify that a
+    verifier lets through; None if there is no verifier.
     """
 
     max_error: float
@@ -186,13 +164,8 @@ class Terms(NamedTuple):
 class Band(NamedTuple):
     """Thresholds for some kinds of questions.
 
-    Attributes
-    ----------
-    accept : Threshold
-    verify : Threshold or None
-        Of the answers that are not accepted; None without a verifier.
-    kinds : tuple of str or None
-        Kinds of questions for which the guarantees hold together; None for any.
+    ``verify`` is the threshold of answers that are not accepted, None without a verifier;
+    ``kinds`` are those for which the guarantees hold together, None for any.
     """
 
     accept: Threshold
@@ -231,7 +204,7 @@ class Band(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Band:
         """Make a band of what :meth:`state` returned."""
-        check_state(state, cls._fields, cls)
+        _check_state(state, cls._fields, cls)
         verify, kinds = state["verify"], state["kinds"]
         return cls(
             Threshold.from_state(state["accept"]),
@@ -243,16 +216,9 @@ class Band(NamedTuple):
 class Verdict(NamedTuple):
     """What to do with an answer.
 
-    Attributes
-    ----------
-    verdict : {"accept", "verify", "person"}
-    confidence : float or None
-        Calibrated probability that the answer is right; None if it is unknown.
-    threshold : float or None
-        The threshold that decided.
-    promise : str
-        What is guaranteed about all answers with this verdict; empty if nothing is.
-    reason : str
+    ``confidence`` is the calibrated probability that the answer is right, None if it is unknown,
+    ``threshold`` the one that decided, ``promise`` what is guaranteed about all answers with this
+    verdict, empty if nothing is.
     """
 
     verdict: Decision
@@ -281,32 +247,9 @@ def _percent(share: float) -> str:
 class Gate:
     """A map from confidences to probabilities, thresholds on them, and what these guarantee.
 
-    :func:`fit_gate` makes gates; :func:`calibrant.save` keeps everything in one artifact.
-
-    Parameters
-    ----------
-    calibrator : AnswerCalibrator or SignalCalibrator
-    bands : sequence of Band
-        One for all kinds of questions, or one for each set of kinds with guarantees of its own.
-    terms : Terms
-    drift : DriftReference
-        What the answers looked like for which the guarantees were found.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.rows import AnswerRows
-    >>> rng = np.random.default_rng(0)
-    >>> confidence = rng.beta(4, 1, 3000)
-    >>> right = rng.random(3000) < confidence**2  # the model is too sure
-    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
-    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1)
-    >>> print(gate.promise())
-    With 95 % certainty, at most 10 % of the accepted answers are wrong.
-    >>> sure, unsure = gate.check(AnswerRows.of([{"confidence": 0.99}, {"confidence": 0.8}]))
-    >>> sure.verdict, unsure.verdict
-    ('accept', 'person')
+    :func:`fit_gate` makes gates; :func:`calibrant.save` keeps everything in one artifact. There is
+    one of the ``bands`` for all kinds of questions, or one for each set of kinds with guarantees of
+    its own. ``drift`` is what the answers looked like for which the guarantees were found.
     """
 
     def __init__(
@@ -335,27 +278,26 @@ class Gate:
         """Return a verdict for each answer.
 
         An answer whose confidence cannot be computed, or is not that of its whole text, is handed
-        to a person, with the reason.
-
-        Parameters
-        ----------
-        answers : AnswerRows
-            Of :func:`~calibrant.llm.answers.rows.read_answers` or ``AnswerRows.of``.
-        withdrawn : str
-            Reason why nothing is guaranteed any more (:attr:`GateWatch.withdrawn`): then every
-            answer is handed to a person.
-
-        Raises
-        ------
-        SourceError
-            If the confidences are of another source than those of the fit.
+        to a person, with the reason; so is every answer if ``withdrawn`` says why nothing is
+        guaranteed any more (:attr:`GateWatch.withdrawn`). Raises SourceError if the confidences are
+        of another source than those of the fit.
         """
         with warnings_at_caller():
             scores = self._scores(answers)
-        return [
-            self._verdict(row, score, withdrawn)
-            for row, score in zip(answers.rows, scores, strict=True)
-        ]
+        verdicts, promises = [], self.terms.promises()
+        for row, score in zip(answers.rows, scores, strict=True):
+            kind = str(row.get("kind") or "")
+            band = self._by_kind.get(kind) if self._by_kind else self.bands[0]
+            if isinstance(score, str):
+                verdicts.append(Verdict.unknown(score))
+            elif withdrawn or band is None:
+                kind = printable_name(kind or "none")
+                unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
+                verdicts.append(Verdict("person", score, None, "", withdrawn or unseen))
+            else:
+                decision, limit, reason = band.decide(score)
+                verdicts.append(Verdict(decision, score, limit, promises[decision], reason))
+        return verdicts
 
     def check_one(self, row: Row, withdrawn: str = "") -> Verdict:
         """Return the verdict on one answer; one of another source is handed to a person."""
@@ -366,20 +308,25 @@ class Gate:
 
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
-        by_signals = isinstance(self.calibrator, SignalCalibrator)
-        known = "" if by_signals else self.source.confidence
+        fitted, known, always = self.calibrator, self.source.confidence, []
+        if isinstance(fitted, SignalCalibrator):
+            known, always = "", [name for name in fitted.names_ if fitted.coverage_[name] == 1]
         unnamed = f"its confidence has no source, and the gate is for {known}"
         scores: list[float | str] = [
-            unscored(row)
+            _unscored(row)
             or (unnamed if known and "confidence" in row and not row.get("source") else "")
             for row in answers.rows
         ]
         whole = np.flatnonzero([not problem for problem in scores])
         try:
-            chances = self.calibrator.predict_rows(answers.where(whole)) if whole.size else ()
+            chances = fitted.predict_rows(answers.where(whole)) if whole.size else ()
             for i, chance in zip(whole.tolist(), chances, strict=True):
-                lacking = self._lacking(answers.rows[i]) if by_signals else ""
-                scores[i] = lacking or float(chance)
+                # a map of signals estimates missing ones as well as at the fit only if they are
+                # missing as often as there
+                found = signals_of([answers.rows[i]]).rows[0]["signals"] if always else {}
+                lacking = [name for name in always if found.get(name) is None]
+                said = f"it lacks {comma_separated(lacking)}, which every graded answer had"
+                scores[i] = said if lacking else float(chance)
         except SourceError:
             raise
         except ValueError as error:
@@ -389,31 +336,6 @@ class Gate:
             single = (answers.where(np.array([i])) for i in range(len(scores)))
             return [score for one in single for score in self._scores(one)]
         return scores
-
-    def _lacking(self, row: Row) -> str:
-        """Return what an answer lacks of the signals that every graded answer had.
-
-        A map of signals estimates missing ones, which is as good as at the fit only if they are
-        missing as often as there.
-        """
-        fitted = self.calibrator
-        found = signals_of([row]).rows[0]["signals"]
-        always = [name for name in fitted.names_ if fitted.coverage_[name] == 1]
-        lacking = [name for name in always if found.get(name) is None]
-        named = comma_separated(lacking)
-        return f"it lacks {named}, which every graded answer had" if lacking else ""
-
-    def _verdict(self, row: Row, score: float | str, withdrawn: str) -> Verdict:
-        if isinstance(score, str):
-            return Verdict.unknown(score)
-        kind = str(row.get("kind") or "")
-        band = self._by_kind.get(kind) if self._by_kind else self.bands[0]
-        if withdrawn or band is None:
-            kind = printable_name(kind or "none")
-            unseen = f"nothing is guaranteed about questions of kind {kind}: none was graded"
-            return Verdict("person", score, None, "", withdrawn or unseen)
-        decision, limit, reason = band.decide(score)
-        return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
 
     def promise(self, decision: Decision = "accept") -> str:
         """Return the guarantee about answers with a decision, in words; empty if there is none."""
@@ -484,7 +406,7 @@ class Gate:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Gate:
         """Make a gate of what :meth:`state` returned."""
-        check_state(state, ("map", "bands", "terms", "drift"), cls)
+        _check_state(state, ("map", "bands", "terms", "drift"), cls)
         calibrator = class_of(state["map"]["kind"]).from_state(state["map"]["state"])
         if not isinstance(getattr(calibrator, "source_", None), Source):
             raise ValueError(f"a gate needs a map of answers, got a {type(calibrator).__name__}")
@@ -498,10 +420,10 @@ _SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
 """Tokens that are not text, such as those that end a turn."""
 
 
-def unscored(row: Row) -> str:
+def _unscored(row: Row) -> str:
     """Return why the confidence of an answer is not that of its whole text; empty if it is.
 
-    >>> unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
+    >>> _unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
     'its tokens make up another text than the answer, so that a part of it was not scored'
     """
     cut = (
@@ -513,10 +435,10 @@ def unscored(row: Row) -> str:
     answer = row.get("answer")
     if isinstance(answer, str) and not answer.strip():
         return "the answer is empty"
-    texts = unpacked_cell(row.get("tokens", row.get("token_texts")))
+    texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
     if "token_probs" not in row or not isinstance(texts, list):
         return ""
-    if len(texts) != len(unpacked_cell(row["token_probs"])):
+    if len(texts) != len(_unpacked_cell(row["token_probs"])):
         return "it has not one probability for each of its tokens"
     if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
         return (

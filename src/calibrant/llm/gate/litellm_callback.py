@@ -1,9 +1,7 @@
 """Verdicts of a gate in the proxy of LiteLLM, as one of its callbacks.
 
 LiteLLM serves, streams, authenticates and retries; the callback asks for log-probabilities and adds
-the verdict. It needs ``pip install 'litellm[proxy]'``. LiteLLM ends a stream by ``stop`` if the
-service closes it without an end or an error: such an answer cannot be told from a whole one here,
-while the client of OpenAI (``openai_client``) sees the difference.
+the verdict. It needs ``pip install 'litellm[proxy]'``.
 """
 
 from __future__ import annotations
@@ -16,12 +14,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from calibrant.artifacts import load
 from calibrant.llm.gate.gate import Gate
-from calibrant.llm.gate.serving import (
-    Call,
-    Form,
-    Judge,
-    async_chunks_with_verdict,
-)
+from calibrant.llm.gate.serving import Call, Form, Judge, _async_chunks_with_verdict
 
 _FORMS: dict[str, Form] = {
     **dict.fromkeys(("completion", "acompletion"), "chat"),
@@ -31,7 +24,6 @@ _FORMS: dict[str, Form] = {
 """Forms of requests by LiteLLM's types of calls."""
 _MOST = 10_000
 """Requests that may be open at a time."""
-_VERDICT_HEADER = "x-calibrant-verdict"
 
 
 class GateCallback(CustomLogger):
@@ -50,11 +42,7 @@ class GateCallback(CustomLogger):
     and, unless they are streamed, a header ``x-calibrant-verdict``. A request states the kind of
     its question by the header ``X-Calibrant-Kind``.
 
-    Parameters
-    ----------
-    gate : path or Gate
-    state : path, optional
-        File of the drift watch, which ``calibrant llm gate watch --new`` makes.
+    ``state`` is the file of the drift watch, which ``calibrant llm gate watch --new`` makes.
     """
 
     def __init__(
@@ -95,8 +83,8 @@ class GateCallback(CustomLogger):
             async for chunk in response:
                 yield chunk
             return
-        async for chunk in async_chunks_with_verdict(response, call):
-            if getattr(chunk, "calibrant", None) is not None and hasattr(chunk, "choices"):
+        async for chunk in _async_chunks_with_verdict(_as_sent(response), call):
+            if hasattr(chunk, "calibrant") and hasattr(chunk, "provider_specific_fields"):
                 # chunks without such fields are written by a shortcut that knows no others
                 chunk.provider_specific_fields = chunk.provider_specific_fields or {}
             yield chunk
@@ -106,4 +94,19 @@ class GateCallback(CustomLogger):
     ) -> dict[str, str] | None:
         """Repeat the verdict in a header."""
         verdict = getattr(response, "calibrant", None)
-        return {_VERDICT_HEADER: verdict["verdict"]} if isinstance(verdict, dict) else None
+        return {"x-calibrant-verdict": verdict["verdict"]} if isinstance(verdict, dict) else None
+
+
+async def _as_sent(response: Any) -> AsyncIterator[Any]:
+    """Yield the chunks of a stream, without an end that LiteLLM writes and the service did not.
+
+    The chunks that LiteLLM keeps of chats for its logs have the end only if the service sent it.
+    """
+    async for chunk in response:
+        choices = getattr(chunk, "choices", None) or ()
+        if any(one.finish_reason for one in choices) and hasattr(response, "chunks"):
+            kept = (one for chunk in response.chunks for one in chunk.choices)
+            if not any(one.finish_reason for one in kept):
+                for one in choices:
+                    one.finish_reason = None
+        yield chunk

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
@@ -14,8 +14,8 @@ from calibrant.llm.gate.serving import (
     Call,
     Form,
     Judge,
-    async_chunks_with_verdict,
-    chunks_with_verdict,
+    _async_chunks_with_verdict,
+    _chunks_with_verdict,
 )
 
 Client = TypeVar("Client")
@@ -42,24 +42,12 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes.
 
-    Examples
-    --------
-    ::
-
-        client = gated(OpenAI(), cal.load("gate"))
-        answer = client.chat.completions.create(model="my-model", messages=messages)
-        if answer.calibrant["verdict"] != "accept":
-            ...
     """
-    judge = Judge(gate, state)
-    found: Any = client
-    resources: list[tuple[Any, Form]] = [
-        (found.chat.completions, "chat"),
-        (found.completions, "completions"),
-    ]
+    judge, found = Judge(gate, state), cast(Any, client)
+    resources: dict[Form, Any] = {"chat": found.chat.completions, "completions": found.completions}
     if hasattr(found, "responses"):
-        resources.append((found.responses, "responses"))
-    for resource, form in resources:
+        resources["responses"] = found.responses
+    for form, resource in resources.items():
         resource.create = _judged(resource.create, judge, form)
     return client
 
@@ -77,8 +65,8 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
             if not request.get("stream"):
                 return call.finish(result)
             is_async = hasattr(result, "__aiter__")
-            chunks = async_chunks_with_verdict if is_async else chunks_with_verdict
-            return JudgedStream(result, chunks(result, call))
+            chunks = _async_chunks_with_verdict if is_async else _chunks_with_verdict
+            return _JudgedStream(result, chunks(result, call))
 
         async def awaited(result: Any) -> Any:
             return returned(await result)
@@ -89,7 +77,7 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
     return judged
 
 
-class JudgedStream:
+class _JudgedStream:
     """A stream of the client, or an asynchronous one, with the verdict; all else is its own."""
 
     def __init__(self, stream: Any, chunks: Any) -> None:
@@ -107,13 +95,13 @@ class JudgedStream:
     async def __anext__(self) -> Any:
         return await anext(self._chunks)
 
-    def __enter__(self) -> JudgedStream:
+    def __enter__(self) -> _JudgedStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    async def __aenter__(self) -> JudgedStream:
+    async def __aenter__(self) -> _JudgedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:

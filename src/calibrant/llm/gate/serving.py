@@ -16,10 +16,10 @@ from typing import Any, Literal
 from calibrant._core.messages import comma_separated
 from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.logs.completions import (
-    asked_in,
-    completion,
-    question_of,
-    request_source,
+    _asked_in,
+    _completion,
+    _question_of,
+    _request_source,
 )
 from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
@@ -33,7 +33,7 @@ Form = Literal["chat", "completions", "responses"]
 LOG = logging.getLogger(__name__)
 KIND_HEADER = "x-calibrant-kind"
 """Header of a request with the kind of its question."""
-PERIOD = 5.0
+_PERIOD = 5.0
 """Seconds between two updates of the state."""
 _NONE = "the service returned no answer"
 _CUT = "the answer was cut off before its end"
@@ -41,16 +41,11 @@ _OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
 class Judge:
-    """A gate in use: verdicts on responses, and notes of them.
+    """A gate in use, for confidences that can be computed from log-probabilities of tokens.
 
-    Parameters
-    ----------
-    gate : Gate
-        For confidences that can be computed from the log-probabilities of tokens.
-    state : path, optional
-        File of the drift watch, which ``calibrant llm gate watch --new`` makes. A thread adds the
-        verdicts every few seconds, and reads whether the guarantee was withdrawn meanwhile, by
-        grades that another process added. A withdrawn guarantee stays so while the process runs.
+    ``state`` is the file of the drift watch. A thread adds the verdicts every few seconds, and
+    reads whether the guarantee was withdrawn meanwhile, by grades that another process added. A
+    withdrawn guarantee stays so while the process runs.
     """
 
     def __init__(self, gate: Gate, state: str | os.PathLike[str] | None = None) -> None:
@@ -71,7 +66,7 @@ class Judge:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
         def keep_state() -> None:
-            while not self._closed.wait(PERIOD):
+            while not self._closed.wait(_PERIOD):
                 self.flush()
 
         if self.file is not None:
@@ -111,14 +106,9 @@ class Judge:
 
 
 class Call:
-    """A request, and the verdict on its response.
+    """A request, as ``sent`` with log-probabilities asked for, and the verdict on its response.
 
-    Attributes
-    ----------
-    sent : dict
-        The request, with log-probabilities asked for.
-    verdict : dict or None
-        Of the whole response, for JSON; with several choices also that on each.
+    ``verdict`` is that of the whole response, for JSON; with several choices also that on each.
     """
 
     def __init__(
@@ -126,7 +116,15 @@ class Call:
     ) -> None:
         kind = next((v for name, v in headers.items() if name.lower() == KIND_HEADER), "")
         self.judge, self.request, self.form, self.kind = judge, dict(request), form, kind
-        self.sent, self.shows = _with_logprobs(self.request, form)
+        # whether the request asks for log-probabilities, so that they are left in the response
+        wanted, include = self.request.get("logprobs"), list(self.request.get("include") or ())
+        if form == "responses":
+            self.shows, more = _OUTPUT_LOGPROBS in include, [*include, _OUTPUT_LOGPROBS]
+            self.sent = {**self.request, "include": include if self.shows else more}
+        else:
+            self.shows = bool(wanted) or (form == "completions" and type(wanted) is int)
+            asked = {} if self.shows else {"logprobs": True if form == "chat" else 1}
+            self.sent = {**self.request, **asked}
         self.verdict: dict[str, Any] | None = None
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
@@ -161,10 +159,10 @@ class Call:
         self._last = chunk
         return chunk
 
-    def rest(self) -> Any:
-        """Return a last chunk of a stream that broke or has no end; None if it is not needed."""
+    def rest(self) -> list[Any]:
+        """Return a last chunk for a stream that broke or has no end, with the verdict."""
         if self.verdict is not None or self._last is None:
-            return None
+            return []
         self._judge_stream(_CUT)
         last = self._last.model_copy(deep=True)
         for choice in last.choices:
@@ -173,7 +171,7 @@ class Call:
             if getattr(choice, "text", None):
                 choice.text = ""
         last.calibrant = self.verdict
-        return last
+        return [last]
 
     def _add(self, content: Mapping[str, Any]) -> None:
         """Add what a chunk brings to the choices of the whole response."""
@@ -222,10 +220,10 @@ class Call:
         if problem:
             return Verdict.unknown(problem)
         try:
-            answer = completion(body, "it", number)
-            question = question_of(asked_in(self.request))
+            answer = _completion(body, "it", number)
+            question = _question_of(_asked_in(self.request))
             row: Row = {"question": question, "kind": self.kind, "turn": self._turn()}
-            row |= {**request_source(self.request), **answer}
+            row |= {**_request_source(self.request), **answer}
         except BadDocument as error:
             return Verdict.unknown(str(error))
         except WRONG_FORM as error:
@@ -236,14 +234,14 @@ class Call:
 
     def _turn(self) -> int:
         """Return the number of the answer in its conversation, from 1."""
-        asked = asked_in(self.request)
+        asked = _asked_in(self.request)
         said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
         earlier = bool(self.request.get("previous_response_id") or self.request.get("conversation"))
         answered = [one for one in said if one.get("role") == "assistant"]
         return 1 + int(earlier) + len(answered)
 
 
-def chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
+def _chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
     """Yield the chunks of a stream as they come, one of them with the verdict.
 
     A stream that breaks ends with the verdict "person", before its error.
@@ -252,39 +250,22 @@ def chunks_with_verdict(stream: Any, call: Call) -> Iterator[Any]:
         for chunk in stream:
             yield call.chunk(chunk)
     except Exception:  # whatever ends a connection
-        if (rest := call.rest()) is not None:
-            yield rest
+        yield from call.rest()
         raise
-    if (rest := call.rest()) is not None:
-        yield rest
+    yield from call.rest()
 
 
-async def async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[Any]:
-    """:func:`chunks_with_verdict` of an asynchronous stream."""
+async def _async_chunks_with_verdict(stream: Any, call: Call) -> AsyncIterator[Any]:
+    """:func:`_chunks_with_verdict` of an asynchronous stream."""
     try:
         async for chunk in stream:
             yield call.chunk(chunk)
     except Exception:
-        if (rest := call.rest()) is not None:
-            yield rest
+        for last in call.rest():
+            yield last
         raise
-    if (rest := call.rest()) is not None:
-        yield rest
-
-
-def _with_logprobs(request: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], bool]:
-    """Return a request that asks for log-probabilities, and whether it did so before.
-
-    >>> _with_logprobs({"model": "m"}, "chat")
-    ({'model': 'm', 'logprobs': True}, False)
-    """
-    if form == "responses":
-        include = list(request.get("include") or ())
-        asks = _OUTPUT_LOGPROBS in include
-        return {**request, "include": include if asks else [*include, _OUTPUT_LOGPROBS]}, asks
-    wanted = request.get("logprobs")
-    asks = bool(wanted) or (form == "completions" and type(wanted) is int)
-    return {**request, **({} if asks else {"logprobs": True if form == "chat" else 1})}, asks
+    for last in call.rest():
+        yield last
 
 
 def _hide(response: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -14,9 +15,9 @@ import numpy as np
 from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
-from calibrant.llm.answers.calibrator import check_state
+from calibrant.llm.answers.calibrator import _check_state
 from calibrant.llm.answers.rows import AnswerRows, Row
-from calibrant.llm.gate.gate import DriftReference, Gate, above
+from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
 from calibrant.monitor.predictions import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _START = (
     "llm gate watch GATE --state FILE --new"
 )
 _COLUMNS = ("verdict", "threshold", "reason")
-PENDING = 20_000
+_PENDING = 20_000
 """Answers that may wait for their grade."""
 
 T = TypeVar("T")
@@ -34,32 +35,21 @@ T = TypeVar("T")
 class GateWatch:
     """The answers that a gate has judged, their grades as they come, and whether it still holds.
 
-    Parameters
-    ----------
-    gate : Gate
-
     Examples
     --------
-    >>> from calibrant.llm import fit_gate
-    >>> from calibrant.llm.answers.rows import AnswerRows
-    >>> rng = np.random.default_rng(0)
-    >>> confidence = rng.beta(4, 1, 3000)
-    >>> right = rng.random(3000) < confidence
-    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
-    >>> watch = GateWatch(fit_gate(AnswerRows.of(rows), max_error=0.1))
-    >>> watch.note(confidence[:500])
-    >>> watch.withdrawn
-    ''
-    >>> watch.note(rng.beta(2, 2, 500))  # other questions
-    >>> watch.withdrawn
-    'the guarantee is withdrawn: the confidences differ from those at the fit, by ... answers'
+    ::
+
+        watch = GateWatch(gate)
+        watch.note([verdict.confidence for verdict in gate.check(answers)])
+        if watch.withdrawn:
+            ...
     """
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate.fingerprint()
         self.cuts = gate.drift.cuts
         self.grades, self.confidences = gate.drift.grades.like(), gate.drift.confidences.like()
-        self.pending = PendingPredictions(PENDING)
+        self.pending = PendingPredictions(_PENDING)
 
     def note(self, confidence: Values, ids: Sequence[Id | None] = ()) -> None:
         """Add calibrated confidences of answers, with the ids of those whose grades may come."""
@@ -70,7 +60,8 @@ class GateWatch:
             known = [(key, c) for key, c in zip(ids, values.tolist(), strict=True) if key]
             keys, waiting = as_ids([key for key, _ in known]), [c for _, c in known]
             self.pending.add(keys, waiting, [1] * len(keys))
-        self.confidences.observe(*above(self.cuts, values, self.confidences.seen))
+        at = (self.confidences.seen + np.arange(len(values))) % _CUTS
+        self.confidences.observe(_SHARES[at], values >= self.cuts[at])
 
     def label(self, ids: Iterable[Id], correct: Iterable[bool]) -> int:
         """Add grades of noted answers by their ids; returns the number of those that are known."""
@@ -119,12 +110,12 @@ class GateWatch:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> GateWatch:
         """Make a watch of what :meth:`state` returned."""
-        check_state(state, ("gate", "cuts", "grades", "confidences", "counts", "waiting"), cls)
+        _check_state(state, ("gate", "cuts", "grades", "confidences", "counts", "waiting"), cls)
         made = cls.__new__(cls)
         made.gate = str(state["gate"])
         reference = {name: state[name] for name in DriftReference._fields}
         made.cuts, made.grades, made.confidences = DriftReference.from_state(reference)
-        made.pending = PendingPredictions(PENDING)
+        made.pending = PendingPredictions(_PENDING)
         made.pending.restore(state["counts"], [(key, value, 1) for key, value in state["waiting"]])
         return made
 
@@ -132,14 +123,8 @@ class GateWatch:
 class WatchFile:
     """The state of a watch in a file that several processes update.
 
-    Where the file is missing or damaged, nobody knows if the guarantee was withdrawn: nothing is
-    guaranteed then. :meth:`start` makes the file, once for each gate.
-
-    Parameters
-    ----------
-    path : path
-        A ``.json`` file.
-    gate : Gate
+    Where the file, ``.json``, is missing or damaged, nobody knows if the guarantee was withdrawn:
+    nothing is guaranteed then. :meth:`start` makes the file, once for each gate.
     """
 
     def __init__(self, path: str | os.PathLike[str], gate: Gate) -> None:
@@ -148,28 +133,49 @@ class WatchFile:
         if self.path.suffix != ".json":
             raise ValueError(f"the state must be a .json file, got {os.fspath(path)}")
 
-    def start(self) -> None:
-        """Make the file of a gate that has judged nothing; raise if there is one."""
+    def start(self, artifact: str | os.PathLike[str] | None = None) -> None:
+        """Make the file of a gate that has judged nothing; raise if there is one.
+
+        ``artifact`` is where the gate is saved. When its guarantee is withdrawn, a file beside it
+        records that, and no other watch of the same gate begins.
+        """
+        record = None
+        if artifact is not None:
+            place = Path(artifact).resolve()
+            record = place.with_name(place.name + ".withdrawn")
+            if record.exists() and self.gate.fingerprint() in record.read_text("utf-8"):
+                raise ValueError(
+                    f"the guarantee of {place} was withdrawn, as {record} records: fit a gate on "
+                    "recent answers"
+                )
         with locked(self.path):
             if self.path.exists():
                 raise ValueError(
                     f"{self.path} exists: what it says of drift would be lost; name another file, "
                     "or remove it"
                 )
-            self._write(GateWatch(self.gate))
+            self._write(GateWatch(self.gate), record)
         LOG.info("%s: the watch of gate %s begins", self.path, self.gate.fingerprint())
 
     def read(self) -> GateWatch:
         """Return the watch; raise ValueError if the file is missing, damaged, or another gate's."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[GateWatch, Path | None]:
+        """Return the watch, and the file that records a withdrawal."""
         try:
-            watch = GateWatch.from_state(json.loads(self.path.read_text("utf-8")))
+            state = dict(json.loads(self.path.read_text("utf-8")))
+            if state.pop("digest") != _digest(state):
+                raise ValueError("its digest does not fit its content")
+            record = state.pop("record")
+            watch = GateWatch.from_state(state)
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is missing: {_START}") from error
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {_START}") from error
         if watch.gate != self.gate.fingerprint():
             raise ValueError(f"{self.path} watches another gate: name a file of this one")
-        return watch
+        return watch, None if record is None else Path(record)
 
     def withdrawn(self) -> str:
         """Return why nothing is guaranteed, also if that is because the file cannot be read."""
@@ -182,17 +188,29 @@ class WatchFile:
     def update(self, change: Callable[[GateWatch], T]) -> T:
         """Apply a change and write the file, while other processes wait."""
         with locked(self.path):
-            watch = self.read()
+            watch, record = self._read()
             before = watch.withdrawn
             result = change(watch)
-            self._write(watch)
+            self._write(watch, record)
         if watch.withdrawn and not before:
             LOG.warning("%s: %s", self.path, watch.withdrawn)
+            if record is not None:
+                try:
+                    with record.open("a", encoding="utf-8") as stream:
+                        stream.write(f"gate {watch.gate}: {watch.withdrawn}\n")
+                except OSError as error:  # the gate may lie where nothing can be written
+                    LOG.error("%s", error)
         return result
 
-    def _write(self, watch: GateWatch) -> None:
+    def _write(self, watch: GateWatch, record: Path | None) -> None:
+        state = {**watch.state(), "record": None if record is None else str(record)}
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(watch.state()), encoding="utf-8")
+            content = {**state, "digest": _digest(state)}
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def judge_rows(
@@ -202,14 +220,6 @@ def judge_rows(
 
     With ``state``, the file of a watch, the answers are noted there, and a guarantee that was
     withdrawn is not used.
-
-    >>> from calibrant.llm import fit_gate
-    >>> rng = np.random.default_rng(0)
-    >>> graded = [{"confidence": c, "correct": rng.random() < c} for c in rng.beta(9, 1, 900)]
-    >>> gate = fit_gate(AnswerRows.of(graded), max_error=0.1)
-    >>> new = AnswerRows.of([{"id": "a", "confidence": 0.99}, {"id": "b"}])
-    >>> [(row["id"], row["verdict"]) for row in judge_rows(gate, new)]
-    [('a', 'accept'), ('b', 'person')]
     """
     file = None if state is None else WatchFile(state, gate)
     withdrawn = "" if file is None else file.withdrawn()

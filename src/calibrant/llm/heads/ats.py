@@ -1,14 +1,11 @@
 r"""Adaptive temperature scaling (ATS, Xie et al. 2024): the head, its loss, and its batches.
 
 A transformer layer on the last hidden states gives each token a temperature, and is trained with
-selective smoothing: likelihood where the model is right, a uniform target where it is wrong. ::
-
-    table = collect(model, documents, "table", tokenizer=tokenizer, prompts=True)
-    fitted = fit_head(table, "ats", alpha=0.5, keep_always=True)  # as in the paper
-
-:func:`~calibrant.llm.fit_head` starts an :class:`ATSHead` at the best temperature for all tokens
-and takes steps of AdamW on :func:`selective`, each on one of :func:`document_batches`: the head
-looks at all earlier tokens, so that whole documents are trained on, prompts included.
+selective smoothing: likelihood where the model is right, a uniform target where it is wrong.
+``fit_head(table, "ats", alpha=0.5, keep_always=True)`` trains it as in the paper. An
+:class:`ATSHead` starts at the best temperature for all tokens; each step of AdamW on
+:func:`_selective` is on one of :func:`_document_batches`: the head looks at all earlier tokens, so
+that whole documents are trained on, prompts included.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from calibrant.llm.heads.modules import SHARPEST, Head, last_layer
 if TYPE_CHECKING:
     from calibrant.llm.heads.tables import TokenTable
 
-EPS, THETA = 1e-6, 10000.0
+_EPS, _THETA = 1e-6, 10000.0
 """Epsilon of the RMS norms, and base of the rotary positions, as in Llama 2."""
 Weighting = Literal["paper", "official"]
 
@@ -66,14 +63,20 @@ class ATSHead(Head):
             )
         self.width, self.attention_heads, self.cap = width, attention_heads, cap
         self.inner = 8 * width // 3 if inner is None else inner
-        self.input_layernorm = nn.RMSNorm(width, EPS)
-        self.self_attn = nn.ModuleDict({f"{n}_proj": _matrix(width, width) for n in "qkvo"})
-        self.post_attention_layernorm = nn.RMSNorm(width, EPS)
+        self.input_layernorm = nn.RMSNorm(width, _EPS)
+
+        def matrix(inputs: int, outputs: int) -> nn.Linear:
+            layer = nn.Linear(inputs, outputs, bias=False)
+            nn.init.normal_(layer.weight, std=0.02)
+            return layer
+
+        self.self_attn = nn.ModuleDict({f"{n}_proj": matrix(width, width) for n in "qkvo"})
+        self.post_attention_layernorm = nn.RMSNorm(width, _EPS)
         self.mlp = nn.ModuleDict(
             {
-                "gate_proj": _matrix(width, self.inner),
-                "up_proj": _matrix(width, self.inner),
-                "down_proj": _matrix(self.inner, width),
+                "gate_proj": matrix(width, self.inner),
+                "up_proj": matrix(width, self.inner),
+                "down_proj": matrix(self.inner, width),
             }
         )
         self.last = last_layer(width, start)
@@ -164,20 +167,14 @@ class Memory:
 def _rotated(x: Tensor, position: Tensor) -> Tensor:
     """Rotary positions: pairs (i, i + size/2) are rotated (Su et al. 2021)."""
     half = x.shape[-1] // 2
-    speed = THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    speed = _THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = position[..., None].to(torch.float32) * speed
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     left, right = x[..., :half], x[..., half:]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def _matrix(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.normal_(layer.weight, std=0.02)
-    return layer
-
-
-def selective(
+def _selective(
     records: Records,
     u: LogSharpness,
     *,
@@ -203,15 +200,9 @@ def selective(
         Tokens that the uniform distribution covers: all, or this many of the likeliest, up to 10.
     weighting : {"paper", "official"}
         ``official`` is that of the authors' code: means over the right and the wrong tokens of a
-        batch, weighted by the count of the *other* group,
-
-        .. math::
-            \frac{(1-\alpha) n_- \overline{\ell_+} + \alpha n_+ \overline{\ell_-}}
-                 {(1-\alpha) n_- + \alpha n_+},
-
-        so that the meaning of alpha changes with the accuracy of the batch. It is 0 if one group
-        is empty. Masked positions, which that code counts as wrong ones with a loss of 0, do not
-        count here.
+        batch, weighted by the count of the *other* group, so that the meaning of alpha changes with
+        the accuracy of the batch; 0 if one group is empty. Masked positions, which that code counts
+        as wrong ones with a loss of 0, do not count here.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
@@ -241,7 +232,7 @@ def selective(
     return Measured(float(weight @ (linear + value)), weight * (linear + slope))
 
 
-def document_batches(
+def _document_batches(
     table: TokenTable, rows: IntArray, size: int, rng: np.random.Generator
 ) -> Iterator[IntArray]:
     """Yield the rows of whole documents of similar length, ``size`` tokens with padding each."""

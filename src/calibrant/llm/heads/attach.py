@@ -1,4 +1,4 @@
-"""Attach a temperature head to a live model, for calibrated generation.
+"""Attach a temperature head to a live model, or apply it to what a model has generated.
 
 One hook keeps the hidden states that the head needs, one multiplies the logits that the model
 returns, in single precision and after any soft-capping. No weight of the model changes.
@@ -10,25 +10,25 @@ import copy
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from calibrant.llm.heads.ats import ATSHead, Memory
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import Head, bounded, shape_features_of_logits
+from calibrant.llm.heads.modules import Head, _shape_features_of_logits, bounded
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.fingerprint import fingerprint_of
-from calibrant.llm.models.huggingface import SCALES, output_embeddings
+from calibrant.llm.models.huggingface import SCALES, _output_embeddings
 
-STATES = ("past_key_values", "cache_params", "state")
+_STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""
-REORDERING = ("reorder_cache", "batch_select_indices")
+_REORDERING = ("reorder_cache", "batch_select_indices")
 """Methods of a cache that select rows of the batch; beam search calls the first."""
 
 
@@ -51,22 +51,16 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     Several threads may use the model. It may be compiled, but not with ``fullgraph=True``; compiled
     code is dropped at both ends of the block, because it does not notice hooks.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model that the head was fitted for. Of a PEFT model the base model is used, with its
-        adapters. A change of adapter is not noticed: fit another head for it.
-    fitted : FittedHead
-        From :func:`~calibrant.llm.fit_head`, :func:`calibrant.load` or
-        ``heads.official.read_official``.
+    ``model`` is the one that the head was fitted for. Of a PEFT model the base model is used, with
+    its adapters; a change of adapter is not noticed: fit another head for it.
     """
-    inner = matching_model(model, fitted)
-    if huggingface.has_head(inner):
+    inner = _matching_model(model, fitted)
+    if huggingface._has_head(inner):
         raise ValueError(
             "this model has a head attached already: leave that block, do not copy a model in it"
         )
-    layer = output_embeddings(inner)
-    with huggingface.weights_loaded(layer):
+    layer = _output_embeddings(inner)
+    with huggingface._weights_loaded(layer):
         head = on_device(fitted.head, layer.weight.device)
     call = _CallState()
 
@@ -111,7 +105,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         if isinstance(head, ATSHead):
             follower = _TextFollower(head, call)
             stack.callback(follower.detach)
-            backbone = huggingface.backbone_of(inner)
+            backbone = huggingface._backbone_of(inner)
             hooked(backbone.register_forward_pre_hook, follower.before, with_kwargs=True)
             hooked(backbone.register_forward_hook, follower.after, with_kwargs=True)
         elif head.wants == "hidden":
@@ -124,11 +118,11 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         yield model
 
 
-def matching_model(model: Any, fitted: FittedHead) -> Any:
+def _matching_model(model: Any, fitted: FittedHead) -> Any:
     """Return the plain causal language model; raise if the head belongs to another one."""
     if not isinstance(fitted, FittedHead):
         raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load it")
-    inner = huggingface.plain_model(model)
+    inner = huggingface._plain_model(model)
     fingerprint_of(inner).check(fitted.fingerprint, "the head")
     return inner
 
@@ -145,8 +139,55 @@ def log_sharpness_of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -
         assert hidden is not None
         seen = hidden.float()
     else:
-        seen = shape_features_of_logits(logits) if head.wants == "shape" else logits
+        seen = _shape_features_of_logits(logits) if head.wants == "shape" else logits
     return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
+
+
+class CalibratedGeneration(NamedTuple):
+    """Calibrated probabilities of generated texts, each ``(n, tokens)``.
+
+    ``sharpness`` is the factor of the logits; ``written`` is False after the end of a text.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    sharpness: Tensor
+    written: Tensor
+
+
+@torch.no_grad()
+def _calibrated_generation(
+    head: Head, output: Any, mask: Tensor, ends: Sequence[int]
+) -> CalibratedGeneration:
+    """Calibrate the texts that a model generated greedily; they do not change.
+
+    ``output`` is that of ``model.generate(..., num_beams=1, return_dict_in_generate=True,
+    output_logits=True, output_hidden_states=True)``, with no head attached; several heads can be
+    compared on it. ``mask`` ``(n, prompt)`` is that of the prompts; the tokens ``ends`` end a text.
+    """
+    logits = torch.stack(output.logits, 1)
+    tokens = output.sequences[:, mask.shape[1] :]
+    ended = torch.isin(tokens, torch.as_tensor(ends, device=tokens.device).long()).int()
+    written = (ended.cumsum(1) - ended) == 0  # up to the token that ends the text
+    states = [step[-1].to(logits.device) for step in output.hidden_states]
+    head = on_device(head, logits.device)
+    if isinstance(head, ATSHead):
+        if states[0].shape[1] != mask.shape[1]:
+            raise ValueError(
+                f"the ATS head needs the states of all {mask.shape[1]} tokens of the prompt, got "
+                f"{states[0].shape[1]}: generate without past_key_values and prefill_chunk_size"
+            )
+        # without a cache each step has the states of the whole text
+        hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
+        present = nn.functional.pad(mask.to(hidden.device), (0, len(states) - 1), value=1)
+        u = head(hidden, present=present)[:, -len(states) :]
+    else:
+        hidden = torch.stack([state[:, -1] for state in states], 1)
+        u = log_sharpness_of_tokens(head, hidden, logits)
+    sharpness = bounded(u).exp()
+    log_probs = (logits.float() * sharpness[..., None]).log_softmax(-1)
+    chosen = log_probs.gather(-1, tokens.to(logits.device)[..., None])[..., 0]
+    return CalibratedGeneration(tokens, chosen, sharpness, written)
 
 
 class _CallState(threading.local):
@@ -176,14 +217,33 @@ class _TextFollower:
         """Run the head on the states of the call."""
         hidden, named = _tensor(output, "last_hidden_state"), _named(module, args, kwargs)
         memory = self._memory(getattr(output, "past_key_values", None), hidden, named)
-        present = _present(named.get("attention_mask"), self.call.past + hidden.shape[1])
-        _check_positions(named.get("position_ids"), present)
+        mask, tokens = named.get("attention_mask"), self.call.past + hidden.shape[1]
+        position, present = named.get("position_ids"), None
+        if mask is not None:
+            if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != tokens:
+                got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+                raise ValueError(
+                    f"the ATS head needs an attention mask (batch, {tokens}), got {got}: generate "
+                    "with the default cache, not a static one, or use a head that looks at one "
+                    "token"
+                )
+            present = mask.bool()
+        if isinstance(position, Tensor) and position.ndim == 2:
+            restart = position[:, 1:] <= position[:, :-1]
+            if present is not None:
+                own = present[:, -position.shape[1] :].to(restart.device)
+                restart = restart & own[:, 1:] & own[:, :-1]
+            if restart.any():
+                raise ValueError(
+                    "the ATS head needs one text in each row, got position_ids that restart: pad "
+                    "texts instead of packing them, or use a head that looks at one token"
+                )
         self.call.seen = self.head(hidden.float(), present=present, memory=memory)
 
     def _memory(self, cache: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Memory | None:
         past = self.call.past
         if _length(cache) != past + hidden.shape[1]:
-            states = [name for name in STATES if kwargs.get(name) is not None]
+            states = [name for name in _STATES if kwargs.get(name) is not None]
             if states or kwargs.get("use_cache"):
                 raise ValueError(
                     "the ATS head needs whole texts, or a cache that counts its tokens and is "
@@ -193,7 +253,7 @@ class _TextFollower:
             return None
         if cache not in self.memories:
             self.memories[cache] = Memory()
-            for name in REORDERING:
+            for name in _REORDERING:
                 setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
         memory = self.memories[cache]
         memory.crop(past)  # speculative decoding takes tokens back
@@ -207,7 +267,7 @@ class _TextFollower:
     def detach(self) -> None:
         """Restore the methods of the caches."""
         for cache in list(self.memories):
-            for name in REORDERING:
+            for name in _REORDERING:
                 delattr(cache, name)
         self.memories.clear()
 
@@ -235,34 +295,6 @@ def _length(cache: Any) -> int:
     """Tokens in a cache; 0 if there is none, or it does not count them."""
     getter = getattr(cache, "get_seq_length", None)
     return int(getter()) if callable(getter) else 0
-
-
-def _present(mask: Any, tokens: int) -> Tensor | None:
-    """Mask of the tokens that are not padding, ``(batch, tokens)``."""
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != tokens:
-        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(
-            f"the ATS head needs an attention mask (batch, {tokens}), got {got}: generate with "
-            "the default cache, not a static one, or use a head that looks at one token"
-        )
-    return mask.bool()
-
-
-def _check_positions(position: Any, present: Tensor | None) -> None:
-    """Raise if positions restart in a row, which then holds several texts."""
-    if not isinstance(position, Tensor) or position.ndim != 2 or position.shape[1] < 2:
-        return
-    restart = position[:, 1:] <= position[:, :-1]
-    if present is not None:
-        present = present[:, -position.shape[1] :].to(restart.device)
-        restart = restart & present[:, 1:] & present[:, :-1]
-    if restart.any():
-        raise ValueError(
-            "the ATS head needs one text in each row, got position_ids that restart: pad texts "
-            "instead of packing them, or use a head that looks at one token"
-        )
 
 
 def _tensor(output: Any, name: str) -> Tensor:

@@ -34,27 +34,27 @@ from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (
     Document,
     Encoded,
-    encode_document,
-    encode_documents,
-    padded_batches,
+    _encode_document,
+    _encode_documents,
+    _padded_batches,
 )
-from calibrant.llm.heads.reading import check_document_file, convert_documents
+from calibrant.llm.heads.reading import _check_document_file, _convert_documents
 from calibrant.llm.models import loading
 from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import (
     ModelReader,
-    has_head,
-    input_embeddings,
-    plain_model,
-    positions_of,
-    weights_loaded,
+    _has_head,
+    _input_embeddings,
+    _plain_model,
+    _positions_of,
+    _weights_loaded,
 )
 
-MAX_LOGITS = 1 << 24
+_MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
-SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 14
+_SHARDS, _MIN_SHARD, _MAX_SHARD = 16, 1 << 11, 1 << 14
 """Shards of a table by default, and their smallest and largest number of tokens."""
-ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """State of PEFT layers that their weights do not show."""
 
 
@@ -109,32 +109,20 @@ def collect(
     -------
     TokenTable
         Of this process: :func:`~calibrant.llm.open_table` reads those of all.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=1, **small))
-    >>> documents = [{"input_ids": [1, 7, 9, 3]}, {"input_ids": [1, 4], "labels": [-100, 4]}]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = collect(model, documents, folder)
-    ...     table.documents, table.records().labels, table.hidden().shape
-    (array([0, 0, 0, 1]), array([7, 9, 3, 4]), (4, 8))
     """
     check_whole("batch", batch)
     if tokens_per_shard is not None:
         check_whole("tokens_per_shard", tokens_per_shard)
     check_whole("length", length, 2)
-    if has_head(plain_model(model)):
+    if _has_head(_plain_model(model)):
         raise ValueError("this model has a head attached, which scales its logits: detach it first")
     rank, ranks = own_rank()
     model = model if device is None else model.to(own_device(device))
     fingerprint = fingerprint_of(model)
-    texts = encode_documents(documents, tokenizer, length)
+    texts = _encode_documents(documents, tokenizer, length)
     _check_documents(texts, model)
     total = sum(len(text.targets) for text in texts)
-    tokens_per_shard = tokens_per_shard or max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
+    tokens_per_shard = tokens_per_shard or max(_MIN_SHARD, min(total // _SHARDS, _MAX_SHARD))
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = tables.Header(
@@ -153,7 +141,7 @@ def collect(
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
         # nothing is written for a model that is refused
         stack.enter_context(_prepared(target, header, inside=Path(folder)))
-        missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
+        missing = [n for n in range(len(plan)) if not tables._shard_folder(target, n).is_dir()]
         total = sum(header.shards)
         done = total - sum(header.shards[number] for number in missing)
 
@@ -166,7 +154,7 @@ def collect(
         for number in missing:
             documents_of_shard = {n: share[n] for n in plan[number]}
             columns = _columns(reader, documents_of_shard, batch, prompts, told)
-            tables.write_shard(target, number, columns)
+            tables._write_shard(target, number, columns)
     return tables.open_table(target)
 
 
@@ -190,11 +178,11 @@ def collect_file(
     """
     # find mistakes in these before the slow loading of the model
     device_and_dtype(device=device, dtype=dtype)
-    check_document_file(documents)
-    tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
-    encode = partial(encode_document, tokenizer=tokenizer, length=length)
-    texts = convert_documents(documents, encode, limit, skip_bad)
-    network = loading.load_weights(
+    _check_document_file(documents)
+    tokenizer = loading._load_tokenizer(model, trust_remote_code=trust_remote_code)
+    encode = partial(_encode_document, tokenizer=tokenizer, length=length)
+    texts = _convert_documents(documents, encode, limit, skip_bad)
+    network = loading._load_weights(
         model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
     )
     return collect(network, texts, folder, length=length, **options), len(texts)
@@ -208,7 +196,8 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             f"no token of the {len(texts)} documents counts: all are masked, truncated, or the "
             "first of their document; raise length, or mask fewer"
         )
-    name, rows, positions = type(model).__name__, len(input_embeddings(model)), positions_of(model)
+    name, positions = type(model).__name__, _positions_of(model)
+    rows = len(_input_embeddings(model))
     for number, text in enumerate(texts):
         for what, values in (("token ids", text.ids), ("labels", text.labels[text.targets])):
             outside = values[(values < 0) | (values >= rows)]
@@ -264,16 +253,15 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
         contents.update(len(ids).to_bytes(8, "little"))
         contents.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
     total = hashlib.sha256(contents.hexdigest()[:16].encode())
-    total.update(json.dumps([tokens_per_shard, str(input_embeddings(model).dtype)]).encode())
+    total.update(json.dumps([tokens_per_shard, str(_input_embeddings(model).dtype)]).encode())
     with ExitStack() as stack:
         for module in model.modules():
-            stack.enter_context(weights_loaded(module, "cpu"))  # a GPU may be too small for all
+            stack.enter_context(_weights_loaded(module, "cpu"))  # a GPU may be too small for all
         total.update(digest(model).encode())
     for name, module in model.named_modules():
-        if isinstance(
-            getattr(module, "disable_adapters", None), bool
-        ):  # in whole models it is a method
-            state = [getattr(module, attribute, None) for attribute in ADAPTERS]
+        # in whole models it is a method
+        if isinstance(getattr(module, "disable_adapters", None), bool):
+            state = [getattr(module, attribute, None) for attribute in _ADAPTERS]
             total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]
 
@@ -295,14 +283,14 @@ def _prepared(target: Path, header: tables.Header, *, inside: Path) -> Iterator[
             shutil.rmtree(leftover, ignore_errors=True)
         _check_folder(target, header, inside)
         if not (target / tables.HEADER).exists():
-            tables.write_header(target, header)
+            tables._write_header(target, header)
         yield
 
 
 def _check_folder(target: Path, header: tables.Header, inside: Path) -> None:
     """Raise unless a folder is new, empty or holds the same table."""
     if (target / tables.HEADER).exists():
-        there = tables.read_header(target)
+        there = tables._read_header(target)
         header.fingerprint.check(there.fingerprint, f"the table in {target}")
         if asdict(there) != {**asdict(header), "fingerprint": asdict(there.fingerprint)}:
             raise ValueError(
@@ -347,7 +335,7 @@ def _columns(
 
     # documents of similar length together; the longest come first, to run out of memory early
     order = sorted(texts, key=lambda n: -lengths[n])
-    for run in padded_batches([lengths[n] for n in order], batch):
+    for run in _padded_batches([lengths[n] for n in order], batch):
         together = order[run]
         ids = np.zeros((len(together), lengths[together[0]]), np.int64)
         mask = np.zeros_like(ids)
@@ -359,13 +347,13 @@ def _columns(
             own = texts[n].targets - 1  # each state predicts the token after it
             counting.append(document[torch.from_numpy(own).to(document.device)])
             kept = document[: lengths[n]] if prompts else counting[-1]
-            put("hidden", states[n], tables.as_half(kept.cpu().float().numpy()))
+            put("hidden", states[n], tables._as_half(kept.cpu().float().numpy()))
             put("documents", tokens[n], np.full(len(own), n))
             if prompts:
                 put("states", tokens[n], states[n][own])
         hidden, rows = torch.cat(counting), np.concatenate([tokens[n] for n in together])
         labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
-        step = max(1, MAX_LOGITS // reader.layer.weight.shape[0])
+        step = max(1, _MAX_LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))

@@ -12,11 +12,11 @@ from calibrant._core.checks import IGNORED, IntArray, as_labels
 
 Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 """A text, a chat, a pair (prompt, answer), or token ids: see :func:`calibrant.llm.collect`."""
-GENERATION = re.compile(r"\{%-?\s*generation\b")
-PROBE = "\ue000calibrant\ue000"
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
+_PROBE = "\ue000calibrant\ue000"
 """Placeholder for the first answer of a chat, to find it when rendered; private-use characters."""
-SURROGATE = re.compile("[\ud800-\udfff]")
-THOUGHT = "</think>"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_THOUGHT = "</think>"
 """End of the thoughts before an answer."""
 
 
@@ -43,19 +43,19 @@ class BadDocument(ValueError):
         self.place, self.reason = place, reason
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Any, length: int) -> list[Encoded]:
+def _encode_documents(documents: Iterable[Document], tokenizer: Any, length: int) -> list[Encoded]:
     """Turn documents into ids and labels, truncated to ``length`` tokens."""
     if isinstance(documents, str):
         raise TypeError(
             f"documents must be a list, got {documents!r:.40}: of a path pass read_documents(path)"
         )
     return [
-        encode_document(document, f"documents[{n}]", tokenizer, length)
+        _encode_document(document, f"documents[{n}]", tokenizer, length)
         for n, document in enumerate(documents)
     ]
 
 
-def encode_document(document: Any, name: str, tokenizer: Any, length: int) -> Encoded:
+def _encode_document(document: Any, name: str, tokenizer: Any, length: int) -> Encoded:
     """Turn a document into ids and labels; errors call it ``name``."""
     if isinstance(document, Encoded):
         ids, labels = document
@@ -67,10 +67,10 @@ def encode_document(document: Any, name: str, tokenizer: Any, length: int) -> En
         _check_unicode(document, name)
         match document:
             case str():
-                ids = labels = np.array(token_ids(tokenizer, document), np.int64)
+                ids = labels = np.array(_token_ids(tokenizer, document), np.int64)
             case [str(prompt), str(answer)]:
                 # encoded separately, as they are when the answer is generated
-                before, after = prompt_ids(tokenizer, prompt), _bare_ids(tokenizer, answer)
+                before, after = _prompt_ids(tokenizer, prompt), _bare_ids(tokenizer, answer)
                 ids = np.array(before + after, np.int64)
                 labels = np.array([IGNORED] * len(before) + after, np.int64)
             case [_, *_] if all(
@@ -106,7 +106,7 @@ def _check_unicode(document: Any, name: str) -> None:
     turns = [document] if isinstance(document, str) else document
     for turn in turns if isinstance(turns, Sequence) else ():
         text = turn.get("content") if isinstance(turn, Mapping) else turn
-        half = SURROGATE.search(text) if isinstance(text, str) else None
+        half = _SURROGATE.search(text) if isinstance(text, str) else None
         if half:
             raise BadDocument(
                 name,
@@ -115,10 +115,10 @@ def _check_unicode(document: Any, name: str) -> None:
             )
 
 
-def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:
+def _padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:
     """Cut documents into runs of at most ``size`` tokens with padding, but at least one document.
 
-    >>> list(padded_batches([3, 4, 1, 9, 2], 8))
+    >>> list(_padded_batches([3, 4, 1, 9, 2], 8))
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
     start, longest = 0, 0
@@ -130,7 +130,7 @@ def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def token_ids(tokenizer: Any, text: str) -> list[int]:
+def _token_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text with the tokenizer's special tokens around it.
 
     A rendered chat, which begins with the beginning-of-text token, has them already.
@@ -140,12 +140,12 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
 
 
-def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text to be continued: without special tokens after it."""
-    ids = token_ids(tokenizer, text)
+    ids = _token_ids(tokenizer, text)
     if len(ids) == len(_bare_ids(tokenizer, text)):
         return ids
-    whole, bare = token_ids(tokenizer, "a"), _bare_ids(tokenizer, "a")
+    whole, bare = _token_ids(tokenizer, "a"), _bare_ids(tokenizer, "a")
     ends = (n + len(bare) for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare)
     return ids[: len(ids) - len(whole) + next(ends, len(whole))]
 
@@ -170,7 +170,7 @@ def _from_chat(turns: list[Any], name: str, tokenizer: Any) -> tuple[IntArray, I
     from jinja2 import TemplateError
 
     try:
-        if GENERATION.search(tokenizer.get_chat_template()):
+        if _GENERATION.search(tokenizer.get_chat_template()):
             encoded = tokenizer.apply_chat_template(
                 turns, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -211,8 +211,8 @@ def _answers(tokenizer: Any, turns: list[Any], text: str) -> Iterator[tuple[int,
         if number:
             prompt = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
         else:  # no chat before it to render
-            probed = [{**turn, "content": PROBE}, *turns[1:]]
-            before, probe, _ = (_rendered(tokenizer, probed) or "").partition(PROBE)
+            probed = [{**turn, "content": _PROBE}, *turns[1:]]
+            before, probe, _ = (_rendered(tokenizer, probed) or "").partition(_PROBE)
             prompt = before.rstrip(" ") if probe else None  # a space belongs to the word after it
         until = _rendered(tokenizer, turns[: number + 1])
         if prompt is not None and until is not None and text.startswith(prompt):
@@ -230,9 +230,9 @@ def _answer_end(turn: Mapping[str, Any], text: str, start: int, until: str, spec
     more = {name for name, value in turn.items() if value} - {"role", "content"}
     if isinstance(turn["content"], str) and not more:  # tool calls may follow the content
         # thoughts may be dropped or changed, and may contain the words that follow them
-        content = turn["content"].split(THOUGHT)[-1].strip()
-        thought = text.rfind(THOUGHT, start, len(until))
-        after = start if thought < 0 else thought + len(THOUGHT)
+        content = turn["content"].split(_THOUGHT)[-1].strip()
+        thought = text.rfind(_THOUGHT, start, len(until))
+        after = start if thought < 0 else thought + len(_THOUGHT)
         place = text.find(content, after, max(after, len(until)))
         if place >= 0:
             content_end = place + len(content)

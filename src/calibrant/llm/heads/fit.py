@@ -16,53 +16,82 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from scipy.special import expit
 
-from calibrant._core.checks import IntArray, check_whole
+from calibrant._core.checks import IntArray, check_choice, check_whole
 from calibrant._core.engines import steps
-from calibrant._core.options import Options, check_options, unknown_option
+from calibrant._core.options import Options, check_options, options_of, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.ats import document_batches
-from calibrant.llm.heads.evaluate import Gain, paired_gain
+from calibrant.llm.heads.ats import _document_batches, _selective
 from calibrant.llm.heads.fitted import (
     HEADS,
     FittedHead,
     TokenPredictions,
-    check_prompts,
-    head_options,
-    log_sharpness,
-    make_head,
-    predict_rows,
+    _check_prompts,
+    _head_options,
+    _log_sharpness,
+    _make_head,
+    _predict_rows,
 )
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, shape_features
-from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss, objective_options
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, ShapeHead, _shape_features
 from calibrant.llm.heads.tables import TokenTable
+from calibrant.metrics.clustered import Gain, paired_gain
 
 Alpha: TypeAlias = float | Literal["search"]
 
 DEFAULT_HEAD, DEFAULT_OBJECTIVE = "linear", "nll"
-PAPER_ALPHA = 0.5
-ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Weights of wrong tokens in selective smoothing, among which ``alpha="search"`` chooses."""
+_ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Weights of wrong tokens among which ``alpha="search"`` chooses; the first is the paper's."""
 STANDARD_ERRORS = 2
 """A head is kept if its gain over one temperature is larger than this many standard errors."""
-PATIENCE = 4
+_PATIENCE = 4
 """Epochs without improvement after which training stops."""
-CHUNK = 1 << 15
+_CHUNK = 1 << 15
 """Tokens that are read together and shuffled among each other."""
-ENOUGH = 1 << 18
+_ENOUGH = 1 << 18
 """Tokens that determine one temperature to three digits; no more are used."""
-FOLDS = 5
-STOP = 0.1
+_FOLDS = 5
+_STOP = 0.1
 """Fraction of the documents that decides when to stop."""
-MIN_DOCUMENTS = 5
-MAX_CROSS_FITTED = 1000
+_MIN_DOCUMENTS = 5
+_MAX_CROSS_FITTED = 1000
 """Largest number of documents with which every fold is held out in turn."""
-RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
-LINEAR_RATE = 0.2
+_RATES = {"mlp": 3e-4, "shape": 1e-2, "ats": 1e-4}
+_LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
+
+
+def _bce(records: Records, u: LogSharpness) -> Measured:
+    r"""Log-loss of the confidence p that the top token is right.
+
+    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
+    """
+    rest, slope = records.log_rest(np.exp(u))
+    sign, share = np.where(records.correct, 1.0, -1.0), records.share
+    value = share @ np.logaddexp(0, sign * rest)
+    return Measured(float(value), share * sign * expit(sign * rest) * slope)
+
+
+def _brier_correct(records: Records, u: LogSharpness) -> Measured:
+    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
+    rest, slope = records.log_rest(np.exp(u))
+    confidence, share = expit(-rest), records.share
+    gap = confidence - records.correct
+    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
+
+
+OBJECTIVES: dict[str, Callable[..., Measured]] = {
+    "nll": nll,
+    "selective": _selective,
+    "bce": _bce,
+    "brier": _brier_correct,
+    "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
+}
+"""Objectives by name; the Brier score is that of the confidence."""
 
 
 def fit_head(
@@ -83,13 +112,10 @@ def fit_head(
 
     The head starts at the best temperature for all tokens, and is compared with it on held-out
     documents, by the likelihood for ``objective="nll"``, else by the Brier score of the confidence.
-    It is kept if its mean gain is larger than two standard errors; otherwise the result is the one
-    temperature, and ``reasons`` says so.
-
-    Up to 1,000 documents are held out in turn, in five folds, and a head that is kept is trained
-    once more on all of them. Of more documents, and for the ATS head, whose training takes long,
-    one fold is held out. The callback of :func:`calibrant.use` is called with the epochs done and
-    their largest number.
+    It is kept if its mean gain is larger than two standard errors. Up to 1,000 documents are held
+    out in turn, in five folds, and a head that is kept is trained once more on all of them. Of more
+    documents, and for the ATS head, whose training takes long, one fold is held out. The callback
+    of :func:`calibrant.use` is called with the epochs done and their largest number.
 
     Parameters
     ----------
@@ -116,44 +142,27 @@ def fit_head(
         Of the split, the order and the initial weights.
     device : str
         Where the head is trained. The result is on the CPU.
-
-    Examples
-    --------
-    >>> from calibrant.calibrators.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.models.fingerprint import ModelFingerprint
-    >>> rng = np.random.default_rng(0)
-    >>> hidden = rng.normal(size=(4000, 4))
-    >>> logits = 2 * rng.normal(size=(4000, 10))
-    >>> true = np.exp(hidden[:, :1]) * logits  # the first number says how sharp it should be
-    >>> labels = (true + rng.gumbel(size=true.shape)).argmax(-1)
-    >>> table = TokenTable.from_arrays(
-    ...     hidden, tabulate(examples(logits, labels)), np.arange(4000) // 20,
-    ...     ModelFingerprint("tiny", 4, 10, "0" * 16, None),
-    ... )
-    >>> fit_head(table).kept
-    True
     """
     objective = objective or _default_objective(head)
     of_head, objectives = _checked(head, objective, alpha, dict(options or {}))
     check_whole("epochs", epochs)
     check_whole("batch", batch)
-    check_prompts(HEADS[head], table)
+    _check_prompts(HEADS[head], table)
     width = table.fingerprint.hidden_size
     trainer = _Trainer(
         table,
         score="nll" if objective == "nll" else "brier",
-        new_head=partial(make_head, head, width=width, **of_head),
+        new_head=partial(_make_head, head, width=width, **of_head),
         objectives=objectives,
         epochs=epochs,
         batch=batch,
-        rate=RATES.get(head, LINEAR_RATE / width) if rate is None else rate,
+        rate=_RATES.get(head, _LINEAR_RATE / width) if rate is None else rate,
         keep_always=keep_always,
         seed=seed,
         device=own_device(device),
     )
-    few = len(np.unique(table.documents)) <= MAX_CROSS_FITTED
-    folds = FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
+    few = len(np.unique(table.documents)) <= _MAX_CROSS_FITTED
+    folds = _FOLDS if few and not keep_always and HEADS[head].wants != "sequence" else 1
     with steps(epochs * len(objectives) * (folds + (folds > 1))) as report:
         runs = [trainer.run(fold, report) for fold in range(folds)]
         results, gain = trainer.compared(runs)
@@ -164,9 +173,9 @@ def fit_head(
     improved = last.epoch > 0 if kept else any(run.epoch for run in runs)
     kept = kept and improved
     figures = {name: result.figures() for name, result in results.items()}
+    simple = GlobalHead(start=last.start)
     settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-last.start)}
     settings["tables"] = list(table.collections)
-    simple = GlobalHead(start=last.start)
     if head == "global":
         del figures["head"]
         why = "one temperature for all tokens is kept, as asked for"
@@ -174,6 +183,7 @@ def fit_head(
     settings |= {"gain": gain.mean, "standard_error": gain.error}
     if kept or folds == 1:
         settings |= {"epoch": last.epoch, **({} if last.alpha is None else {"alpha": last.alpha})}
+    why = f"one temperature is kept: no epoch of the {head} head improved on it"
     if improved:
         which = f"the {head} head" if kept else "one temperature"
         way = "lower" if gain.mean > 0 else "higher"
@@ -183,18 +193,23 @@ def fit_head(
             f"{way} than with one temperature, with a standard error of {gain.error:.2g} (a head "
             f"must gain more than {STANDARD_ERRORS} standard errors)"
         )
-    else:
-        why = f"one temperature is kept: no epoch of the {head} head improved on it"
     best = last.head.cpu() if kept else simple
     return FittedHead(best, table.fingerprint, objective, kept, why, figures, settings)
 
 
 def options_for(head: str, objective: str | None = None) -> Options:
     """Return the options of a head and of its objective."""
-    known = head_options(head)
+    known = _head_options(head)
     if head == "global":
         return known
-    return {**known, **objective_options(objective or _default_objective(head))}
+    return {**known, **_objective_options(objective or _default_objective(head))}
+
+
+def _objective_options(name: str) -> Options:
+    """Return the options of an objective; ``alpha`` is one of :func:`fit_head` itself."""
+    check_choice("objective", name, tuple(OBJECTIVES))
+    inner = ("records", "u", "curve", "alpha")
+    return {key: one for key, one in options_of(OBJECTIVES[name]).items() if key not in inner}
 
 
 def _default_objective(head: str) -> str:
@@ -208,7 +223,7 @@ def _checked(
     """Return the options of the head, and the objectives to train with by their alpha."""
     if "alpha" in options:
         raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
-    of_objective, known = objective_options(objective), options_for(head, objective)
+    of_objective, known = _objective_options(objective), options_for(head, objective)
     for name in options.keys() - known.keys():
         raise unknown_option(f"the {head} head", name, known)
     checked = check_options(known, options)
@@ -221,14 +236,14 @@ def _checked(
                 f"objective={objective!r} and head={head!r}"
             )
         return of_head, {} if head == "global" else {None: measure}
-    alpha = PAPER_ALPHA if alpha is None else alpha
+    alpha = _ALPHAS[0] if alpha is None else alpha
     if alpha != "search" and (isinstance(alpha, str) or not 0 <= alpha <= 1):
         raise ValueError(f"alpha must be a number from 0 to 1 or 'search', got {alpha!r}")
-    alphas = ALPHAS if alpha == "search" else (alpha,)
+    alphas = _ALPHAS if alpha == "search" else (alpha,)
     return of_head, {each: partial(measure, alpha=each) for each in alphas}
 
 
-def split_documents(
+def _split_documents(
     documents: IntArray, seed: int, fold: int | None
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Split tokens ``(n,)`` by document, into rows for training, for stopping and for testing.
@@ -238,19 +253,19 @@ def split_documents(
     """
     names, member = np.unique(documents, return_inverse=True)
     count = len(names)
-    if count < MIN_DOCUMENTS:
-        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {count}")
-    first, end = (0, 0) if fold is None else (round(n * count / FOLDS) for n in (fold, fold + 1))
+    if count < _MIN_DOCUMENTS:
+        raise ValueError(f"at least {_MIN_DOCUMENTS} documents are needed, got {count}")
+    first, end = (0, 0) if fold is None else (round(n * count / _FOLDS) for n in (fold, fold + 1))
     order = (np.random.default_rng(seed).permutation(count) - first)[member] % count
     test = end - first
-    stop = test + max(1, round(STOP * count))
+    stop = test + max(1, round(_STOP * count))
     train, stopping = order >= stop, (order >= test) & (order < stop)
     return np.flatnonzero(train), np.flatnonzero(stopping), np.flatnonzero(order < test)
 
 
 def _enough(rows: IntArray) -> IntArray:
-    """Return at most ``ENOUGH`` of the rows, evenly spaced."""
-    return np.sort(rows)[:: -(-len(rows) // ENOUGH)]
+    """Return at most ``_ENOUGH`` of the rows, evenly spaced."""
+    return np.sort(rows)[:: -(-len(rows) // _ENOUGH)]
 
 
 class _Run(NamedTuple):
@@ -284,12 +299,12 @@ class _Trainer(NamedTuple):
         It starts at the one temperature with the best score on all documents but the test's;
         without objectives that is the result.
         """
-        train, stop, test = split_documents(self.table.documents, self.seed, fold)
+        train, stop, test = _split_documents(self.table.documents, self.seed, fold)
         records = self.table.records(_enough(np.concatenate([train, stop])))
         if self.score == "nll":
             solution = best_sharpness(records)
         else:
-            solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
+            solution = minimise_scalar(lambda u: _brier_correct(records, u).value, -LIMIT, LIMIT)
         start = float(np.clip(solution.x[0], -LIMIT, LIMIT))
         runs = [
             _Run(test, start, *self._trained(train, stop, start, objective, report), alpha)
@@ -314,7 +329,7 @@ class _Trainer(NamedTuple):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
             head = self.new_head(start=start).to(self.device)
         if isinstance(head, ShapeHead):
-            head.standardise(shape_features(self.table.records(_enough(train))))
+            head.standardise(_shape_features(self.table.records(_enough(train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
         best, best_epoch, state = self._stop_score(head, stop), 0, deepcopy(head.state_dict())
@@ -323,29 +338,30 @@ class _Trainer(NamedTuple):
                 check_time()
                 optimiser.zero_grad()
                 records = self.table.records(rows)
-                u = log_sharpness(head, self.table, rows, records)
-                loss(objective, records, u).backward()
+                u = _log_sharpness(head, self.table, rows, records)
+                gradient = objective(records, u.detach().cpu().double().numpy()).gradient
+                u.backward(torch.from_numpy(gradient).to(u))
                 optimiser.step()
             report()
             score = self._stop_score(head, stop)
             if score < best or self.keep_always:
                 best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
-            elif epoch - best_epoch >= PATIENCE:
+            elif epoch - best_epoch >= _PATIENCE:
                 break
         head.load_state_dict(state)
         return head, best_epoch, best
 
     def _stop_score(self, head: Head, stop: IntArray) -> float:
-        predictions = predict_rows(head, self.table, stop)
+        predictions = _predict_rows(head, self.table, stop)
         scores = predictions.scores()[self.score]
         return float(np.average(scores, weights=predictions.weight))
 
     def _batches(self, head: Head, rows: IntArray, rng: np.random.Generator) -> Iterator[IntArray]:
         """Yield the rows of each step of an epoch, in a new order."""
         if head.wants == "sequence":
-            yield from document_batches(self.table, rows, self.batch, rng)
+            yield from _document_batches(self.table, rows, self.batch, rng)
             return
-        chunks = np.array_split(rows, -(-len(rows) // CHUNK))
+        chunks = np.array_split(rows, -(-len(rows) // _CHUNK))
         for chunk in rng.permutation(len(chunks)):
             mixed = rng.permutation(chunks[chunk])
             for first in range(0, len(mixed), self.batch):
@@ -362,7 +378,7 @@ class _Trainer(NamedTuple):
             for run in runs:
                 simple = GlobalHead(start=run.start if name == "global" else 0.0)
                 own = run.head if name == "head" else simple
-                parts.append(predict_rows(own, self.table, run.test))
+                parts.append(_predict_rows(own, self.table, run.test))
             results[name] = TokenPredictions(*map(np.concatenate, zip(*parts, strict=True)))
         before, after = (results[name].scores()[self.score] for name in ("global", "head"))
         documents = self.table.documents[np.concatenate([run.test for run in runs])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,12 +24,13 @@ from calibrant.llm.heads.modules import (
     LinearHead,
     MLPHead,
     ShapeHead,
+    _shape_features,
     bounded,
-    shape_features,
 )
 from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.fingerprint import ModelFingerprint
 from calibrant.metrics.binned import ece
+from calibrant.metrics.clustered import Evaluations, Gain, evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc
 from calibrant.show.box import Box, Callout
 from calibrant.show.tables import Table
@@ -37,27 +38,29 @@ from calibrant.show.tables import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-CHUNK = 1 << 15
+_CHUNK = 1 << 15
 """Tokens that are read at a time."""
-LARGEST_WEIGHT = 1e6
+_LARGEST_WEIGHT = 1e6
 """Products of larger ones, which no fit learns, may overflow to infinity and end as NaN."""
 Figures = dict[str, dict[str, float]]
+Gains: TypeAlias = dict[str, dict[str, Gain]]
+"""Gains by what was done and by score."""
 HEADS: dict[str, type[Head]] = {
     head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, ATSHead)
 }
 """Temperature heads by name."""
 
 
-def head_options(kind: str) -> Options:
+def _head_options(kind: str) -> Options:
     """Return the options of a kind of head; its width and start are those of the data."""
     check_choice("head", kind, tuple(HEADS))
     options = options_of(HEADS[kind])
     return {name: options[name] for name in options if name not in ("width", "start")}
 
 
-def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
+def _make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
     """Make a new head for hidden states of a width."""
-    known = head_options(kind)
+    known = _head_options(kind)
     for option in options.keys() - known.keys():
         raise unknown_option(f"the {kind} head", option, known)
     build: Any = HEADS[kind]
@@ -79,9 +82,7 @@ class FittedHead:
     objective : str
         Training objective.
     kept : bool
-        True if ``head`` is of the requested kind.
-    reasons : str
-        Why it was kept or not.
+        True if ``head`` is of the requested kind; ``reasons`` says why.
     figures : dict
         ``nll`` of the label; ``brier``, ``ece`` and ``auroc`` of the confidence in the top token;
         on held-out documents. Under ``before``, ``global`` and, for an adaptive head, ``head``.
@@ -106,7 +107,7 @@ class FittedHead:
     def from_temperature(
         cls, temperature: float, fingerprint: ModelFingerprint, reasons: str = ""
     ) -> FittedHead:
-        """Make a head of one temperature, for instance that of DACA."""
+        """Make a head of one temperature."""
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
@@ -150,8 +151,8 @@ class FittedHead:
 
     def describe(self) -> str:
         """Describe the head in a sentence."""
-        name = self.fingerprint.name
-        return f"{self.head.kind} temperature head for {name}, trained on {self.objective}"
+        kind, name = self.head.kind, self.fingerprint.name
+        return f"{kind} temperature head for {name}, trained on {self.objective}"
 
     def config(self) -> dict[str, Any]:
         """Return all but the learned values, for JSON: None stands for figures that are NaN."""
@@ -177,7 +178,7 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = make_head(head, **{"width": 1, **options})
+        made = _make_head(head, **{"width": 1, **options})
         if made.config() != options:
             wanted = made.config()
             raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
@@ -195,8 +196,8 @@ class FittedHead:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
         largest = max((float(v.abs().max()) for v in state.values() if v.numel()), default=0.0)
-        if largest > LARGEST_WEIGHT:
-            raise ValueError(f"its weights must be at most {LARGEST_WEIGHT:g}, got {largest:g}")
+        if largest > _LARGEST_WEIGHT:
+            raise ValueError(f"its weights must be at most {_LARGEST_WEIGHT:g}, got {largest:g}")
         self.head.load_state_dict(state)
         width = getattr(self.head, "width", SHAPE_FEATURES)
         inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
@@ -207,15 +208,8 @@ class FittedHead:
 class TokenPredictions(NamedTuple):
     """Predictions for tokens, each ``(n,)``.
 
-    Attributes
-    ----------
-    nll : float64
-        Negative log-likelihood of the next token.
-    confidence : float64
-        Probability of the likeliest token.
-    correct : bool
-        True if the likeliest token was the next one.
-    weight : float64
+    ``nll`` is the negative log-likelihood of the next token, ``confidence`` the probability of the
+    likeliest one, and ``correct`` is True if that was the next one.
     """
 
     nll: FloatArray
@@ -249,18 +243,52 @@ def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> To
     """Predict the tokens of a table, with a temperature head of the same model or without."""
     everything = np.arange(len(table))
     if fitted is None:
-        return predict_rows(GlobalHead(), table, everything)
+        return _predict_rows(GlobalHead(), table, everything)
     fitted.fingerprint.check(table.fingerprint, "the table")
-    check_prompts(fitted.head, table)
+    _check_prompts(fitted.head, table)
     if set(table.collections) & set(fitted.settings.get("tables", ())):
         warn(
             "the head was trained on tokens of this table and looks better on them than it is: use "
             "a table of other documents"
         )
-    return predict_rows(fitted.head, table, everything)
+    return _predict_rows(fitted.head, table, everything)
 
 
-def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
+def evaluate_table(
+    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
+) -> tuple[Evaluations, Gains]:
+    """Measure the calibration of the tokens of a table, as it is and with a head.
+
+    The evaluations are ``before``: the model as it is; ``global``: with the one temperature that
+    the head was compared with when it was fitted, if it is known; ``head``. The gains in ``nll``
+    and ``brier`` are those of the others over the one temperature.
+    """
+    heads = fitted.beside_one_temperature() if fitted else {"before": None}
+    tokens = {name: token_predictions(table, head) for name, head in heads.items()}
+    evaluations = {
+        name: evaluate_tokens(p.confidence, p.correct, table.documents, nll=p.nll, level=level)
+        for name, p in tokens.items()
+    }
+    scores = {name: p.scores() for name, p in tokens.items()}
+    weight = tokens["before"].weight
+    return evaluations, _gains_over_one_temperature(scores, table.documents, weight)
+
+
+def _gains_over_one_temperature(
+    scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
+) -> Gains:
+    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
+    simple = scores.get("global")
+    if simple is None:
+        return {}
+    return {
+        name: {x: paired_gain(simple[x], own[x], documents, weight) for x in own}
+        for name, own in scores.items()
+        if name != "global"
+    }
+
+
+def _check_prompts(head: Head | type[Head], table: TokenTable) -> None:
     """Raise if a head needs the states of prompts and a table has none."""
     if head.wants == "sequence" and not table.whole:
         raise ValueError(
@@ -269,24 +297,24 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
         )
 
 
-def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
+def _predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
     """Predict rows of a table; for an ATS head they must be whole documents."""
     if head.wants == "sequence":
-        runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
+        runs = [*table.document_chunks(np.unique(table.documents[rows]), _CHUNK)]
     else:
-        runs = np.array_split(rows, -(-len(rows) // CHUNK))
+        runs = np.array_split(rows, -(-len(rows) // _CHUNK))
     chunks = []
     with torch.no_grad():
         for some in runs:
             records = table.records(some)
-            u = log_sharpness(head, table, some, records).cpu().double().numpy()
+            u = _log_sharpness(head, table, some, records).cpu().double().numpy()
             value = records.log_partition(np.exp(u)).value
             nll = np.exp(u) * records.own_gap + value
             chunks.append(TokenPredictions(nll, np.exp(-value), records.correct, records.weight))
     return TokenPredictions(*(np.concatenate(column) for column in zip(*chunks, strict=True)))
 
 
-def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
+def _log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
     """Log-sharpness ``(m,)`` of rows of a table by a head, within the limits.
 
     An ATS head needs all rows of each document, in order.
@@ -298,7 +326,7 @@ def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Record
         case "nothing":
             inputs = torch.empty(len(rows), 0)
         case "shape":
-            inputs = shape_features(records)
+            inputs = _shape_features(records)
         case _:
             inputs = torch.from_numpy(table.hidden(rows))
     return bounded(head(inputs.to(device).float()))

@@ -30,7 +30,7 @@ class Head(WithOptions, nn.Module):
 
     A head ``wants`` ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them
     ``(batch, tokens, width)``, from the first token on; the ``"shape"`` of the logits,
-    :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
+    :func:`_shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
     the shape is used. ``kind`` is its name.
     """
 
@@ -95,13 +95,13 @@ class MLPHead(Head):
         return cast(Tensor, self.last(F.silu(gate) * value))[..., 0]
 
 
-OCTAVES_SEEN = 7
+_OCTAVES_SEEN = 7
 """Sharpness 0.05, 0.1, ... 3.2, at which the log-odds of the top token are features."""
-LEAST_ODDS = -12.0
+_LEAST_ODDS = -12.0
 """Log-odds are clipped here: the top token is practically certain."""
-GAPS_SEEN = 4
-LARGEST_SEEN = 20.0
-SHAPE_FEATURES = OCTAVES_SEEN + 1 + GAPS_SEEN
+_GAPS_SEEN = 4
+_LARGEST_SEEN = 20.0
+SHAPE_FEATURES = _OCTAVES_SEEN + 1 + _GAPS_SEEN
 
 
 class ShapeHead(Head):
@@ -128,32 +128,32 @@ class ShapeHead(Head):
         return cast(Tensor, self.last((features - self.centre) / self.spread))[..., 0]
 
 
-def shape_features(records: Records) -> Tensor:
+def _shape_features(records: Records) -> Tensor:
     """Features ``(n, 12)`` of the shape of the logits, from records.
 
     The log-odds against the top token at seven sharpnesses, the mean gap, and the gaps of the next
     four tokens; gaps as ``log(1 + gap)``.
     """
-    rest = records.table[:, : OCTAVES_SEEN * records.density : records.density, 0]
-    gaps = records.gaps[:, 1 : GAPS_SEEN + 1]
+    rest = records.table[:, : _OCTAVES_SEEN * records.density : records.density, 0]
+    gaps = records.gaps[:, 1 : _GAPS_SEEN + 1]
     return _features(
         *(torch.from_numpy(np.array(part, np.float32)) for part in (rest, records.mean_gap, gaps))
     )
 
 
-def shape_features_of_logits(logits: Tensor) -> Tensor:
+def _shape_features_of_logits(logits: Tensor) -> Tensor:
     """The same features ``(..., 12)`` from logits ``(..., vocabulary)``."""
     logits = with_masks(logits.float(), mask_gap(logits))  # as the records have them
     best, top = logits.max(-1, keepdim=True)
     gaps = (best - logits).clamp(max=LARGEST_GAP)
     possible = ~torch.isneginf(logits)
     mean_gap = torch.where(possible, gaps, 0).sum(-1) / possible.sum(-1)
-    count = min(GAPS_SEEN + 1, logits.shape[-1])
+    count = min(_GAPS_SEEN + 1, logits.shape[-1])
     leading = gaps.topk(count, largest=False, sorted=True).values[..., 1:]
-    leading = F.pad(leading, (0, GAPS_SEEN + 1 - count), value=LARGEST_GAP)
+    leading = F.pad(leading, (0, _GAPS_SEEN + 1 - count), value=LARGEST_GAP)
     powers = (-LOWEST * gaps.scatter(-1, top, LARGEST_GAP)).exp()
     sums = []
-    for _ in range(OCTAVES_SEEN):
+    for _ in range(_OCTAVES_SEEN):
         sums.append(powers.sum(-1))
         powers = powers * powers  # twice the sharpness
     return _features(torch.stack(sums, -1).clamp(min=LEAST_REST).log(), mean_gap, leading)
@@ -161,8 +161,8 @@ def shape_features_of_logits(logits: Tensor) -> Tensor:
 
 def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
     """Clip the features, so that no single unusual token dominates a fit."""
-    gaps = torch.cat([mean_gap[..., None], leading], -1).clamp(max=LARGEST_SEEN)
-    return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
+    gaps = torch.cat([mean_gap[..., None], leading], -1).clamp(max=_LARGEST_SEEN)
+    return torch.cat([rest.clamp(min=_LEAST_ODDS), gaps.log1p()], -1)
 
 
 def bounded(u: Tensor) -> Tensor:

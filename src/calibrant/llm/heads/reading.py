@@ -14,19 +14,19 @@ from calibrant.llm.heads.documents import BadDocument
 
 T = TypeVar("T")
 
-SUFFIXES = (".jsonl", ".json", ".txt")
-FORMS = (
+_SUFFIXES = (".jsonl", ".json", ".txt")
+_FORMS = (
     '{"messages": [{"role", "content"}, ...]}, {"conversations": [...]} of texts in turn or of '
     '{"from", "value"}, {"instruction", "output"}, {"question", "answer"}, {"prompt", "answer"}, '
     '{"prompt", "completion"} or {"text"}'
 )
-ROLES = {
+_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "assistant"),
     "system": "system",
 }
 """Roles in chats, by the speakers of ShareGPT conversations."""
-MAX_REASONS, MAX_PLACES = 10, 20
+_MAX_REASONS, _MAX_PLACES = 10, 20
 """Reasons why documents cannot be used, and places of each, that an error lists."""
 
 
@@ -50,42 +50,32 @@ def read_documents(
     Parameters
     ----------
     path : path
-        File of documents.
     limit : int, optional
         Read only the first documents. Of ``.jsonl`` and ``.txt`` the rest is not read at all.
     skip_bad : bool
         Leave out documents in another form, with a warning that lists them. By default they are
         an error, which lists them too.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "documents.jsonl"
-    ...     _ = file.write_text('{"prompt": "2 + 2 =", "answer": " 4"}')
-    ...     read_documents(file)
-    [('2 + 2 =', ' 4')]
     """
-    return convert_documents(path, lambda document, _: document, limit, skip_bad)
+    return _convert_documents(path, lambda document, _: document, limit, skip_bad)
 
 
-def check_document_file(path: str | os.PathLike[str]) -> Path:
+def _check_document_file(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file of documents; raise if it has another suffix or is not there."""
     file = Path(path)
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in _SUFFIXES:
         raise ValueError(f"{path} must be .jsonl, .json or .txt, got the suffix {file.suffix!r}")
     file.open("rb").close()
     return file
 
 
-def convert_documents(
+def _convert_documents(
     path: str | os.PathLike[str],
     function: Callable[[Any, str], T],
     limit: int | None = None,
     skip_bad: bool = False,
 ) -> list[T]:
     """Apply a function to each document of a file and its place there, one after the other."""
-    file = check_document_file(path)
+    file = _check_document_file(path)
     results, bad = [], []
     for place, row in islice(_rows(file), limit):
         try:
@@ -95,9 +85,9 @@ def convert_documents(
     if not results and not bad:
         raise ValueError(f"{file} must hold one document or more, got none")
     if bad and not (skip_bad and results):
-        raise ValueError(refusal(bad, len(results), file))
+        raise ValueError(_refusal(bad, len(results), file))
     if bad:
-        warn(f"left out {counted(bad, len(results), file)}")
+        warn(f"left out {_counted(bad, len(results), file)}")
     return results
 
 
@@ -132,31 +122,29 @@ def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:
         raise ValueError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
+def _refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
     """Return the message of an error about what cannot be used in a file."""
     remedy = "correct it" if len(bad) == 1 else "correct them"
     remedy += " or pass skip_bad" if usable else ""
-    told = str(bad[0]) if len(bad) == 1 else f"cannot use {counted(bad, usable, file, counts)}"
+    told = str(bad[0]) if len(bad) == 1 else f"cannot use {_counted(bad, usable, file, counts)}"
     return f"{told}; {remedy}" if len(bad) == 1 else f"{told}\n{remedy}"
 
 
-def counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
+def _counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
     """Count and list bad documents, those with the same reason together."""
     places: dict[str, list[str]] = {}
     for error in bad:
         # the path of another file in a folder stays
         where = error.place.replace(f" of {file},", ",", 1).removesuffix(f" of {file}")
         places.setdefault(error.reason, []).append(where)
-    lines = [f"{_first(where, MAX_PLACES)}: {reason}" for reason, where in places.items()]
-    more = len(lines) - MAX_REASONS
-    lines[MAX_REASONS:] = [f"and {more} more reasons"] if more > 0 else []
+    lines = []
+    for reason, listed in places.items():
+        rest = f" and {len(listed) - _MAX_PLACES} more" if len(listed) > _MAX_PLACES else ""
+        lines.append(f"{', '.join(listed[:_MAX_PLACES])}{rest}: {reason}")
+    if len(lines) > _MAX_REASONS:
+        lines[_MAX_REASONS:] = [f"and {len(lines) - _MAX_REASONS} more reasons"]
     title = f"{len(bad)} of {len(bad) + usable} {counts} of {file}:"
     return "\n  ".join([title, *lines])
-
-
-def _first(names: Sequence[str], count: int) -> str:
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_text(file: Path) -> str:
@@ -202,7 +190,7 @@ def _document(row: Any, where: str) -> Any:
         if "text" in row:
             return _text(row, "text", where)
     got = f"the keys {', '.join(row)}" if isinstance(row, Mapping) else type(row).__name__
-    raise BadDocument(where, f"must be one of {FORMS}, got {got}")
+    raise BadDocument(where, f"must be one of {_FORMS}, got {got}")
 
 
 def _messages(turns: Any, where: str) -> list[dict[str, Any]]:
@@ -229,15 +217,15 @@ def _conversation(turns: Any, where: str) -> list[dict[str, str]]:
     chat = []
     for place, turn in placed:
         speaker = _text(turn, "from", place)
-        if speaker not in ROLES:
-            raise BadDocument(place, f"must be from one of {', '.join(ROLES)}, got {speaker!r}")
-        chat.append({"role": ROLES[speaker], "content": _text(turn, "value", place)})
+        if speaker not in _ROLES:
+            raise BadDocument(place, f"must be from one of {', '.join(_ROLES)}, got {speaker!r}")
+        chat.append({"role": _ROLES[speaker], "content": _text(turn, "value", place)})
     return chat
 
 
 def _placed(turns: Any, where: str) -> list[tuple[str, Any]]:
     if not isinstance(turns, list) or not turns:
-        raise BadDocument(where, f"must have a list of turns, got {turns!r:.60}; see {FORMS}")
+        raise BadDocument(where, f"must have a list of turns, got {turns!r:.60}; see {_FORMS}")
     return [(f"{where}, turn {n}", turn) for n, turn in enumerate(turns, start=1)]
 
 

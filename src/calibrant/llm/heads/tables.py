@@ -23,14 +23,12 @@ from calibrant._core.atomic_files import replacing, temporary_folder
 from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant.calibrators.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
-from calibrant.llm.heads.documents import padded_batches
+from calibrant.llm.heads.documents import _padded_batches
 from calibrant.llm.models.fingerprint import ModelFingerprint
 
-FORMAT = 1
+_FORMAT = 1
 HEADER = "table.json"
-FINGERPRINT = "mark"
-"""Key of the fingerprint in the header."""
-MAPPED = ("hidden", "table")
+_MAPPED = ("hidden", "table")
 """Arrays that are memory-mapped; the others are a few numbers per token."""
 
 Hidden: TypeAlias = NDArray[np.float16]
@@ -38,19 +36,11 @@ Selection: TypeAlias = IntArray | BoolArray | slice
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-class TableShard(NamedTuple):
-    """Consecutive tokens that are stored together.
+class _TableShard(NamedTuple):
+    """Consecutive tokens that are stored together, with the records of each.
 
-    Attributes
-    ----------
-    hidden : (states, width)
-        Hidden states, possibly with those of prompts.
-    records : Records
-        Of the n tokens.
-    documents : (n,)
-        Document number of each token.
-    states : (n,), optional
-        Row of each token in ``hidden``; None if it is the number of the token.
+    ``hidden`` are states, possibly with those of prompts, and ``states`` has the row of each token
+    among them; None if that is the number of the token.
     """
 
     hidden: Hidden
@@ -81,7 +71,6 @@ class TokenTable:
     Attributes
     ----------
     fingerprint : ModelFingerprint
-        Of the model that was run.
     documents : (n,) int64
         Document number of each token, nondecreasing.
     places : (n,) int64
@@ -94,7 +83,7 @@ class TokenTable:
 
     def __init__(
         self,
-        shards: Sequence[TableShard],
+        shards: Sequence[_TableShard],
         fingerprint: ModelFingerprint,
         whole: bool,
         collections: Iterable[str] = (),
@@ -120,7 +109,7 @@ class TokenTable:
         ``hidden`` ``(n, width)`` is stored in half precision; ``records`` have the vocabulary as
         classes; ``documents`` ``(n,)`` must not decrease.
         """
-        states, numbers = as_half(hidden), np.asarray(documents, dtype=np.int64)
+        states, numbers = _as_half(hidden), np.asarray(documents, dtype=np.int64)
         shapes = {
             "hidden": (states.shape, (len(records), fingerprint.hidden_size)),
             "documents": (numbers.shape, (len(records),)),
@@ -131,7 +120,7 @@ class TokenTable:
                 raise ValueError(f"{name} must be {wanted} for this model and records, got {got}")
         if (np.diff(numbers) < 0).any():
             raise ValueError("documents must not decrease: sort the tokens by document")
-        return cls([TableShard(states, records, numbers)], fingerprint, True)
+        return cls([_TableShard(states, records, numbers)], fingerprint, True)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -172,10 +161,10 @@ class TokenTable:
         """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
         first, after = (np.searchsorted(self.documents, documents, s) for s in ("left", "right"))
         rows = [np.arange(a, b) for a, b in zip(first, after, strict=True)]
-        for run in padded_batches(self.document_lengths(documents).tolist(), size):
+        for run in _padded_batches(self.document_lengths(documents).tolist(), size):
             yield np.concatenate(rows[run])
 
-    def _located(self, selection: Selection) -> tuple[list[tuple[TableShard, IntArray]], IntArray]:
+    def _located(self, selection: Selection) -> tuple[list[tuple[_TableShard, IntArray]], IntArray]:
         """Return the shards that hold the tokens, each with their rows, and their order.
 
         That is the place of each token among the rows of all these shards. There is at least one
@@ -192,7 +181,7 @@ class TokenTable:
         return located or [(self._shards[0], numbers)], order
 
 
-def as_half(values: ArrayLike) -> Hidden:
+def _as_half(values: ArrayLike) -> Hidden:
     """Convert values to half precision, clipped to its range."""
     array = np.asarray(values)
     if array.dtype == np.float16:
@@ -215,7 +204,7 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
     if not outer:
         raise ValueError("at least one folder of a token table is needed, got none")
     folders = [inner for path in outer for inner in _with_ranks(Path(path))]
-    headers = [read_header(inner) for inner in folders]
+    headers = [_read_header(inner) for inner in folders]
     for number, (inner, header) in enumerate(zip(folders, headers, strict=True)):
         headers[0].fingerprint.check(header.fingerprint, str(inner))
         if header in headers[:number]:
@@ -238,21 +227,10 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
 class Header:
     """The content of ``table.json``.
 
-    Attributes
-    ----------
-    fingerprint : ModelFingerprint
-    settings : str
-        Hash of everything that decides the content of the table.
-    documents : int
-        Number of documents, with those that have no labelled token.
-    shards : list of int
-        Number of tokens of each shard.
-    prompts : bool
-        True if the states of prompts are stored too.
-    whole : bool
-        True if the states of all preceding tokens are stored, with or without prompts.
-    rank, ranks : int
-        Number of the process that writes this folder, and of all processes.
+    ``settings`` is a hash of everything that decides the content. ``documents`` counts also those
+    without a labelled token; ``shards`` has the tokens of each shard. ``prompts`` says if states of
+    prompts are stored too, ``whole`` if the states of all preceding tokens are. ``rank`` is the
+    number of the process that writes the folder, one of ``ranks``.
     """
 
     fingerprint: ModelFingerprint
@@ -265,14 +243,14 @@ class Header:
     ranks: int = 1
 
 
-def read_header(folder: Path) -> Header:
+def _read_header(folder: Path) -> Header:
     """Read ``table.json`` of a folder."""
     file = folder / HEADER
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content.pop("format", None)
-        if version == FORMAT:
-            header = Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+        if version == _FORMAT:
+            header = Header(ModelFingerprint(**content.pop("fingerprint")), **content)
             for count in (header.documents, *header.shards):
                 check_whole("a number of documents or tokens", count, least=0)
             return header
@@ -280,18 +258,16 @@ def read_header(folder: Path) -> Header:
         raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} is damaged ({error}); collect again") from error
-    raise ValueError(f"{file} has format {version}, {FORMAT} is needed: collect again")
+    raise ValueError(f"{file} has format {version}, {_FORMAT} is needed: collect again")
 
 
-def write_header(folder: Path, header: Header) -> None:
+def _write_header(folder: Path, header: Header) -> None:
     """Write ``table.json`` atomically."""
-    content = asdict(header)
-    content = {"format": FORMAT, FINGERPRINT: content.pop("fingerprint"), **content}
     with replacing(folder / HEADER) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.write_text(json.dumps({"format": _FORMAT, **asdict(header)}), encoding="utf-8")
 
 
-def shard_folder(folder: Path, number: int) -> Path:
+def _shard_folder(folder: Path, number: int) -> Path:
     """Return the folder of a complete shard."""
     return folder / f"shard-{number:05d}"
 
@@ -301,7 +277,7 @@ def _with_ranks(folder: Path) -> list[Path]:
     inside = [path for path in folder.glob("rank-*") if path.is_dir()]
     if not inside or (folder / HEADER).exists():
         return [folder]
-    headers = {path: read_header(path) for path in inside}
+    headers = {path: _read_header(path) for path in inside}
     first = headers[inside[0]]
     ranks = sorted(header.rank for header in headers.values())
     same = all(header.settings == first.settings for header in headers.values())
@@ -313,9 +289,9 @@ def _with_ranks(folder: Path) -> list[Path]:
     return sorted(inside, key=lambda path: headers[path].rank)
 
 
-def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableShard:
+def _read_shard(folder: Path, number: int, header: Header, shift: int) -> _TableShard:
     """Open one shard; ``shift`` is added to its document numbers."""
-    shard, tokens = shard_folder(folder, number), header.shards[number]
+    shard, tokens = _shard_folder(folder, number), header.shards[number]
     if not shard.is_dir():
         raise ValueError(
             f"{folder} is not finished: {shard.name} of {len(header.shards)} shards is missing; "
@@ -336,7 +312,7 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableS
             f"{shard} has rows that were never written, or damaged ones; remove it and collect "
             "again with the same settings"
         )
-    return TableShard(hidden, records, documents + shift, states)
+    return _TableShard(hidden, records, documents + shift, states)
 
 
 def _read_column(shard: Path, name: str, rows: int) -> Any:
@@ -344,7 +320,7 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
         mapped = np.asarray(NpyReader(str(path)).mapped())
-        values = mapped if name in MAPPED else np.array(mapped)
+        values = mapped if name in _MAPPED else np.array(mapped)
         if values.shape[:1] != (rows,) or values.dtype.kind not in "biuf":
             raise ValueError(f"it must have {rows} rows of numbers, got {values.shape}")
     except (OSError, ValueError) as error:
@@ -354,9 +330,9 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     return values
 
 
-def write_shard(folder: Path, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
+def _write_shard(folder: Path, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
     """Write the columns of a shard, which gets its name when all are on the disk."""
-    target = shard_folder(folder, number)
+    target = _shard_folder(folder, number)
     try:
         with temporary_folder(target) as temporary:
             for name, values in columns.items():

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import check_whole
-from calibrant.llm.models.huggingface import output_embeddings, softcap_of, weights_loaded
+from calibrant.llm.models.huggingface import _output_embeddings, _softcap_of, _weights_loaded
 
-ROWS = 256
+_ROWS = 256
 """Rows of the output embedding that are hashed."""
 
 
@@ -21,21 +20,11 @@ ROWS = 256
 class ModelFingerprint:
     """Identity of a model, as far as its hidden states and logits are concerned.
 
-    Attributes
-    ----------
-    name : str
-        From the configuration. It is not compared: models are copied and renamed.
-    hidden_size : int
-        Width of the hidden states that go into the output embedding.
-    vocabulary : int
-        Number of logits.
-    digest : str
-        Hash of some rows of the output embedding, rounded to bfloat16.
-    softcap : float or None
-        Bound of the logits, in models of the Gemma family and some others.
-    half : str
-        The hash of the same rows, rounded to float16 first. With both, a float32 model matches its
-        own copies in either half precision; these do not match each other.
+    ``name`` comes from the configuration, and is not compared: models are copied and renamed.
+    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, ``half`` that of
+    the same rows, rounded to float16 first: with both, a float32 model matches its own copies in
+    either half precision, which do not match each other. ``softcap`` is the bound of the logits, in
+    models of the Gemma family and some others.
     """
 
     name: str
@@ -72,22 +61,21 @@ class ModelFingerprint:
 
 def fingerprint_of(model: nn.Module) -> ModelFingerprint:
     """Compute the fingerprint of a Hugging Face causal language model."""
-    layer = output_embeddings(model)
-    config: Any = getattr(model, "config", None)
-    with weights_loaded(layer):
+    layer, config = _output_embeddings(model), getattr(model, "config", None)
+    with _weights_loaded(layer):
         return ModelFingerprint(
             name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
             hidden_size=int(layer.weight.shape[1]),
             vocabulary=int(layer.weight.shape[0]),
             digest=_digest(layer.weight),
-            softcap=softcap_of(model),
+            softcap=_softcap_of(model),
             half=_digest(layer.weight, torch.float16),
         )
 
 
 def _digest(weight: Tensor, first: torch.dtype | None = None) -> str:
     """Hash some rows, rounded to ``first`` and then to bfloat16."""
-    rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
+    rows = np.linspace(0, len(weight) - 1, min(_ROWS, len(weight))).astype(np.int64)
     chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
     rounded = chosen.to(first or weight.dtype).to(torch.bfloat16).float().cpu().contiguous().numpy()
     return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

@@ -15,26 +15,26 @@ from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits."""
-SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
-PROBE_TOKENS = 8
+_PROBE_TOKENS = 8
 """Number of tokens on which the parts of a model are compared with the whole."""
 
 
-def plain_model(model: Any) -> Any:
+def _plain_model(model: Any) -> Any:
     """Return the causal language model inside a PEFT or compiled model, or the model itself."""
     getter = getattr(model, "get_base_model", None)
     inner = getter() if callable(getter) else model
     return getattr(inner, "_orig_mod", inner)  # of torch.compile; generate calls the inner one
 
 
-def has_head(inner: nn.Module) -> bool:
+def _has_head(inner: nn.Module) -> bool:
     """Return True if a head is attached; a copy made while it was attached keeps the hooks."""
     return any(hasattr(hook, SCALES) for hook in inner._forward_hooks.values())
 
 
 @contextmanager
-def weights_loaded(layer: nn.Module, device: str | None = None) -> Iterator[None]:
+def _weights_loaded(layer: nn.Module, device: str | None = None) -> Iterator[None]:
     """Load the weights of a layer that accelerate offloads, for the duration of the block.
 
     Between calls such weights are on the ``meta`` device, without values. They are loaded to
@@ -49,15 +49,15 @@ def weights_loaded(layer: nn.Module, device: str | None = None) -> Iterator[None
         yield
 
 
-def inputs_device(model: Any) -> torch.device:
+def _inputs_device(model: Any) -> torch.device:
     """Return the device of the input embeddings, where token ids go."""
     layer = model.get_input_embeddings()
-    with weights_loaded(layer):
+    with _weights_loaded(layer):
         device: torch.device = layer.weight.device
     return device
 
 
-def backbone_of(inner: Any) -> Any:
+def _backbone_of(inner: Any) -> Any:
     """Return the module that computes the hidden states of all tokens.
 
     OPT and Bart call the decoder of their base model. ModernBERT returns its output embeddings
@@ -66,7 +66,7 @@ def backbone_of(inner: Any) -> Any:
     getter = getattr(inner, "get_decoder", None)
     decoder = getter() if callable(getter) else inner
     for backbone in (decoder, inner.base_model, getattr(inner, "model", inner)):
-        if backbone is not inner and backbone is not output_embeddings(inner):
+        if backbone is not inner and backbone is not _output_embeddings(inner):
             return backbone
     raise ValueError(
         f"{type(inner).__name__} has no decoder or base_model that returns hidden states: use "
@@ -74,13 +74,13 @@ def backbone_of(inner: Any) -> Any:
     )
 
 
-def input_embeddings(model: Any) -> Tensor:
+def _input_embeddings(model: Any) -> Tensor:
     """Return the matrix of the input embeddings."""
     weight: Tensor = model.get_input_embeddings().weight
     return weight
 
 
-def output_embeddings(model: nn.Module) -> Any:
+def _output_embeddings(model: nn.Module) -> Any:
     """Return the layer that turns hidden states into logits; raise if there is none."""
     getter = getattr(model, "get_output_embeddings", None)
     layer = getter() if callable(getter) else None
@@ -93,25 +93,26 @@ def output_embeddings(model: nn.Module) -> Any:
     return layer
 
 
-def _settings(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of the text part of a model."""
+def _setting(model: nn.Module, *names: str) -> Any:
+    """Return a setting of the text part of a model, or None if the configuration has none."""
     config: Any = getattr(model, "config", None)
-    return {} if config is None else dict(config.get_text_config().to_dict())
+    settings = {} if config is None else config.get_text_config().to_dict()
+    return next((settings[name] for name in names if settings.get(name)), None)
 
 
-def softcap_of(model: nn.Module) -> float | None:
+def _softcap_of(model: nn.Module) -> float | None:
     """Return the bound of the logits, or None."""
-    settings = _settings(model)
-    return next((float(settings[name]) for name in SOFTCAPS if settings.get(name)), None)
+    bound = _setting(model, *_SOFTCAPS)
+    return None if bound is None else float(bound)
 
 
-def positions_of(model: nn.Module) -> int | None:
-    """Return the largest number of tokens of a text, or None if the configuration has none."""
-    settings = _settings(model)
-    return settings.get("n_positions") or settings.get("max_position_embeddings")
+def _positions_of(model: nn.Module) -> int | None:
+    """Return the largest number of tokens of a text, or None if there is none."""
+    found: int | None = _setting(model, "n_positions", "max_position_embeddings")
+    return found
 
 
-def end_tokens(model: Any) -> set[int]:
+def _end_tokens(model: Any) -> set[int]:
     """Return the tokens at which ``generate`` stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
@@ -120,18 +121,8 @@ def end_tokens(model: Any) -> set[int]:
 class ModelReader(NamedTuple):
     """The parts of a model that compute hidden states and logits.
 
-    Attributes
-    ----------
-    backbone : module
-        Computes the hidden states.
-    layer : module
-        Output embeddings.
-    scale : float
-        Factor of the raw logits.
-    softcap : float or None
-        Bound of the logits.
-    device : torch.device
-        Of the inputs.
+    ``layer`` are the output embeddings, ``scale`` is the factor of the raw logits, ``softcap``
+    their bound, ``device`` that of the inputs.
     """
 
     backbone: Any
@@ -146,10 +137,10 @@ class ModelReader(NamedTuple):
 
         Models have various names for the factor of their logits, so it is measured.
         """
-        device = inputs_device(model)
-        backbone = backbone_of(plain_model(model))
-        reader = cls(backbone, output_embeddings(model), 1.0, softcap, device)
-        probe = torch.from_numpy(ids[None, :PROBE_TOKENS]).to(device)
+        device = _inputs_device(model)
+        backbone = _backbone_of(_plain_model(model))
+        reader = cls(backbone, _output_embeddings(model), 1.0, softcap, device)
+        probe = torch.from_numpy(ids[None, :_PROBE_TOKENS]).to(device)
         with layer_inputs(model, reader.layer) as inputs, _float32_outputs(reader.layer) as raw:
             logits = model(input_ids=probe, use_cache=False).logits[0]
             hidden = inputs()[0]
@@ -164,7 +155,7 @@ class ModelReader(NamedTuple):
                 "and output embeddings, scaled and capped (prompt tuning adds tokens)"
             )
         other = probe.clone()
-        other[0, -1] = (probe[0, -1] + 1) % len(input_embeddings(model))
+        other[0, -1] = (probe[0, -1] + 1) % len(_input_embeddings(model))
         if not _close(reader.states(other, None)[0, :-1], hidden[:-1]):
             raise ValueError(f"{name} is not causal: states change with the tokens after them")
         return reader

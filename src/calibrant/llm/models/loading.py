@@ -16,10 +16,10 @@ from calibrant._core.torch_models import (
     device_and_dtype,
 )
 
-GGUF_TEXT, GGUF_ARRAY = 8, 9
-GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_GGUF_TEXT, _GGUF_ARRAY = 8, 9
+_GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
-GGUF_ALIGNMENT = 32
+_GGUF_ALIGNMENT = 32
 """The values of tensors in a GGUF file begin at a multiple of this many bytes."""
 
 
@@ -32,27 +32,19 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer, and return both.
 
-    A checkpoint that lacks some of the weights is refused. The tokenizer of a ``.gguf`` file adds
-    the beginning-of-text token if the file says so.
-
-    Parameters
-    ----------
-    path : path
-        A Hugging Face folder, a name on the hub, or a ``.gguf`` file.
-    device : str, optional
-        A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
-    dtype : str
-        A torch dtype; ``auto`` keeps that of the file.
-    trust_remote_code : bool
-        Run Python code that comes with the model; if False, a model that needs it is refused.
+    ``path`` is a Hugging Face folder, a name on the hub, or a ``.gguf`` file, whose tokenizer adds
+    the beginning-of-text token if the file says so. A checkpoint that lacks some of the weights is
+    refused. With ``device="cuda"`` each process of ``torchrun`` gets its own GPU;
+    ``dtype="auto"`` keeps the precision of the file. Python code that comes with a model runs only
+    with ``trust_remote_code``.
     """
     device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
-    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
     options: Any = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    return load_weights(path, **options), tokenizer
+    return _load_weights(path, **options), tokenizer
 
 
-def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
+def _load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model as :func:`load_model` does."""
     place, options = _place(path)
     from transformers import AutoTokenizer
@@ -66,7 +58,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = Fa
     return tokenizer
 
 
-def load_weights(
+def _load_weights(
     path: str | os.PathLike[str],
     *,
     device: str | None = None,
@@ -134,13 +126,13 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
             return int.from_bytes(data, "little")
 
         def value(kind: int) -> bytes:
-            if kind == GGUF_TEXT:
+            if kind == _GGUF_TEXT:
                 return stream.read(number(8))
-            if kind != GGUF_ARRAY:
-                return stream.read(GGUF_SIZES[kind])
+            if kind != _GGUF_ARRAY:
+                return stream.read(_GGUF_SIZES[kind])
             kind, count = number(4), number(8)
-            if kind in GGUF_SIZES:
-                stream.seek(count * GGUF_SIZES[kind], os.SEEK_CUR)
+            if kind in _GGUF_SIZES:
+                stream.seek(count * _GGUF_SIZES[kind], os.SEEK_CUR)
             else:
                 for _ in range(count):
                     value(kind)
@@ -148,7 +140,7 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
 
         if stream.read(4) != b"GGUF":
             raise ValueError(f"{file} is not a GGUF file: it does not begin with GGUF")
-        settings, last = {}, -GGUF_ALIGNMENT
+        settings, last = {}, -_GGUF_ALIGNMENT
         try:
             number(4)  # the version
             tensors, values = number(8), number(8)
@@ -159,7 +151,7 @@ def _gguf_settings(file: Path) -> dict[str, bytes]:
                 stream.seek(number(8), os.SEEK_CUR)  # its name
                 stream.seek(8 * number(4) + 4, os.SEEK_CUR)  # its shape and type
                 last = max(last, number(8))
-            begin = -(-stream.tell() // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
+            begin = -(-stream.tell() // _GGUF_ALIGNMENT) * _GGUF_ALIGNMENT
             if begin + last >= file.stat().st_size:
                 raise EOFError
         except (EOFError, KeyError, UnicodeDecodeError) as error:

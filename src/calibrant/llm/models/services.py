@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the key, which is read from nowhere else."""
-LITELLM = "litellm/"
+_LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
-FINAL = (401, 403, 404)
+_FINAL = (401, 403, 404)
 """Statuses that every further request would get, too."""
 
 Message: TypeAlias = Mapping[str, Any]
@@ -28,10 +28,7 @@ Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[st
 class ServiceError(ValueError):
     """A request failed, even when the client repeated it.
 
-    Attributes
-    ----------
-    status : int or None
-        Of the response; None if there was none in time.
+    ``status`` is that of the response; None if there was none in time.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -41,22 +38,16 @@ class ServiceError(ValueError):
     @property
     def is_final(self) -> bool:
         """True if all other requests will fail, too."""
-        return self.status in FINAL
+        return self.status in _FINAL
 
 
 class Connection(NamedTuple):
     """How to reach a service.
 
-    Attributes
-    ----------
-    url : str or None
-        Of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
-    timeout : float
-        Seconds to wait for a response.
-    max_retries : int
-        How often the client repeats a request that may succeed later: after lost connections and
-        statuses such as 429 and 500, as long as the service asks for (``Retry-After``) or after
-        growing waits.
+    ``url`` is that of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
+    ``timeout`` are the seconds to wait for a response. The client repeats a request that may
+    succeed later up to ``max_retries`` times: after lost connections and statuses such as 429 and
+    500, as long as the service asks for (``Retry-After``) or after growing waits.
     """
 
     url: str | None = None
@@ -72,8 +63,8 @@ def service_for(model: str, connection: Connection | None = None) -> Iterator[Se
     the key that the environment variable ``OPENAI_API_KEY`` has.
     """
     reach = connection or Connection()
-    if model.startswith(LITELLM):
-        yield _litellm(model.removeprefix(LITELLM), reach)
+    if model.startswith(_LITELLM):
+        yield _litellm(model.removeprefix(_LITELLM), reach)
         return
     with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai
@@ -104,7 +95,18 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
         except UnicodeEncodeError as error:
             problem = ServiceError(f"a message is not valid text ({error})", status=400)
         else:
-            return _body(response.http_response.text)
+            text = response.http_response.text
+            try:
+                body = json.loads(text)
+            except (ValueError, RecursionError):
+                body = None
+            if isinstance(body, Mapping):
+                return body
+            problem = ServiceError(
+                f"the endpoint did not return a JSON object but {_without_key(text)!r:.60}: check "
+                "the url, which mostly ends with /v1",
+                status=200,
+            )
         raise problem  # not within the handler: the original error may hold the key
 
     return service
@@ -133,27 +135,13 @@ def _litellm(model: str, connection: Connection) -> Service:
     return service
 
 
-def _body(text: str) -> Mapping[str, Any]:
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, Mapping):
-        raise ServiceError(
-            f"the endpoint did not return a JSON object but {without_key(text)!r:.60}: check the "
-            "url, which mostly ends with /v1",
-            status=200,
-        )
-    return body
-
-
 def _error(error: Exception, connection: Connection) -> ServiceError:
     status = getattr(error, "status_code", None)
     if status is None:
         where = connection.url or "the endpoint"
-        said = without_key(str(error))
+        said = _without_key(str(error))
         return ServiceError(f"{where} did not answer within {connection.timeout:g} s ({said:.100})")
-    said = without_key(printable(str(error)))
+    said = _without_key(printable(str(error)))
     hint = f": set {KEY}" if status == 401 else ""
     return ServiceError(
         f"the endpoint answered with status {status} ({said:.200}){hint}",
@@ -161,7 +149,7 @@ def _error(error: Exception, connection: Connection) -> ServiceError:
     )
 
 
-def without_key(text: str) -> str:
+def _without_key(text: str) -> str:
     """Return a text without the key: some services repeat it in errors."""
     key = os.environ.get(KEY)
     return text.replace(key, "***") if key else text

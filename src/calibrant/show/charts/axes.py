@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrant.show.style import coordinate
+from calibrant.show.style import _coordinate
 
 CHARACTER = 6.4
 """Approximate width of a character in charts."""
@@ -21,16 +21,16 @@ def path(points: Iterable[tuple[float, float]]) -> str:
     """Return the ``d`` of a path through points; those that round to the same are left out."""
     steps: list[str] = []
     for x, y in points:
-        step = f"{coordinate(x)} {coordinate(y)}"
+        step = f"{_coordinate(x)} {_coordinate(y)}"
         if not steps or steps[-1] != step:
             steps.append(step)
     return "M" + "L".join(steps) if steps else ""
 
 
-def shortened(name: object, length: int) -> str:
+def _shortened(name: object, length: int) -> str:
     """Return a name with an ellipsis in its middle where it is longer than that.
 
-    >>> shortened("temperature_scaling", 12)
+    >>> _shortened("temperature_scaling", 12)
     'temper…aling'
     """
     whole = str(name)
@@ -40,7 +40,7 @@ def shortened(name: object, length: int) -> str:
     return f"{whole[: rest - rest // 2]}…{whole[len(whole) - rest // 2 :]}"
 
 
-def finite(*values: float) -> bool:
+def _finite(*values: float) -> bool:
     """Return True if all values can be drawn."""
     return all(map(math.isfinite, values))
 
@@ -112,10 +112,10 @@ class Axes:
     def path(self, x: Sequence[float], y: Sequence[float]) -> str:
         """Return the ``d`` of a line through the points that are finite."""
         pairs = zip(x, y, strict=True)
-        return path(self.at(a, b) for a, b in pairs if finite(a, b))
+        return path(self.at(a, b) for a, b in pairs if _finite(a, b))
 
 
-def legend_places(
+def _legend_places(
     names: Sequence[str], box: tuple[float, float, float]
 ) -> tuple[list[tuple[float, float, str]], float]:
     """Return the place of each mark of a legend with its name, and the height of all lines.
@@ -125,7 +125,7 @@ def legend_places(
     left, top, right = box
     x, y, places = left, top, []
     for name in names:
-        shown = shortened(name, int((right - left - 20) / CHARACTER))
+        shown = _shortened(name, int((right - left - 20) / CHARACTER))
         width = 20 + CHARACTER * len(shown)
         if x > left and x + width > right:
             x, y = left, y + 18
@@ -139,27 +139,27 @@ def spread(size: int, count: int) -> list[int]:
     return sorted({round(k) for k in np.linspace(0, size - 1, min(size, count)).tolist()})
 
 
-def padded_range(values: Sequence[float]) -> tuple[float, float]:
+def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     """Return the smallest and the largest value, a little apart where they are equal."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     return (low, high) if high > low else (low, low + (abs(low) or 1.0))
 
 
-def as_array(values: ArrayLike) -> NDArray[np.float64]:
+def _as_array(values: ArrayLike) -> NDArray[np.float64]:
     """Return values as an array of at least one dimension."""
     return np.atleast_1d(np.asarray(values, np.float64))
 
 
-def first_names(names: Sequence[str] | Mapping[str, ArrayLike]) -> str:
+def _first_names(names: Sequence[str] | Mapping[str, ArrayLike]) -> str:
     """Return the first names for a label."""
-    first = [shortened(name, 30) for name in [*names][:10]]
+    first = [_shortened(name, 30) for name in [*names][:10]]
     return ", ".join(first) + f" and {len(names) - 10} more" * (len(names) > 10)
 
 
-def axis_names(probability: str) -> tuple[str, str]:
+def _axis_names(probability: str) -> tuple[str, str]:
     """Return the names of the claimed probability and of what it is compared with.
 
-    >>> axis_names("P(y = 1)"), axis_names("")
+    >>> _axis_names("P(y = 1)"), axis_names("")
     (('P(y = 1)', 'frequency of y = 1'), ('confidence', 'accuracy'))
     """
     if not probability:

@@ -13,16 +13,16 @@ from numpy.typing import ArrayLike
 from calibrant.show.charts.axes import (
     PAINTS,
     Axes,
-    as_array,
-    finite,
-    first_names,
-    legend_places,
-    padded_range,
+    _as_array,
+    _finite,
+    _first_names,
+    _legend_places,
+    _padded_range,
     path,
     spread,
 )
-from calibrant.show.html import Html, rendered
-from calibrant.show.style import Format, short_percent
+from calibrant.show.html import Html, _rendered
+from calibrant.show.style import Format, _short_percent
 
 PALE = 0.5
 """Width of an interval above which a bin is pale."""
@@ -32,7 +32,7 @@ are few, and a bar over half of the axis would speak for confidences that no exa
 
 
 @dataclass(frozen=True)
-class Bin:
+class _Bin:
     """A bin of a reliability diagram that has examples."""
 
     left: float
@@ -46,12 +46,12 @@ class Bin:
     def describe(self, claim: str, event: str) -> str:
         """Return the numbers of the bin, for its hover."""
         ends = (
-            f" ({short_percent(self.low)} to {short_percent(self.high)})" if self.whiskers else ""
+            f" ({_short_percent(self.low)} to {_short_percent(self.high)})" if self.whiskers else ""
         )
         return (
-            f"{claim} {short_percent(self.left)} to {short_percent(self.right)}: mean "
-            f"{short_percent(self.confidence)}, {event} {short_percent(self.accuracy)}{ends}; "
-            f"{short_percent(self.share)} of the examples"
+            f"{claim} {_short_percent(self.left)} to {_short_percent(self.right)}: mean "
+            f"{_short_percent(self.confidence)}, {event} {_short_percent(self.accuracy)}{ends}; "
+            f"{_short_percent(self.share)} of the examples"
         )
 
     @property
@@ -65,7 +65,7 @@ class Bin:
     @property
     def whiskers(self) -> bool:
         """True if there is an interval."""
-        return finite(self.low, self.high)
+        return _finite(self.low, self.high)
 
     @property
     def unsure(self) -> bool:
@@ -104,11 +104,11 @@ def reliability_chart(
     >>> chart.startswith("<svg"), "accuracy 70 % (60 % to 80 %)" in chart
     (True, True)
     """
-    columns = (as_array(v).tolist() for v in (confidence, accuracy, low, high, share))
-    rows = zip(pairwise(as_array(edges).tolist()), zip(*columns, strict=True), strict=True)
-    bins = [Bin(*ends, *values) for ends, values in rows if finite(*values[:2])]
-    places, height = legend_places([event, f"gap to {claim}", "ideal"], (46, 440, 396))
-    return rendered(
+    columns = (_as_array(v).tolist() for v in (confidence, accuracy, low, high, share))
+    rows = zip(pairwise(_as_array(edges).tolist()), zip(*columns, strict=True), strict=True)
+    bins = [_Bin(*ends, *values) for ends, values in rows if _finite(*values[:2])]
+    places, height = _legend_places([event, f"gap to {claim}", "ideal"], (46, 440, 396))
+    return _rendered(
         "charts/reliability.html",
         axes=Axes.within((46, 86, 376, 386), (0, 1), (0, 1)),
         bins=bins,
@@ -118,7 +118,7 @@ def reliability_chart(
         note=note,
         places=places,
         height=height,
-        percent=short_percent,
+        percent=_short_percent,
         label=f"Reliability diagram: {event} against {claim}. {note}".strip(),
     )
 
@@ -138,14 +138,14 @@ def histogram_chart(
     >>> chart.count("<rect"), "right, 50 % to 100 %: 70 %" in chart
     (6, True)
     """
-    limits, columns = as_array(edges), {name: as_array(values) for name, values in shares.items()}
+    limits, columns = _as_array(edges), {name: _as_array(values) for name, values in shares.items()}
     peak = max((float(np.nanmax(v)) for v in columns.values() if np.isfinite(v).any()), default=1)
     sets = []
     for paint, (name, values) in zip(PAINTS, columns.items(), strict=False):
         bars = zip(limits, limits[1:], values, strict=False)
-        sets.append((paint, name, [bar for bar in bars if finite(bar[2])]))
-    places, height = legend_places(list(columns), (50, 270, 410))
-    return rendered(
+        sets.append((paint, name, [bar for bar in bars if _finite(bar[2])]))
+    places, height = _legend_places(list(columns), (50, 270, 410))
+    return _rendered(
         "charts/histogram.html",
         axes=Axes.within((50, 30, 396, 220), (limits[0], limits[-1]), (0, peak or 1)),
         sets=sets,
@@ -153,8 +153,8 @@ def histogram_chart(
         y_label=y_label,
         places=places,
         height=height,
-        percent=short_percent,
-        label=f"Histogram: {y_label} against {x_label}, {first_names(columns)}",
+        percent=_short_percent,
+        label=f"Histogram: {y_label} against {x_label}, {_first_names(columns)}",
     )
 
 
@@ -177,7 +177,7 @@ class Line:
     dashed: bool = False
 
 
-class Points(NamedTuple):
+class _Points(NamedTuple):
     """The points of a line that are drawn."""
 
     name: str
@@ -188,15 +188,15 @@ class Points(NamedTuple):
     dashed: bool
 
     @classmethod
-    def of(cls, line: Line, paint: str) -> Points:
+    def of(cls, line: Line, paint: str) -> _Points:
         """Return few points of a line, its ends among them; those without a value are left out."""
-        x, y = as_array(line.x), as_array(line.y)
+        x, y = _as_array(line.x), _as_array(line.y)
         known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         kept = known[spread(known.size, MAX_POINTS)]
         ends: list[tuple[float, float, float]] = []
         if line.low is not None and line.high is not None:
-            columns = (v[kept].tolist() for v in (x, as_array(line.low), as_array(line.high)))
-            ends = [row for row in zip(*columns, strict=True) if finite(*row)]
+            columns = (v[kept].tolist() for v in (x, _as_array(line.low), _as_array(line.high)))
+            ends = [row for row in zip(*columns, strict=True) if _finite(*row)]
         drawn = x[kept].tolist(), y[kept].tolist()
         return cls(line.name, *drawn, ends, line.colour or paint, line.dashed)
 
@@ -225,8 +225,8 @@ def line_chart(
     *,
     x_label: str,
     y_label: str,
-    x_format: Format = short_percent,
-    y_format: Format = short_percent,
+    x_format: Format = _short_percent,
+    y_format: Format = _short_percent,
     y_range: tuple[float, float] | None = None,
 ) -> Html:
     """Return lines with their bands and a legend.
@@ -238,12 +238,12 @@ def line_chart(
     >>> "by confidence: coverage 50 %, risk 2 %" in chart
     True
     """
-    drawn = [Points.of(line, paint) for line, paint in zip(lines, PAINTS, strict=False)]
-    across = padded_range([x for points in drawn for x in points.x])
-    up = y_range or padded_range([0.0, *(v for points in drawn for v in points.heights())])
+    drawn = [_Points.of(line, paint) for line, paint in zip(lines, PAINTS, strict=False)]
+    across = _padded_range([x for points in drawn for x in points.x])
+    up = y_range or _padded_range([0.0, *(v for points in drawn for v in points.heights())])
     names = [points.name for points in drawn]
-    places, height = legend_places(names, (50, 270, 410)) if len(drawn) > 1 else ([], 0)
-    return rendered(
+    places, height = _legend_places(names, (50, 270, 410)) if len(drawn) > 1 else ([], 0)
+    return _rendered(
         "charts/lines.html",
         axes=Axes.within((50, 30, 396, 220), across, up),
         lines=drawn,
@@ -253,5 +253,5 @@ def line_chart(
         y_format=y_format,
         places=places,
         height=height,
-        label=f"{y_label} against {x_label}: {first_names(names)}",
+        label=f"{y_label} against {x_label}: {_first_names(names)}",
     )

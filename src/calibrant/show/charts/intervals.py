@@ -11,22 +11,22 @@ from calibrant.show.charts.axes import (
     CHARACTER,
     Axes,
     Scale,
-    as_array,
-    finite,
-    first_names,
-    legend_places,
-    padded_range,
-    shortened,
+    _as_array,
+    _finite,
+    _first_names,
+    _legend_places,
+    _padded_range,
+    _shortened,
     spread,
 )
-from calibrant.show.html import Html, rendered
-from calibrant.show.style import Format, plain, short_percent
+from calibrant.show.html import Html, _rendered
+from calibrant.show.style import Format, _plain, _short_percent
 
 ROW = 24
 """Height of a row."""
 
 
-class ChartRow(NamedTuple):
+class _ChartRow(NamedTuple):
     """A name with its value and interval; NaN where undefined."""
 
     name: str
@@ -41,17 +41,17 @@ class ChartRow(NamedTuple):
     @property
     def shown(self) -> str:
         """The name as it is drawn."""
-        return shortened(self.name, 16)
+        return _shortened(self.name, 16)
 
     @property
     def known(self) -> bool:
         """True if there is a value."""
-        return finite(self.value)
+        return _finite(self.value)
 
     @property
     def interval(self) -> bool:
         """True if there is an interval."""
-        return finite(self.low, self.high)
+        return _finite(self.low, self.high)
 
 
 def forest_chart(
@@ -61,7 +61,7 @@ def forest_chart(
     high: ArrayLike,
     *,
     label: str,
-    form: Format = short_percent,
+    form: Format = _short_percent,
     highlighted: str | None = None,
     reference: float | None = None,
 ) -> Html:
@@ -78,17 +78,17 @@ def forest_chart(
     True
     """
     rows = _rows(names, values, low, high, form, highlighted)
-    known = [v for row in rows for v in row[1:4] if finite(v)]
-    least, most = padded_range([*known, *([] if reference is None else [reference])])
+    known = [v for row in rows for v in row[1:4] if _finite(v)]
+    least, most = _padded_range([*known, *([] if reference is None else [reference])])
     room = 0.06 * (most - least)
     # from 0 on where that is near, and with room on both sides
     span = (0.0 if 0 <= least <= most / 2 else least - room), most + room
-    about = f"{label} with intervals: {first_names(names)}"
+    about = f"{label} with intervals: {_first_names(names)}"
     return _chart(rows, Scale(*span, 116, 300), label, form, about, reference=reference)
 
 
 def bar_chart(
-    names: Sequence[str], values: ArrayLike, *, label: str, form: Format = short_percent
+    names: Sequence[str], values: ArrayLike, *, label: str, form: Format = _short_percent
 ) -> Html:
     """Return a horizontal bar for each name, from zero and orange below, with its number.
 
@@ -100,9 +100,9 @@ def bar_chart(
     """
     unknown = [float("nan")] * len(names)
     rows = _rows(names, values, unknown, unknown, form, None)
-    span = padded_range([*(row.value for row in rows if row.known), 0.0])
+    span = _padded_range([*(row.value for row in rows if row.known), 0.0])
     return _chart(
-        rows, Scale(*span, 116, 350), label, form, f"{label}: {first_names(names)}", bars=True
+        rows, Scale(*span, 116, 350), label, form, f"{label}: {_first_names(names)}", bars=True
     )
 
 
@@ -113,20 +113,20 @@ def _rows(
     high: ArrayLike,
     form: Format,
     highlighted: str | None,
-) -> list[ChartRow]:
-    columns = (as_array(v).tolist() for v in (values, low, high))
+) -> list[_ChartRow]:
+    columns = (_as_array(v).tolist() for v in (values, low, high))
     rows = []
     for k, (name, value, least, most) in enumerate(zip(names, *columns, strict=True)):
-        words = form(value) if finite(value) else "undefined"
-        if finite(value, least, most):
+        words = form(value) if _finite(value) else "undefined"
+        if _finite(value, least, most):
             words += f" ({form(least)} to {form(most)})"
         y, chosen = ROW * (k + 1.5), name == highlighted
-        rows.append(ChartRow(name, value, least, most, y, chosen, words))
+        rows.append(_ChartRow(name, value, least, most, y, chosen, words))
     return rows
 
 
 def _chart(
-    rows: Sequence[ChartRow],
+    rows: Sequence[_ChartRow],
     x: Scale,
     label: str,
     form: Format,
@@ -136,7 +136,7 @@ def _chart(
     bars: bool = False,
 ) -> Html:
     frame = {"x": x, "bottom": ROW * (len(rows) + 1), "label": label, "form": form, "about": about}
-    return rendered("charts/rows.html", rows=rows, reference=reference, bars=bars, **frame)
+    return _rendered("charts/rows.html", rows=rows, reference=reference, bars=bars, **frame)
 
 
 MAX_WINDOWS = 200
@@ -150,7 +150,7 @@ def drift_chart(
     label: str,
     limit: float | None = None,
     alarm: str | None = None,
-    form: Format = plain,
+    form: Format = _plain,
     log: bool = False,
 ) -> Html:
     """Return a value over time windows, with its limit and the window of an alarm.
@@ -161,14 +161,14 @@ def drift_chart(
     >>> "tue: e-value 30" in chart, ">alarm<" in chart
     (True, True)
     """
-    numbers = enumerate(as_array(values).tolist())
-    shown = [(k, v) for k, v in numbers if finite(v) and (v > 0 or not log)]
+    numbers = enumerate(_as_array(values).tolist())
+    shown = [(k, v) for k, v in numbers if _finite(v) and (v > 0 or not log)]
     reach = [v for _, v in shown] + ([] if limit is None else [limit])
-    low, high = padded_range(reach if log else [*reach, 0.0])
+    low, high = _padded_range(reach if log else [*reach, 0.0])
     span = (low / 1.6, high * 1.6) if log else (low, high + (high - low) * 0.06)
     axes = Axes.within((50, 30, 406, 200), (0, max(len(names) - 1, 1)), span, log=log)
     raised = "" if alarm is None else f", alarm at {alarm}"
-    return rendered(
+    return _rendered(
         "charts/drift.html",
         axes=axes,
         names=names,
@@ -189,7 +189,7 @@ def _named(names: Sequence[str], axes: Axes) -> list[tuple[int, str, str]]:
     wide = int((axes.x.end - axes.x.start) / CHARACTER / max(count, 1)) - 2
     anchors = {0: "start", len(names) - 1: "end"}
     return [
-        (k, shortened(names[k], wide), anchors.get(k, "middle")) for k in spread(len(names), count)
+        (k, _shortened(names[k], wide), anchors.get(k, "middle")) for k in spread(len(names), count)
     ]
 
 
@@ -218,25 +218,25 @@ def estimate_chart(windows: Sequence[EstimatedWindow], *, label: str) -> Html:
     True
     """
     shown = [(k, windows[k]) for k in spread(len(windows), MAX_WINDOWS)]
-    reach = [share for _, window in shown for share in window[1:] if finite(share)]
+    reach = [share for _, window in shown for share in window[1:] if _finite(share)]
     low, high = min(reach, default=0.0), max(reach, default=1.0)
     room = max(0.06 * (high - low), 0.02)
     span = (max(low - room, 0), min(high + room, 1))
     axes = Axes.within((50, 30, 406, 200), (0, max(len(windows) - 1, 1)), span)
     every = {
-        "estimated": [(k, w) for k, w in shown if finite(*w[1:4])],
-        "withdrawn": [(k, w) for k, w in shown if finite(w.value) and not finite(w.low)],
-        "measured": [(k, w) for k, w in shown if finite(w.measured)],
+        "estimated": [(k, w) for k, w in shown if _finite(*w[1:4])],
+        "withdrawn": [(k, w) for k, w in shown if _finite(w.value) and not _finite(w.low)],
+        "measured": [(k, w) for k, w in shown if _finite(w.measured)],
     }
     kinds = {name: marks for name, marks in every.items() if marks}
-    places, height = legend_places(list(kinds), (50, 240, 410))
-    return rendered(
+    places, height = _legend_places(list(kinds), (50, 240, 410))
+    return _rendered(
         "charts/estimates.html",
         axes=axes,
         windows=_named([window.name for window in windows], axes),
         kinds=kinds,
         label=label,
-        percent=short_percent,
+        percent=_short_percent,
         places=places,
         height=height,
         about=f"estimated {label} of {len(windows)} windows",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from calibrant.show.figures.look import current, dress, in_look, new_axes, text_of
+from calibrant.show.figures.look import _current, _dress, _in_look, _new_axes, _text_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ ROW = 1.9
 """Height of a row, in units of the text."""
 
 
-@in_look
+@_in_look
 def forest_plot(
     rows: Mapping[str, Estimate],
     ax: Axes | None = None,
@@ -61,7 +61,7 @@ def forest_plot(
     """
     if not rows:
         raise ValueError("there is nothing to draw: no method was measured")
-    axes = new_axes(ax, height=_height(len(rows)))
+    axes = _new_axes(ax, height=_height(len(rows)))
     _rows(axes, rows, 100.0 if percent else 1.0, best, reference)
     _names(axes, rows, chosen, longest)
     interval = "" if level is None else f", {100 * level:g} % interval"
@@ -69,7 +69,7 @@ def forest_plot(
     return axes
 
 
-@in_look
+@_in_look
 def forest_plots(columns: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Forest plots side by side that share their rows.
 
@@ -77,7 +77,7 @@ def forest_plots(columns: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     from matplotlib import pyplot as plt
 
-    size, rows = current().size, len(next(iter(columns.values()))["rows"])
+    size, rows = _current().size, len(next(iter(columns.values()))["rows"])
     width = min(size.width, size.panel * len(columns))
     height = max(_height(rows) * size.panel, 0.3 * size.panel)
     figure, axes = plt.subplots(
@@ -92,7 +92,7 @@ def forest_plots(columns: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 def _height(rows: int) -> float:
     """Height of a figure, in units of its width."""
-    size = current().size
+    size = _current().size
     return (rows * ROW + 4) * size.text / 72 / size.panel
 
 
@@ -103,7 +103,7 @@ def _rows(
     best: Collection[str],
     reference: str | float | None,
 ) -> None:
-    look, paper = current(), axes.figure.get_facecolor()
+    look, paper = _current(), axes.figure.get_facecolor()
     for i, (name, estimate) in enumerate(rows.items()):
         if math.isnan(estimate.value):
             continue
@@ -122,12 +122,12 @@ def _rows(
 
 
 def _names(axes: Axes, rows: Mapping[str, Estimate], chosen: str | None, longest: int) -> None:
-    dress(axes)
-    axes.set_yticks(range(len(rows)), [text_of(name, longest) for name in rows])
+    _dress(axes)
+    axes.set_yticks(range(len(rows)), [_text_of(name, longest) for name in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.grid(visible=True, axis="y", color=current().colours.grid, lw=current().thin)
+    axes.grid(visible=True, axis="y", color=_current().colours.grid, lw=_current().thin)
     axes.set_axisbelow(True)
     for name, label in zip(rows, axes.get_yticklabels(), strict=True):
         label.set_fontweight("bold" if name == chosen else "normal")

@@ -37,7 +37,7 @@ from calibrant.metrics.reductions import (
     reduce_examples,
 )
 from calibrant.show import figures
-from calibrant.show.figures.look import SizeName, check_suffix, figure_of, pyplot, set_title
+from calibrant.show.figures.look import SizeName, _figure_of, _pyplot, _set_title, check_suffix
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.compare import compare
 from calibrant.workflows.decide import decide
@@ -71,7 +71,7 @@ class DrawnExamples(NamedTuple):
         return dict(zip(("confidence", "outcome", "sample_weight"), self.pairs, strict=True))
 
 
-def collected(
+def _collected(
     split: Split, calibrator: Calibrator | None, estimand: EstimandChoice
 ) -> DrawnExamples:
     """Reduce a split to pairs, in chunks; logits are never held whole."""
@@ -95,7 +95,7 @@ def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> D
     return DrawnExamples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
 
 
-def class_sums(
+def _class_sums(
     split: Split, calibrator: Calibrator | None, estimand: EstimandChoice, bins: int
 ) -> ClassBins:
     """Sum a split per class and bin, in chunks."""
@@ -185,7 +185,7 @@ class Request:
         splits = [one.split(self.split, TEST_SPLITS) for one in sets]
         for split in splits:
             split.warn_if_probs()
-        return dict(zip(names_of([split.path for split in splits]), splits, strict=True))
+        return dict(zip(_names_of([split.path for split in splits]), splits, strict=True))
 
     def probability(self, split: Split) -> str:
         """Return the name of the probability that is measured."""
@@ -199,9 +199,9 @@ class Request:
         estimand: EstimandChoice = "top_label" if answers else self.estimand
         found: dict[str, DrawnExamples] = {}
         for name, split in self.splits().items():
-            whole = collected(split, None, estimand)
+            whole = _collected(split, None, estimand)
             if self.calibrator is not None:
-                after = collected(split, self.calibrator, estimand)
+                after = _collected(split, self.calibrator, estimand)
                 return {"before": whole, "after": after}
             found |= {name: whole} if not whole.group.size else _by_group(whole)
         return found
@@ -274,10 +274,10 @@ def figure(
     return chosen.draw(request)
 
 
-def names_of(paths: Sequence[str]) -> list[str]:
+def _names_of(paths: Sequence[str]) -> list[str]:
     """Return short names of files that tell them apart.
 
-    >>> names_of(["runs/a.npz", "runs/b.npz"]), names_of(["a/test.npz", "b/test.npz"])
+    >>> _names_of(["runs/a.npz", "runs/b.npz"]), names_of(["a/test.npz", "b/test.npz"])
     (['a', 'b'], ['a/test.npz', 'b/test.npz'])
     """
     stems = [Path(path).stem or path for path in paths]
@@ -303,20 +303,20 @@ def _by_group(examples: DrawnExamples) -> dict[str, DrawnExamples]:
 def _reliability(request: Request) -> Figure:
     if request.calibrator is not None:
         options = request.evaluation_options()
-        return figure_of(effect(request.calibrator, request.data[0], **options).plot())
+        return _figure_of(effect(request.calibrator, request.data[0], **options).plot())
     paths = [os.fspath(one) for one in request.data if isinstance(one, (str, os.PathLike))]
     if len(paths) < len(request.data):
         paths = [as_dataset(one).path for one in request.data]
     results = {
         name: evaluate(one, by=request.by, **request.evaluation_options())
-        for name, one in zip(names_of(paths), request.data, strict=True)
+        for name, one in zip(_names_of(paths), request.data, strict=True)
     }
     return _one_or_several(results, figures.reliability_diagrams)
 
 
 def _one_or_several(results: Mapping[str, Any], several: Callable[[Any], Figure]) -> Figure:
     """Draw a single result by its own ``plot``, and others side by side."""
-    return several(results) if len(results) > 1 else figure_of(_only(results).plot())
+    return several(results) if len(results) > 1 else _figure_of(_only(results).plot())
 
 
 def _smooth(request: Request) -> Figure:
@@ -339,7 +339,7 @@ def _histogram(request: Request) -> Figure:
 
 def _risk(request: Request) -> Figure:
     found = _risks(request)
-    return figure_of(figures.risk_coverage_plot(found if len(found) > 1 else _only(found)))
+    return _figure_of(figures.risk_coverage_plot(found if len(found) > 1 else _only(found)))
 
 
 def _risks(request: Request) -> dict[str, RiskCoverage]:
@@ -372,7 +372,7 @@ def _classes(request: Request) -> Figure:
     split = _only(request.splits())
     kind = "P(tag)" if request.multilabel else "P(class)"
     options = (request.calibrator, request.estimand, request.bins)
-    sums = class_sums(split, *options)
+    sums = _class_sums(split, *options)
     found = curves.class_reliability(sums, level=request.level, probability=kind)
     return figures.class_diagrams(found, names=split.dataset.class_names)
 
@@ -381,7 +381,7 @@ def _compare(request: Request) -> Figure:
     names = ("sample_weight", "estimand", "bins", "level", "seed")
     options = {name: getattr(request, name) for name in names}
     found = compare(request.data[0], methods=request.methods, test_split=request.split, **options)
-    return figure_of(found.plot())
+    return _figure_of(found.plot())
 
 
 def _map(request: Request) -> Figure:
@@ -389,7 +389,7 @@ def _map(request: Request) -> Figure:
     split = _only(request.splits())
     check_fits(request.calibrator, split)
     features = whole_inputs(request.calibrator, split)
-    return figure_of(request.calibrator.plot(split.logits, features=features))
+    return _figure_of(request.calibrator.plot(split.logits, features=features))
 
 
 def _only(found: Mapping[str, Any]) -> Any:
@@ -481,12 +481,12 @@ def draw_file(
         Written above the figure.
     """
     check_suffix(out)
-    plt = pyplot()
+    plt = _pyplot()
     with plt.rc_context({"backend": "agg"}), figures.look(size, dark=dark):
         drawn = figure(*data, **options)
         try:
             if title:
-                set_title(drawn, title)
+                _set_title(drawn, title)
             figures.save_figure(drawn, out)
         finally:
             plt.close(drawn)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.messages import comma_separated
-from calibrant.show.figures.look import current, in_look, legend, new_axes, text_of
+from calibrant.show.figures.look import _current, _in_look, _new_axes, _text_of, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MARGIN = "margin of the top two logits"
 
 
-@in_look
+@_in_look
 def temperature_plot(
     curve: MarginTemperature,
     ax: Axes | None = None,
@@ -36,12 +36,12 @@ def temperature_plot(
     label, band : str
         Names of the line and of what is shaded.
     """
-    axes, look = new_axes(ax), current()
+    axes, look = _new_axes(ax), _current()
     colour = look.colours.right
     shaded = band or "nine tenths of the examples"
     wide = bool((curve.high - curve.low > 1e-3 * curve.temperature).any())
     area: dict[str, Any] = {"color": colour, "alpha": 0.25, "lw": 0}
-    axes.plot(curve.margin, curve.temperature, color=colour, lw=look.thick, label=text_of(label))
+    axes.plot(curve.margin, curve.temperature, color=colour, lw=look.thick, label=_text_of(label))
     axes.fill_between(
         curve.margin, curve.low, curve.high, label=shaded if wide else "_hidden", **area
     )
@@ -51,26 +51,26 @@ def temperature_plot(
     return axes
 
 
-@in_look
+@_in_look
 def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None) -> Axes:
     """Mean change of the confidence against the margin, one line for each method."""
-    axes, look = new_axes(ax), current()
+    axes, look = _new_axes(ax), _current()
     axes.axhline(0, color=look.colours.ink, lw=look.thin)
     lines = {name: (curve.margin, 100 * curve.change) for name, curve in changes.items()}
-    draw_lines(axes, lines)
+    _draw_lines(axes, lines)
     axes.set(xlabel=MARGIN, ylabel="change of confidence (points)")
     return axes
 
 
-@in_look
+@_in_look
 def map_plot(curve: LearnedMap, ax: Axes | None = None, *, label: str = "calibrated") -> Axes:
     """Confidence after calibration against that before, as a calibrator has learned it.
 
     ``curve`` is from :func:`calibrant.calibrators.learned_curves.learned_map`.
     """
-    axes, look = new_axes(ax, height=1.0), current()
+    axes, look = _new_axes(ax, height=1.0), _current()
     colour, name = look.colours.right, curve.probability or "confidence"
-    axes.plot(curve.before, curve.after, color=colour, lw=look.thick, label=text_of(label))
+    axes.plot(curve.before, curve.after, color=colour, lw=look.thick, label=_text_of(label))
     if bool((curve.high - curve.low > 1e-3).any()):
         area: dict[str, Any] = {"color": colour, "alpha": 0.25, "lw": 0}
         axes.fill_between(curve.before, curve.low, curve.high, label=curve.spread, **area)
@@ -81,13 +81,13 @@ def map_plot(curve: LearnedMap, ax: Axes | None = None, *, label: str = "calibra
     return axes
 
 
-def draw_lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
+def _draw_lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
     """Draw lines ``{title: (x, y)}`` that can be told apart without their colours."""
-    look = current()
+    look = _current()
     for (title, (x, y)), (colour, dashes) in zip(
         lines.items(), look.series(len(lines)), strict=True
     ):
-        axes.plot(x, y, lw=look.thick, color=colour, ls=dashes, label=text_of(title))
+        axes.plot(x, y, lw=look.thick, color=colour, ls=dashes, label=_text_of(title))
     legend(axes)
 
 
@@ -99,26 +99,26 @@ GATE = {
 """Columns of a training log with FeDLaS, and their titles in a plot."""
 
 
-@in_look
+@_in_look
 def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
     """Gate of FeDLaS by epoch, from the rows of the ``log.csv`` of a training."""
     missing = [name for name in GATE if not log or name not in log[0]]
     if missing:
         names = comma_separated(missing)
         raise ValueError(f"the log must be of a training with FeDLaS, it has no {names}")
-    axes, epochs = new_axes(ax), [int(row["epoch"]) for row in log]
+    axes, epochs = _new_axes(ax), [int(row["epoch"]) for row in log]
     shares = {name: [100 * float(row[name]) for row in log] for name in GATE}
-    draw_lines(axes, {GATE[name]: (epochs, values) for name, values in shares.items()})
+    _draw_lines(axes, {GATE[name]: (epochs, values) for name, values in shares.items()})
     axes.set(xlabel="epoch", ylabel="training examples (%)", ylim=(0, 100))
     return axes
 
 
-@in_look
+@_in_look
 def keep_plot(history: Sequence[Epoch], ax: Axes | None = None) -> Axes:
     """Keep-rate, confidence and accuracy of a :class:`calibrant.MaCCal` in each epoch."""
-    axes, epochs = new_axes(ax), range(1, len(history) + 1)
+    axes, epochs = _new_axes(ax), range(1, len(history) + 1)
     columns = {"keep-rate q": "keep", "confidence": "confidence", "accuracy": "accuracy"}
     values = {k: [100 * getattr(epoch, name) for epoch in history] for k, name in columns.items()}
-    draw_lines(axes, {title: (epochs, y) for title, y in values.items()})
+    _draw_lines(axes, {title: (epochs, y) for title, y in values.items()})
     axes.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
     return axes

@@ -41,7 +41,7 @@ LONGEST = 32
 
 
 @dataclass(frozen=True)
-class Size:
+class _Size:
     """Sizes of a figure, in inches, and of its text, in points."""
 
     width: float  # of the widest figure
@@ -50,18 +50,18 @@ class Size:
     text: float
 
 
-SIZES: dict[str, Size] = {
-    "column": Size(width=3.3, panel=3.3, narrowest=1.6, text=7.5),
-    "page": Size(width=6.9, panel=4.2, narrowest=2.0, text=8.5),
-    "talk": Size(width=12.0, panel=7.0, narrowest=3.4, text=15.0),
+SIZES: dict[str, _Size] = {
+    "column": _Size(width=3.3, panel=3.3, narrowest=1.6, text=7.5),
+    "page": _Size(width=6.9, panel=4.2, narrowest=2.0, text=8.5),
+    "talk": _Size(width=12.0, panel=7.0, narrowest=3.4, text=15.0),
 }
 
 
 @dataclass(frozen=True)
-class Look:
+class _Look:
     """The size and the colours that are in use."""
 
-    size: Size
+    size: _Size
     colours: Palette
 
     @property
@@ -81,12 +81,12 @@ class Look:
         return list(islice(zip(colours, cycle(["-", "--", "-.", ":"]), strict=False), count))
 
 
-_IN_USE: ContextVar[Look | None] = ContextVar("look", default=None)
+_IN_USE: ContextVar[_Look | None] = ContextVar("look", default=None)
 
 
-def current() -> Look:
+def _current() -> _Look:
     """Return the look that is in use."""
-    return _IN_USE.get() or Look(SIZES["page"], _palette())
+    return _IN_USE.get() or _Look(SIZES["page"], _palette())
 
 
 @contextmanager
@@ -109,15 +109,15 @@ def look(size: SizeName = "page", *, dark: bool | None = None) -> Iterator[None]
     >>> float(axes.figure.get_figwidth())
     3.3
     """
-    pyplot()
+    _pyplot()
     check_choice("size", size, get_args(SizeName))
     given = None if dark is None else DARK if dark else LIGHT
-    with _in_use(Look(SIZES[size], given or _palette()), paper=given is not None):
+    with _in_use(_Look(SIZES[size], given or _palette()), paper=given is not None):
         yield
 
 
 @contextmanager
-def _in_use(chosen: Look, *, paper: bool) -> Iterator[None]:
+def _in_use(chosen: _Look, *, paper: bool) -> Iterator[None]:
     import matplotlib
 
     settings: Any = _settings(chosen)
@@ -131,7 +131,7 @@ def _in_use(chosen: Look, *, paper: bool) -> Iterator[None]:
         _IN_USE.reset(token)
 
 
-def _settings(chosen: Look) -> dict[str, Any]:
+def _settings(chosen: _Look) -> dict[str, Any]:
     """Settings of matplotlib for a look."""
     ink, muted, text = chosen.colours.ink, chosen.colours.muted, chosen.size.text
     inked = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
@@ -183,51 +183,51 @@ def _palette(paper: Any = None) -> Palette:
     return LIGHT if bright else DARK
 
 
-def in_look(draw: Callable[P, R]) -> Callable[P, R]:
+def _in_look(draw: Callable[P, R]) -> Callable[P, R]:
     """Run a drawing function in the look that is in use, or in one that suits its ``ax``."""
     names = inspect.signature(draw)
 
     @wraps(draw)
     def drawn(*args: P.args, **options: P.kwargs) -> R:
-        pyplot()
+        _pyplot()
         ax = names.bind(*args, **options).arguments.get("ax")
-        chosen, figure = current(), getattr(ax, "figure", None)
+        chosen, figure = _current(), getattr(ax, "figure", None)
         if figure is not None:
-            chosen = Look(chosen.size, _palette(figure.get_facecolor()))
+            chosen = _Look(chosen.size, _palette(figure.get_facecolor()))
         with _in_use(chosen, paper=False):
             return draw(*args, **options)
 
     return drawn
 
 
-def pyplot() -> Any:
+def _pyplot() -> Any:
     """Return matplotlib.pyplot, or raise an error that names the extra."""
     with needed("figures need matplotlib", "'calibrant[plot]'"):
         import matplotlib.pyplot as plt
     return plt
 
 
-def new_axes(ax: Axes | None, *, height: float = 0.8) -> Axes:
+def _new_axes(ax: Axes | None, *, height: float = 0.8) -> Axes:
     """Return dressed axes: those given, or of a new figure whose height is a share of its width."""
     if ax is None:
-        width = current().size.panel
-        ax = pyplot().subplots(figsize=(width, height * width), layout="constrained")[1]
-    dress(ax)
+        width = _current().size.panel
+        ax = _pyplot().subplots(figsize=(width, height * width), layout="constrained")[1]
+    _dress(ax)
     return ax
 
 
-def panels(count: int, *, height: float, columns: int | None = None) -> list[Axes]:
+def _panels(count: int, *, height: float, columns: int | None = None) -> list[Axes]:
     """Return dressed axes of a new figure, side by side in rows as wide as the look allows.
 
     ``height`` is that of a diagram in units of its width; text around it gets its room.
     """
-    size = current().size
+    size = _current().size
     em, most = size.text / 72, columns or max(1, int(size.width / size.narrowest + 1e-6))
     rows = -(-count // most)
     across = -(-count // rows)
     width = min(size.width, across * size.panel)
     tall = height * (width - 5 * em) / across + 2.5 * em
-    grid = pyplot().subplots(
+    grid = _pyplot().subplots(
         rows,
         across,
         figsize=(width, rows * tall + 6 * em),
@@ -238,29 +238,29 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     for unused in axes[count:]:
         unused.remove()
     for ax in axes[:count]:
-        dress(ax)
+        _dress(ax)
     return axes[:count]
 
 
-def panel_title(ax: Axes, title: object) -> None:
+def _panel_title(ax: Axes, title: object) -> None:
     """Set the title of one of several panels, cut to what its width holds."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    spec, figure, text = ax.get_subplotspec(), ax.figure, current().size.text
+    spec, figure, text = ax.get_subplotspec(), ax.figure, _current().size.text
     assert spec is not None
     points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
-    font, shown = FontProperties(weight="bold"), text_of(title)
+    font, shown = FontProperties(weight="bold"), _text_of(title)
     for longest in range(len(shown), 3, -1):
         if TextPath((0, 0), shown, text, font).get_extents().width <= points - 4 * text:
             break  # ticks stand beside
-        shown = text_of(title, longest)
+        shown = _text_of(title, longest)
     ax.set_title(shown)
 
 
-def dress(ax: Axes) -> None:
+def _dress(ax: Axes) -> None:
     """Give axes the text, ticks and frame of the look, wherever they come from."""
-    chosen = current()
+    chosen = _current()
     ink, muted, text = chosen.colours.ink, chosen.colours.muted, chosen.size.text
     ax.tick_params(
         color=muted, labelcolor=ink, labelsize=0.92 * text, width=chosen.thin, length=0.35 * text
@@ -291,28 +291,28 @@ def legend(
     frame.set_facecolor(ax.figure.get_facecolor())
 
 
-def figure_of(drawn: Axes | Figure) -> Figure:
+def _figure_of(drawn: Axes | Figure) -> Figure:
     """Return the figure of what a drawing function returned."""
     figure: Any = getattr(drawn, "figure", drawn)
     return getattr(figure, "figure", figure)  # type: ignore[no-any-return]
 
 
-def set_title(figure: Figure, title: str) -> None:
+def _set_title(figure: Figure, title: str) -> None:
     """Write a title of any origin above a figure, in as many lines as it needs."""
-    text = current().size.text
+    text = _current().size.text
     width = max(10, int(figure.get_figwidth() / (0.7 * text / 72)))
-    lines = textwrap.wrap(text_of(title, 4 * width), width)
+    lines = textwrap.wrap(_text_of(title, 4 * width), width)
     style: Any = {"weight": "bold", "size": 1.1 * text, "ha": "left"}
-    figure.suptitle("\n".join(lines), x=0.02, color=current().colours.ink, **style)
+    figure.suptitle("\n".join(lines), x=0.02, color=_current().colours.ink, **style)
 
 
-def text_of(name: object, longest: int = LONGEST) -> str:
+def _text_of(name: object, longest: int = LONGEST) -> str:
     r"""Return a name of any origin as text that matplotlib draws as it is, in one line.
 
     Control characters become visible, ``$`` does not start a formula, a leading underscore does
     not hide the name from a legend, and long names are cut.
 
-    >>> text_of("$cost$"), text_of("a\nb"), text_of("x" * 99)[-3:]
+    >>> _text_of("$cost$"), text_of("a\nb"), text_of("x" * 99)[-3:]
     ('\\$cost\\$', 'a b', 'xx…')
     """
     plain = printable(" ".join(str(name).split())) or "(empty)"
@@ -364,7 +364,7 @@ def save_figure(drawn: Axes | Figure, out: str | os.PathLike[str]) -> None:
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     settings: Any = {"pdf.fonttype": 42, "svg.hashsalt": "calibrant"}
     with replacing(Path(out)) as temporary, matplotlib.rc_context(settings), _one_warning():
-        figure_of(drawn).savefig(temporary, format=suffix[1:], dpi=DPI, metadata=dates.get(suffix))
+        _figure_of(drawn).savefig(temporary, format=suffix[1:], dpi=DPI, metadata=dates.get(suffix))
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from calibrant._core.checks import FloatArray
-from calibrant.show.charts.axes import axis_names
+from calibrant.show.charts.axes import _axis_names
 from calibrant.show.figures.look import (
-    current,
-    in_look,
+    _current,
+    _in_look,
+    _new_axes,
+    _panel_title,
+    _panels,
+    _text_of,
     legend,
-    new_axes,
-    panel_title,
-    panels,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ HEIGHT = 1.15
 """Height of a figure with one diagram, in units of its width."""
 
 
-@in_look
+@_in_look
 def reliability_diagram(data: Binned, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Accuracy per bin with intervals, the gap to the confidence, and the share of each bin.
 
@@ -66,15 +66,15 @@ def reliability_diagram(data: Binned, ax: Axes | None = None, *, label: str = ""
     'confidence'
     """
     curve = _curve(data)
-    axes = _square(new_axes(ax, height=HEIGHT), curve.probability)
-    handles = _bars(axes, curve, text_of(label) if label else "")
+    axes = _square(_new_axes(ax, height=HEIGHT), curve.probability)
+    handles = _bars(axes, curve, _text_of(label) if label else "")
     _counts(axes, curve.edges, curve.share)
     place = "lower right" if _is_above(curve, curve.share) else (0.02, 0.99)
-    legend(axes, place, title=error_text(curve), handles=handles)
+    legend(axes, place, title=_error_text(curve), handles=handles)
     return axes
 
 
-@in_look
+@_in_look
 def reliability_diagrams(data: Mapping[str, Binned]) -> Figure:
     """Reliability diagrams side by side, with one scale for their shares.
 
@@ -95,15 +95,15 @@ def reliability_diagrams(data: Mapping[str, Binned]) -> Figure:
     if not data:
         raise ValueError("there is nothing to draw: pass at least one result by its title")
     curves = [_curve(one) for one in data.values()]
-    axes = panels(len(curves), height=STRIP[1])
+    axes = _panels(len(curves), height=STRIP[1])
     most = max(float(np.nanmax(curve.share)) for curve in curves)
     handles: list[Any] = []
     for ax, title, curve in zip(axes, data, curves, strict=True):
         drawn = _bars(_square(ax, curve.probability), curve, "")
         handles = handles or drawn
         _counts(ax, curve.edges, curve.share, most, named=ax is axes[0])
-        panel_title(ax, title)
-        _corner(ax, error_text(curve), low=_is_above(curve, curve.share))
+        _panel_title(ax, title)
+        _corner(ax, _error_text(curve), low=_is_above(curve, curve.share))
     _outer_only(axes)
     return _with_legend(axes, handles)
 
@@ -143,7 +143,7 @@ def class_diagrams(
     return reliability_diagrams({t: c.reliability for t, c in zip(titles, shown, strict=True)})
 
 
-@in_look
+@_in_look
 def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Accuracy as a smooth function of confidence with its band, below the density.
 
@@ -151,69 +151,69 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
     confidence with the probability that the legend names. ``curve`` is from
     :func:`calibrant.metrics.smooth_reliability`.
     """
-    axes = _square(new_axes(ax, height=HEIGHT), curve.probability)
-    handles = _smooth(axes, curve, text_of(label) if label else "")
+    axes = _square(_new_axes(ax, height=HEIGHT), curve.probability)
+    handles = _smooth(axes, curve, _text_of(label) if label else "")
     place = "lower right" if _is_above(curve, curve.density) else (0.02, 0.99)
     legend(axes, place, handles=handles)
     return axes
 
 
-@in_look
+@_in_look
 def smooth_diagrams(curves: Mapping[str, SmoothReliability]) -> Figure:
     """Smooth diagrams side by side, by their titles."""
-    axes = panels(len(curves), height=STRIP[1])
+    axes = _panels(len(curves), height=STRIP[1])
     handles: list[Any] = []
     for ax, (title, curve) in zip(axes, curves.items(), strict=True):
         handles = _smooth(_square(ax, curve.probability), curve, "")
-        panel_title(ax, title)
+        _panel_title(ax, title)
     _outer_only(axes)
     return _with_legend(axes, handles)
 
 
-@in_look
+@_in_look
 def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
     """Distribution of confidence among right and among wrong answers, on a logarithmic scale.
 
     Lines mark the mean confidence and the accuracy: the distance is how far off the model is.
     ``shares`` are from :func:`calibrant.metrics.confidence_histogram`.
     """
-    axes = new_axes(ax)
+    axes = _new_axes(ax)
     _histogram(axes, shares)
     axes.set_ylim(50 * _least(shares), 300)
     legend(axes, "upper left")
     return axes
 
 
-@in_look
+@_in_look
 def confidence_histograms(shares: Mapping[str, Histogram]) -> Figure:
     """Histograms of confidence side by side, by their titles, on one scale."""
-    axes = panels(len(shares), height=0.9)
+    axes = _panels(len(shares), height=0.9)
     handles: list[Any] = []
     least = min(map(_least, shares.values()))
     for ax, (title, each) in zip(axes, shares.items(), strict=True):
         handles = _histogram(ax, each)
         ax.set_ylim(50 * least, 300)
-        panel_title(ax, title)
+        _panel_title(ax, title)
     for handle, name in zip(handles[2:], ("accuracy", "mean confidence"), strict=False):
         handle.set_label(name)
     _outer_only(axes)
     return _with_legend(axes, handles)
 
 
-def error_text(curve: Reliability) -> str:
+def _error_text(curve: Reliability) -> str:
     """Return the calibration error of the bins in words, with its interval if there is one.
 
     >>> from calibrant.metrics import reliability
-    >>> error_text(reliability(confidence=[0.9, 0.8], outcome=[1, 0]))
+    >>> _error_text(reliability(confidence=[0.9, 0.8], outcome=[1, 0]))
     'ECE 45.00 %'
     """
     if math.isnan(curve.ece.value):
         return ""
     equal = np.allclose(np.diff(curve.edges), 1 / (len(curve.edges) - 1))
-    return f"{'ECE' if equal else 'adaptive ECE'} {interval_text(curve.ece)}"
+    return f"{'ECE' if equal else 'adaptive ECE'} {_interval_text(curve.ece)}"
 
 
-def interval_text(estimate: Estimate) -> str:
+def _interval_text(estimate: Estimate) -> str:
     """Return a share in per cent with its interval, if there is one."""
     value = f"{100 * estimate.value:.2f} %"
     if math.isnan(estimate.low):
@@ -233,8 +233,8 @@ def _curve(data: Any) -> Reliability:
 
 
 def _square(axes: Axes, probability: str) -> Axes:
-    claim, event = axis_names(probability)
-    look, (bottom, top) = current(), STRIP
+    claim, event = _axis_names(probability)
+    look, (bottom, top) = _current(), STRIP
     axes.set(xlim=(0, 1), ylim=(0, top + 0.01), xlabel=claim, aspect="equal")
     axes.set_ylabel(event, y=0.5 / (top + 0.01))
     axes.spines["left"].set_bounds(0, 1)
@@ -249,7 +249,7 @@ def _square(axes: Axes, probability: str) -> Axes:
 
 def _bars(axes: Axes, curve: Reliability, label: str) -> list[Any]:
     """Draw the bins; returns what a legend shows of them."""
-    look, (claim, event) = current(), axis_names(curve.probability)
+    look, (claim, event) = _current(), _axis_names(curve.probability)
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
     accuracy, claimed = curve.accuracy[seen], curve.confidence[seen]
@@ -277,7 +277,7 @@ def _smooth(axes: Axes, curve: SmoothReliability, label: str) -> list[Any]:
     """Draw a smooth curve; returns what a legend shows of it."""
     from matplotlib.collections import LineCollection
 
-    look, (bottom, top) = current(), STRIP
+    look, (bottom, top) = _current(), STRIP
     # where less than a thousandth of the peak density lies, the curve is extrapolation
     density = curve.density / curve.density.max()
     seen = density > 1e-3
@@ -291,7 +291,7 @@ def _smooth(axes: Axes, curve: SmoothReliability, label: str) -> list[Any]:
     axes.add_collection(
         LineCollection(lines, linewidths=widths.tolist(), colors=colour, capstyle="round")
     )
-    event = label or axis_names(curve.probability)[1]
+    event = label or _axis_names(curve.probability)[1]
     (line,) = axes.plot([], [], color=colour, lw=1.5 * look.thick, label=event)
     interval = "band" if math.isnan(curve.level) else f"{100 * curve.level:g} % band, at each point"
     band.set_label(interval)
@@ -302,7 +302,7 @@ def _smooth(axes: Axes, curve: SmoothReliability, label: str) -> list[Any]:
 
 def _histogram(axes: Axes, shares: Histogram) -> list[Any]:
     """Draw shares of right and wrong answers; returns what a legend shows of them."""
-    look, handles = current(), []
+    look, handles = _current(), []
     for values, colour, name in (
         (shares.right, look.colours.right, "right"),
         (shares.wrong, look.colours.wrong, "wrong"),
@@ -337,7 +337,7 @@ def _counts(
     named: bool = True,
 ) -> None:
     """Draw the share of the examples per bin above the diagram; the largest is ``most``."""
-    look, (bottom, top) = current(), STRIP
+    look, (bottom, top) = _current(), STRIP
     peak = float(np.nanmax(share)) if most is None else most
     heights = (top - bottom) * share / peak
     bars: dict[str, Any] = {"align": "edge", "color": look.colours.muted, "alpha": 0.6}
@@ -390,7 +390,7 @@ def _with_legend(axes: Sequence[Axes], handles: Sequence[Any]) -> Figure:
     names = [handle.get_label() for handle in handles]
     # a name has about half an em per character, and its handle and the gap take four
     ems = sum(4 + 0.55 * len(name) for name in names)
-    fits = ems * current().size.text / 72 < figure.get_figwidth()
+    fits = ems * _current().size.text / 72 < figure.get_figwidth()
     columns = len(names) if fits else 2
     drawn = figure.legend(
         handles, names, loc="outside lower center", ncols=columns, handlelength=1.6

@@ -12,13 +12,13 @@ from scipy.special import expit, logit
 from calibrant._core.checks import FloatArray
 from calibrant._core.showing import threshold_text
 from calibrant.show.figures.look import (
-    current,
-    figure_of,
-    in_look,
+    _current,
+    _figure_of,
+    _in_look,
+    _new_axes,
+    _panels,
+    _text_of,
     legend,
-    new_axes,
-    panels,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FEW = 20
 TICKS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
 
-@in_look
+@_in_look
 def risk_coverage_plot(
     curve: RiskCoverage | Mapping[str, RiskCoverage],
     ax: Axes | None = None,
@@ -56,10 +56,10 @@ def risk_coverage_plot(
         Name of a single curve.
     """
     curves = curve if isinstance(curve, Mapping) else {label: curve}
-    axes, look = new_axes(ax), current()
+    axes, look = _new_axes(ax), _current()
     one = len(curves) == 1
     for (name, each), style in zip(curves.items(), look.series(len(curves)), strict=True):
-        _risk_line(axes, each, text_of(name), style, banded=one)
+        _risk_line(axes, each, _text_of(name), style, banded=one)
     first = next(iter(curves.values()))
     whole = 100 * first.risk[-1]
     thin: dict[str, Any] = {"color": look.colours.muted, "lw": 1.3 * look.thin}
@@ -79,7 +79,7 @@ def risk_coverage_plot(
 def _risk_line(
     axes: Axes, curve: RiskCoverage, label: str, style: tuple[str, str], *, banded: bool
 ) -> None:
-    look, (colour, dashes) = current(), style
+    look, (colour, dashes) = _current(), style
     some = _thinned(len(curve.coverage))
     x = 100 * curve.coverage[some]
     line: dict[str, Any] = {"color": colour, "ls": dashes, "lw": look.thick, "label": label}
@@ -97,7 +97,7 @@ def _band(axes: Axes, x: FloatArray, curve: RiskCoverage, colour: str) -> None:
     axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, label=label)
 
 
-@in_look
+@_in_look
 def decision_curve_plot(curve: DecisionCurve, ax: Axes | None = None) -> Axes:
     """Net benefit of acting from each threshold on, beside those of acting always and never.
 
@@ -108,7 +108,7 @@ def decision_curve_plot(curve: DecisionCurve, ax: Axes | None = None) -> Axes:
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     """
-    axes, look = new_axes(ax), current()
+    axes, look = _new_axes(ax), _current()
     (colour, dashes), *_ = look.series(1)
     x = 100 * curve.threshold
     axes.plot(x, curve.net_benefit, color=colour, ls=dashes, lw=look.thick, label="by probability")
@@ -124,7 +124,7 @@ def decision_curve_plot(curve: DecisionCurve, ax: Axes | None = None) -> Axes:
     return axes
 
 
-@in_look
+@_in_look
 def threshold_plot(curve: RiskCoverage, *, limit: Threshold | None = None) -> Figure:
     """Share of the answers at or above each confidence, and the error among them.
 
@@ -135,8 +135,8 @@ def threshold_plot(curve: RiskCoverage, *, limit: Threshold | None = None) -> Fi
     limit : Threshold, optional
         From :func:`calibrant.threshold`; both panels mark what it does with these examples.
     """
-    upper, lower = panels(2, height=0.42, columns=1)
-    look, some = current(), _thinned(len(curve.threshold))
+    upper, lower = _panels(2, height=0.42, columns=1)
+    look, some = _current(), _thinned(len(curve.threshold))
     x, (colour, other) = _odds(curve.threshold[some]), (look.colours.right, look.colours.wrong)
     line: dict[str, Any] = {"lw": look.thick, "marker": _marker(x)}
     upper.plot(x, 100 * curve.coverage[some], color=colour, **line)
@@ -152,12 +152,12 @@ def threshold_plot(curve: RiskCoverage, *, limit: Threshold | None = None) -> Fi
     legend(lower, "upper right")
     if title:
         upper.set_title(title)
-    return figure_of(upper)
+    return _figure_of(upper)
 
 
 def _mark(upper: Axes, lower: Axes, curve: RiskCoverage, limit: Threshold) -> str:
     """Mark what a threshold does with the examples of the curve, and return it in words."""
-    look = current()
+    look = _current()
     most = f"{100 * limit.max_error:g} %"
     line: dict[str, Any] = {"color": look.colours.muted, "lw": 1.3 * look.thin}
     lower.axhline(100 * limit.max_error, ls=":", label=f"allowed: {most}", **line)
@@ -179,13 +179,13 @@ def _mark(upper: Axes, lower: Axes, curve: RiskCoverage, limit: Threshold) -> st
     return f"threshold {100 * float(threshold_text(limit.threshold)):.10g} %"
 
 
-@in_look
+@_in_look
 def set_size_plot(sizes: SetSizes, ax: Axes | None = None) -> Axes:
     """Share of prediction sets by size, and with labels of those that miss the true class.
 
     ``sizes`` are from :meth:`calibrant.decide.ConformalSets.sizes`.
     """
-    axes, look = new_axes(ax), current()
+    axes, look = _new_axes(ax), _current()
     number, share, covered = _few_sizes(sizes)
     known = bool(np.isfinite(covered).all())
     bars: dict[str, Any] = {"width": 0.8, "lw": 0}
@@ -245,7 +245,7 @@ def _odds_axis(axes: Axes, x: FloatArray) -> None:
     low, high = float(x.min()), float(x.max())
     room = 0.03 * max(high - low, 1.0)
     axes.set_xlim(low - room, high + room)
-    size = current().size
+    size = _current().size
     em = (high - low + 2 * room) * size.text / 72 / (size.panel - 6 * size.text / 72)
     ticks: dict[float, str] = {}
     free = low - room  # from here on no label is drawn yet

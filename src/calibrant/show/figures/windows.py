@@ -10,13 +10,13 @@ import numpy as np
 
 from calibrant.metrics.reliability import Estimate
 from calibrant.show.figures.look import (
-    current,
-    figure_of,
-    in_look,
+    _current,
+    _figure_of,
+    _in_look,
+    _new_axes,
+    _panels,
+    _text_of,
     legend,
-    new_axes,
-    panels,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ KINDS = {
 """Words of the legend, and the states of the guarantee that they stand for."""
 
 
-@in_look
+@_in_look
 def estimate_plot(
     batches: Mapping[str, PerformanceEstimate],
     ax: Axes | None = None,
@@ -67,7 +67,7 @@ def estimate_plot(
     """
     if not batches:
         raise ValueError("there is nothing to draw: no batch was estimated")
-    axes, look = new_axes(ax, height=0.5), current()
+    axes, look = _new_axes(ax, height=0.5), _current()
     paints = (look.colours.right, look.colours.good, look.colours.bad)
     for (label, states), paint in zip(KINDS.items(), paints, strict=True):
         shown = {
@@ -80,12 +80,12 @@ def estimate_plot(
         else:
             interval, marker = f", {100 * next(iter(batches.values())).level:g} %", "o"
         if shown:
-            interval_points(axes, shown, f"{label}{interval}", paint, marker)
+            _interval_points(axes, shown, f"{label}{interval}", paint, marker)
     if measured:
         at = {i: 100 * measured[name] for i, name in enumerate(batches) if name in measured}
         style: dict[str, Any] = {"ls": "", "marker": "_", "ms": 5 * look.thick, "mew": look.thick}
         axes.plot(list(at), list(at.values()), color=look.colours.ink, label="measured", **style)
-    names = [text_of(name, 16) for name in batches]
+    names = [_text_of(name, 16) for name in batches]
     turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(names) > 4 else {}
     axes.set_xticks(range(len(names)), names, **turned)
     axes.set_xlim(-0.6, len(names) - 0.4)
@@ -94,11 +94,11 @@ def estimate_plot(
     return axes
 
 
-def interval_points(
+def _interval_points(
     axes: Axes, points: Mapping[int, Estimate], label: str, paint: str, marker: str = "o"
 ) -> None:
     """Draw shares in per cent by their place, with their intervals where they have some."""
-    look = current()
+    look = _current()
     for i, share in points.items():
         if not math.isnan(share.low):
             ends = [100 * share.low, 100 * share.high]
@@ -114,7 +114,7 @@ LEVEL = 0.9
 """Coverage of the intervals."""
 
 
-@in_look
+@_in_look
 def drift_plot(report: MonitorReport) -> Figure:
     """Accuracy and mean confidence of each window, and below them the e-value with its limit.
 
@@ -122,11 +122,11 @@ def drift_plot(report: MonitorReport) -> Figure:
     against calibration: an alarm is raised where it reaches its limit.
     """
     _check(report)
-    upper, lower = panels(2, height=0.36, columns=1)
+    upper, lower = _panels(2, height=0.36, columns=1)
     _shares(upper, report)
     upper.set_xlabel("")
     upper.tick_params(labelbottom=False)
-    look, x = current(), np.arange(len(report.windows))
+    look, x = _current(), np.arange(len(report.windows))
     evidence = np.maximum([float(row["e_value"]) for row in report.windows], 1e-3)
     line: dict[str, Any] = {"marker": "o", "ms": 1.6 * look.thick, "lw": look.thick}
     lower.plot(x, evidence, color=look.colours.right, label="e-value", **line)
@@ -138,14 +138,14 @@ def drift_plot(report: MonitorReport) -> Figure:
     _windows(lower, report)
     _alarm(lower, report)
     legend(lower)
-    return figure_of(upper)
+    return _figure_of(upper)
 
 
-@in_look
+@_in_look
 def window_plot(report: MonitorReport, ax: Axes | None = None) -> Axes:
     """Accuracy with its 90 % interval, and mean confidence, of each window of a monitor."""
     _check(report)
-    axes = new_axes(ax, height=0.5)
+    axes = _new_axes(ax, height=0.5)
     _shares(axes, report)
     return axes
 
@@ -156,7 +156,7 @@ def _check(report: MonitorReport) -> None:
 
 
 def _shares(axes: Axes, report: MonitorReport) -> None:
-    look, x = current(), np.arange(len(report.windows))
+    look, x = _current(), np.arange(len(report.windows))
     right, claimed = (
         np.array([float(row[key]) for row in report.windows], dtype=np.float64)
         for key in ("accuracy", "confidence")
@@ -183,18 +183,18 @@ def _estimates(axes: Axes, report: MonitorReport) -> None:
     }
     promised = {i: share for i, share in shares.items() if not math.isnan(share.low)}
     withdrawn = {i: share for i, share in shares.items() if math.isnan(share.low)}
-    colours = current().colours
+    colours = _current().colours
     if promised:
-        interval_points(axes, promised, "estimated", colours.good)
+        _interval_points(axes, promised, "estimated", colours.good)
     if not all(math.isnan(share.value) for share in withdrawn.values()):
-        interval_points(axes, withdrawn, "estimate withdrawn", colours.bad, "x")
+        _interval_points(axes, withdrawn, "estimate withdrawn", colours.bad, "x")
 
 
 def _windows(axes: Axes, report: MonitorReport) -> None:
     """Name some of the windows below the axis."""
     step = math.ceil(len(report.windows) / TICKS)
     shown = range(0, len(report.windows), step)
-    names = [text_of(report.windows[i]["window"], 12) for i in shown]
+    names = [_text_of(report.windows[i]["window"], 12) for i in shown]
     turned = any(len(name) > 5 for name in names)
     layout: dict[str, Any] = {"rotation": 30, "ha": "right"} if turned else {}
     axes.set_xticks(list(shown), names, **layout)
@@ -206,7 +206,7 @@ def _alarm(axes: Axes, report: MonitorReport) -> None:
     """Mark the window of the first alarm."""
     if report.alarm is None:
         return
-    look = current()
+    look = _current()
     names = [row["window"] for row in report.windows]
     if report.alarm.window in names:
         at = names.index(report.alarm.window)

@@ -22,7 +22,7 @@ from calibrant.calibrators.auto import KeepArgmax
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
 from calibrant.data.opening import Data, as_dataset, is_data
-from calibrant.show.report.measure import find_subgroups, measure, try_methods, usual_methods
+from calibrant.show.report.measure import _find_subgroups, _try_methods, measure, usual_methods
 from calibrant.show.report.model import Subject
 from calibrant.show.report.report import Provenance, Report
 from calibrant.workflows.evaluate import AUTO
@@ -36,9 +36,10 @@ Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
 
 def report(
-    data: Data | Several | Values,
+    data: Data | Several | Values | None = None,
     labels: Values | None = None,
     *,
+    probs: Values | None = None,
     split: str | Sequence[str] | None = None,
     fit_split: str | None = None,
     by: Values | str | None = None,
@@ -60,7 +61,9 @@ def report(
         file, a folder, a glob, or arrays by their keys in a file. A sequence of paths or datasets,
         or a mapping from names to any of these, gives a comparison: of models, days or shifts.
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits or ``probs``; -100 is ignored.
+    probs : (..., classes) or (n,), optional
+        Probabilities in place of logits.
     split : str or sequence of str, optional
         Split to measure: test, else the unnamed split, else val, by default. Several are compared.
     fit_split : str, optional
@@ -100,7 +103,9 @@ def report(
     options["methods"] = _names(methods, estimand)
     tags = estimand == "multilabel"
     named = {
-        name: as_dataset(each, labels, by=by, sample_weight=sample_weight, multilabel=tags)
+        name: as_dataset(
+            each, labels, probs=probs, by=by, sample_weight=sample_weight, multilabel=tags
+        )
         for name, each in _named(data, labels).items()
     }
     sets = _sets(named, split)
@@ -214,7 +219,7 @@ def _subject(
     steps.expect(len(methods))
     with silently():
         subject = measure(chosen, name, **figures)
-        found = find_subgroups(chosen, figures["level"], figures["seed"], searched)
+        found = _find_subgroups(chosen, figures["level"], figures["seed"], searched)
     subject = replace(subject, slices=found)
     steps.step()
     if not methods:
@@ -222,7 +227,7 @@ def _subject(
     named = {key: options[key] for key in ("fit_split", "keep_argmax")}
     try:
         with use(progress=lambda done, _: steps.step(int(done > 0))):  # a step for each method
-            remedy = try_methods(dataset, methods=methods, split=split, **named, **figures)
+            remedy = _try_methods(dataset, methods=methods, split=split, **named, **figures)
     except ValueError as problem:  # a split that is too small to be cut, for instance
         return replace(subject, remedy_error=str(problem))
     return replace(subject, remedy=remedy)

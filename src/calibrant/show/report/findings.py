@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import about, comma_separated
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
@@ -71,7 +71,7 @@ class Result(NamedTuple):
     title: str | None = None
 
 
-class Check(NamedTuple):
+class _Check(NamedTuple):
     """An entry of ``CHECKS``: the texts of a finding, and the function that looks for it."""
 
     code: str
@@ -84,7 +84,7 @@ class Check(NamedTuple):
 MISCALIBRATED = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL006", "CAL018"}
 """Findings that contradict a yes, if they are more than notes."""
 BAD = ("warn", "bad")
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, _Check] = {}
 """Checks by their code, filled by :func:`check` below."""
 
 
@@ -97,13 +97,13 @@ def check(
     """
 
     def register(run: Callable[[Subject], Result | None]) -> Callable[[Subject], Result | None]:
-        CHECKS[code] = Check(code, title, meaning, fix, run)
+        CHECKS[code] = _Check(code, title, meaning, fix, run)
         return run
 
     return register
 
 
-def findings_of(subject: Subject) -> list[Finding]:
+def _findings_of(subject: Subject) -> list[Finding]:
     """Run every check; the most serious findings come first, then those with the lower code."""
     found = []
     for code, each in CHECKS.items():
@@ -112,14 +112,14 @@ def findings_of(subject: Subject) -> list[Finding]:
             fix = each.fix if result.fix is None else result.fix
             words = (result.title or each.title, result.severity, result.evidence, each.meaning)
             found.append(Finding(code, *words, fix, subject.name))
-    if miscalibrated(found):  # nothing else may say the opposite
+    if _miscalibrated(found):  # nothing else may say the opposite
         found = [finding for finding in found if finding.code != "CAL015"]
     if any(finding.code == "CAL015" for finding in found):
         found = [finding for finding in found if finding.code != "CAL019"]
     return sorted(found, key=lambda finding: (-SEVERITIES.index(finding.severity), finding.code))
 
 
-def miscalibrated(found: Sequence[Finding]) -> list[Finding]:
+def _miscalibrated(found: Sequence[Finding]) -> list[Finding]:
     """Return the warnings that confidence is wrong, on average or somewhere."""
     return [each for each in found if each.code in MISCALIBRATED and each.severity in BAD]
 
@@ -212,7 +212,7 @@ def _off_in_ranges(subject: Subject) -> Result | None:
     named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in off)
     share = sum(part.share for part in off)
     size = sum(part.share * abs(part.gap) for part in off)
-    severity: Severity = "warn" if size >= SMALL or worst_range(subject) else "info"
+    severity: Severity = "warn" if size >= SMALL or _worst_range(subject) else "info"
     return Result(
         severity,
         f"{len(off)} of {len(subject.ranges)} ranges of {subject.probability}, with "
@@ -220,7 +220,7 @@ def _off_in_ranges(subject: Subject) -> Result | None:
     )
 
 
-def worst_range(subject: Subject) -> Part | None:
+def _worst_range(subject: Subject) -> Part | None:
     """Return the range of confidence that is furthest off, if one is clearly so."""
     off = [part for part in _beyond_noise(subject.ranges) if _least(part) >= LARGE]
     return max(off, key=_least, default=None)
@@ -288,13 +288,9 @@ def _subgroups_off(subject: Subject) -> Result | None:
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
         return None
-    found = subject.slices.slices
-    named = _listed(f"{one.name} ({one.n:,} examples, {one.finding()})" for one in found)
-    return Result(
-        _severity(max(one.least for one in found)),
-        f"{len(found)} of {subject.slices.searched:,} subgroups are off by more than such a search "
-        f"finds by chance: {named}.",
-    )
+    worst, *others = subject.slices.slices
+    named = f" Then: {_listed(f'{one.name} ({one.n:,} examples)' for one in others)}."
+    return Result(_severity(worst.least), f"{subject.slices.verdict()}{named if others else ''}")
 
 
 @check(
@@ -309,7 +305,7 @@ def _too_few(subject: Subject) -> Result | None:
     if math.isnan(high) or high - low <= LARGE:
         return None
     open_ = cannot_tell(evaluation)
-    more = examples_for_yes(evaluation) - evaluation.n
+    more = _examples_for_yes(evaluation) - evaluation.n
     fix = f"Label about {about(more)} more {subject.counted}: so many would allow a yes."
     return Result(
         "warn" if open_ else "info",
@@ -319,7 +315,7 @@ def _too_few(subject: Subject) -> Result | None:
     )
 
 
-def is_off(evaluation: Evaluation) -> bool:
+def _is_off(evaluation: Evaluation) -> bool:
     """Return True if the calibration error is beyond noise: by its interval and by the test.
 
     The two ask different questions, and near their levels only one may say so. Where the interval
@@ -332,25 +328,15 @@ def is_off(evaluation: Evaluation) -> bool:
 
 def cannot_tell(evaluation: Evaluation) -> bool:
     """Return True if a model may be calibrated, and may be far off."""
-    return not is_off(evaluation) and not evaluation["ece"].high <= LARGE
+    return not _is_off(evaluation) and not evaluation["ece"].high <= LARGE
 
 
-def examples_for_yes(evaluation: Evaluation) -> int:
+def _examples_for_yes(evaluation: Evaluation) -> int:
     """Return about how many examples show that a model is calibrated, if it is.
 
     The interval of the ECE must end below a large error, and narrows with their root.
     """
     return math.ceil(MARGIN_FOR_YES * evaluation.n * (evaluation["ece"].high / LARGE) ** 2)
-
-
-def about(count: int) -> str:
-    """Return a number of examples, rounded up to two digits.
-
-    >>> about(1234), about(80)
-    ('1,300', '80')
-    """
-    unit = 10 ** max(len(str(max(count, 1))) - 2, 0)
-    return f"{-(-count // unit) * unit:,}"
 
 
 @check(

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from calibrant._core.binning import Bins, fill_at
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, as_weight
+from calibrant._core.checks import IGNORED, FloatArray, IntArray
 from calibrant._core.chunks import Estimand, EstimandChoice
 from calibrant.calibrators.auto import KeepArgmax
 from calibrant.data.dataset import IN_MEMORY, Dataset, Split
@@ -32,21 +31,20 @@ from calibrant.metrics.reductions import (
 from calibrant.show.report.model import (
     ClassFigures,
     Coverage,
-    LossReduction,
     Part,
     Remedy,
     SourceFile,
     Subject,
+    _empty_part,
+    _merged_bins,
+    _parts_of,
     binomial_test,
-    empty_part,
-    merged_bins,
-    parts_of,
 )
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.effect import KeptLosses, calibrated_sums
+from calibrant.workflows.gain import paired_losses
 from calibrant.workflows.good_shards import describe_skipped
 
 SURE = 0.9
@@ -113,8 +111,8 @@ def measure(
         walk = split.reduce(_Walk(total), *columns, rows=rows)
         evaluation = total.compute()
     pairs = total.kept_pairs()
-    answers, predicted = answers_of(pairs, evaluation.estimand, walk.predicted)
-    (everything,) = parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
+    answers, predicted = _answers_of(pairs, evaluation.estimand, walk.predicted)
+    (everything,) = _parts_of(answers.filled(np.array([0.0, 1.0])), ["all answers"], level)
     used = len(split.dataset.files)
     described = describe_skipped(split.dataset.skipped, used)
     return Subject(
@@ -132,7 +130,7 @@ def measure(
         ranges=_ranges(evaluation, level),
         classes=_classes(split, total, answers, predicted, level),
         margins=_margins(answers, walk.margin, level),
-        coverage=[] if evaluation.estimand == "multilabel" else coverage_of(answers),
+        coverage=[] if evaluation.estimand == "multilabel" else _coverage_of(answers),
         weighted=split.dataset.sample_weight is not None,
         ignored=walk.ignored,
         by=split.dataset.by,
@@ -141,7 +139,7 @@ def measure(
     )
 
 
-def answers_of(
+def _answers_of(
     pairs: WeightedPairs, estimand: Estimand, predicted: Sequence[IntArray] = ()
 ) -> tuple[WeightedPairs, IntArray]:
     """Return confidences in the predicted class, and that class, from pairs of the estimand."""
@@ -154,7 +152,7 @@ def answers_of(
     return WeightedPairs(claimed, right, pairs.weight), positive.astype(np.int64)
 
 
-def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
+def _coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     """Return thresholds that about 1, 2, ... 100 % of the examples reach; ties stay together."""
     claimed, right, weight = answers
     curve = risk_coverage(confidence=claimed, outcome=right, sample_weight=weight)
@@ -167,7 +165,7 @@ def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     return [Coverage(*(float(x[i]) for x in columns)) for i in index]
 
 
-def find_subgroups(
+def _find_subgroups(
     split: Split, level: float | None, seed: int, predictions: bool
 ) -> Slices | None:
     """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
@@ -183,14 +181,14 @@ def _sure(answers: WeightedPairs, level: float | None) -> Part:
     sums = answers.filled(np.array([0.0, SURE, 1.0]))
     name = f"confidence above {SURE:g}"
     if not sums.count[1]:
-        return empty_part(name)
-    return parts_of(sums, ["", name], level)[-1]
+        return _empty_part(name)
+    return _parts_of(sums, ["", name], level)[-1]
 
 
 def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
-    bins = merged_bins(evaluation.bins)
+    bins = _merged_bins(evaluation.bins)
     edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in bins.edges]
-    return parts_of(bins, [f"{low} to {high} %" for low, high in pairwise(edges)], level)
+    return _parts_of(bins, [f"{low} to {high} %" for low, high in pairwise(edges)], level)
 
 
 def _margins(
@@ -204,7 +202,7 @@ def _margins(
     index = np.searchsorted(cuts, margin, side="left")
     sums = fill_at(index, *answers[:2], np.arange(cuts.size + 2.0), answers.weight)
     names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(ends)]
-    return parts_of(sums, names, level)
+    return _parts_of(sums, names, level)
 
 
 def _classes(
@@ -224,13 +222,13 @@ def _classes(
         sums = fill_at(predicted, *answers[:2], edges, answers.weight)
     frequency, claimed = _frequencies(total, size)
     held = np.flatnonzero(sums.count).tolist()
-    parts = dict(zip(held, parts_of(sums, names, level), strict=True))
+    parts = dict(zip(held, _parts_of(sums, names, level), strict=True))
     # labels of a tag may be missing; every example is of some class
     whole = np.full(size, total.moments.effective)
     worth = (sums.effective if total.estimand == "multilabel" else whole).tolist()
     return [
         ClassFigures(
-            parts.get(k) or empty_part(names[k]),
+            parts.get(k) or _empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
             bias_p_value=1.0
@@ -278,9 +276,6 @@ def _sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-POWER, MAX_RATIO = 0.8, 30.0
-"""Probability with which a gain is seen on the examples that it needs; and the share of its
-standard error beyond which it is none to speak of."""
 USUAL = ("none", "ts", "smart", "auto")
 USUAL_OF_TWO = ("none", "ts", "sigmoid", "beta", "auto")
 USUAL_OF_TAGS = ("none", "pooled", "tags")
@@ -295,7 +290,7 @@ def usual_methods(estimand: EstimandChoice, classes: int) -> tuple[str, ...]:
     return USUAL_OF_TWO if classes == 2 else USUAL
 
 
-def try_methods(
+def _try_methods(
     dataset: Dataset,
     *,
     methods: Sequence[str],
@@ -336,40 +331,15 @@ def _applied(remedy: Remedy, measured: Split, level: float) -> Remedy:
     row = remedy.chosen
     assert row is not None
     assert row.calibrator is not None
-    estimand: EstimandChoice = "multilabel" if row.calibrator.multilabel else "top_label"
-    losses, stated = KeptLosses(estimand), KeptLosses(estimand)
-    calibrated_sums(row.by_fold or [row.calibrator], measured, losses, before=stated)
-    top, correct, after = losses.joined()
-    before = stated.joined()[2]
-    kept, weight = measured.labels != IGNORED, None
-    if measured.weights is not None:
-        weight = as_weight(measured.weights, kept.shape).reshape(kept.shape)[kept]
-    # tags of an example, tokens of a text and examples of a group are not independent
-    unit = np.nonzero(kept)[0] if measured.groups is None else measured.groups[np.nonzero(kept)[0]]
-    remedy = replace(remedy, gain=_gain(before - after, weight, unit, level))
+    losses = paired_losses(row.by_fold or [row.calibrator], measured)
+    remedy = replace(remedy, gain=losses.reduction(level))
     if row.calibrator.multilabel:
         return remedy
-    answers = WeightedPairs(top, correct.astype(np.float64), weight)
-    remedy = replace(remedy, coverage=coverage_of(answers))
-    if weight is not None or remedy.comparison.folds:
+    answers = WeightedPairs(losses.top, losses.correct.astype(np.float64), losses.weight)
+    remedy = replace(remedy, coverage=_coverage_of(answers))
+    if answers.weight is not None or remedy.comparison.folds:
         return remedy  # guarantees count examples, which the calibrator has not seen
-    error = 1 - float(correct.mean())
+    error = 1 - float(losses.correct.mean())
     sought = [most for most in MAX_ERRORS if most < error]
-    pairs: Any = {"confidence": top, "outcome": answers.outcome}
+    pairs: Any = {"confidence": losses.top, "outcome": answers.outcome}
     return replace(remedy, thresholds=[threshold(**pairs, max_error=most) for most in sought])
-
-
-def _gain(lower: FloatArray, weight: FloatArray | None, unit: Any, level: float) -> LossReduction:
-    """Return by how much losses are lower on average, with an interval by independent units."""
-    share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
-    _, number = np.unique(unit, return_inverse=True)
-    mean, units = float(share @ lower), int(number.max()) + 1
-    by_unit = np.bincount(number, share * (lower - mean))
-    if units < 2:
-        return LossReduction(mean, -math.inf, math.inf, None)
-    error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
-    reach = float(stdtrit(units - 1, (1 + level) / 2))
-    # to be seen with a probability of 0.8, a gain must be so many of its standard errors
-    ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
-    needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
-    return LossReduction(mean, mean - reach * error, mean + reach * error, needed)

@@ -23,6 +23,7 @@ from calibrant.show.style import percent
 from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import method_in_use
+from calibrant.workflows.gain import LossReduction
 
 MIN_EXAMPLES_OF_CLASS = 10
 """Examples of a class that is shown and tested; the figures of fewer are noise."""
@@ -91,26 +92,6 @@ class Coverage:
     error: float
     expected: float
     """Share of errors that the confidences of these examples imply."""
-
-
-@dataclass(frozen=True)
-class LossReduction:
-    """By how much calibration lowers the log loss of an example, on average.
-
-    The interval is that of the differences between pairs of losses, of the same examples.
-    """
-
-    value: float
-    low: float
-    high: float
-    needed: int | None
-    """Examples that would probably show a gain of this size; None if there is none to show."""
-
-    def __str__(self) -> str:
-        value, low, high = self.value, self.low, self.high
-        if value < 0:
-            value, low, high = -value, -high, -low
-        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -268,7 +249,7 @@ class Subject:
         """Return the numbers of a reliability diagram, in bins of enough examples."""
         one = evaluation or self.evaluation
         curve = reliability_of(
-            merged_bins(one.bins),
+            _merged_bins(one.bins),
             level=one.level,
             probability=event_probability(one.estimand),
             ece=one.metrics.get("ece"),
@@ -281,7 +262,7 @@ class Subject:
         return self.remedy.coverage if self.remedy and self.remedy.helps else self.coverage
 
 
-def merged_bins(bins: Bins) -> Bins:
+def _merged_bins(bins: Bins) -> Bins:
     """Join neighbouring bins until each that has examples has enough of them to show something.
 
     Empty stretches stay bins of their own.
@@ -304,7 +285,7 @@ def merged_bins(bins: Bins) -> Bins:
     return Bins(edges, *(np.add.reduceat(getattr(bins, f.name), starts) for f in fields(bins)[1:]))
 
 
-def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
+def _parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
     """Return the parts of an evaluation from sums; empty ones are left out."""
     if not bins.count.any():
         return []
@@ -318,7 +299,7 @@ def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part
     return parts
 
 
-def empty_part(name: str) -> Part:
+def _empty_part(name: str) -> Part:
     """Return a part without examples."""
     return Part(name, 0, 0.0, math.nan, math.nan, math.nan, math.nan, 1.0)
 

@@ -11,19 +11,19 @@ from typing import Any, cast
 
 from calibrant._core.showing import json_text, one_line, plain
 from calibrant.show.charts import Line, line_chart
-from calibrant.show.html import Html, notebook, rendered
+from calibrant.show.html import Html, _notebook, _rendered
 from calibrant.show.pages import (
     SEVERITIES,
     SEVERITY_MARKS,
     SEVERITY_NAMES,
+    _fenced,
+    _write_form,
     document,
-    fenced,
-    write_form,
 )
-from calibrant.show.report.findings import Finding, findings_of
+from calibrant.show.report.findings import Finding, _findings_of
 from calibrant.show.report.model import MIN_EXAMPLES_OF_CLASS, Subject
-from calibrant.show.report.verdict import Unchecked, Verdict, unchecked_of, verdict_of
-from calibrant.show.report.view import counted, ece_chart, overview_table, view_of
+from calibrant.show.report.verdict import Unchecked, Verdict, _unchecked_of, _verdict_of
+from calibrant.show.report.view import _ece_chart, _overview_table, _view_of, counted
 from calibrant.show.tables import Table
 
 QUESTION = "Can I trust this model's confidence?"
@@ -82,7 +82,7 @@ class Report:
     @cached_property
     def findings_by_subject(self) -> dict[str, list[Finding]]:
         """Findings of each set of predictions, the most serious first."""
-        return {subject.name: findings_of(subject) for subject in self.subjects}
+        return {subject.name: _findings_of(subject) for subject in self.subjects}
 
     @property
     def findings(self) -> list[Finding]:
@@ -93,7 +93,7 @@ class Report:
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
         """The answer for each set of predictions."""
-        return {s.name: verdict_of(s, self.findings_by_subject[s.name]) for s in self.subjects}
+        return {s.name: _verdict_of(s, self.findings_by_subject[s.name]) for s in self.subjects}
 
     @property
     def verdict(self) -> Verdict:
@@ -102,7 +102,7 @@ class Report:
 
     def unchecked(self, subject: Subject) -> list[Unchecked]:
         """Return what was not checked about a set of predictions."""
-        return unchecked_of(subject, len(self.subjects) - 1)
+        return _unchecked_of(subject, len(self.subjects) - 1)
 
     def __repr__(self) -> str:
         return one_line(self, self.title, self.verdict.answer, counted(self.findings))
@@ -113,7 +113,7 @@ class Report:
     def _repr_html_(self) -> str:
         figure = f"ECE {self.verdict.figure} {self.verdict.interval}".strip()
         values = {"report": self, "figure": figure, "counted": counted(self.findings)}
-        return notebook(rendered("report_box.html", **values))
+        return _notebook(_rendered("report_box.html", **values))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
@@ -141,16 +141,16 @@ class Report:
     def to_markdown(self) -> str:
         """Return the report for pull requests and the summaries of continuous integration."""
         answers = [f"{SEVERITY_MARKS[v.severity]} {v.answer}" for v in self.verdicts.values()]
-        return rendered(
+        return _rendered(
             "report.md",
             report=self,
             pages=self._views(),
-            overview=overview_table(self.subjects, answers),
+            overview=_overview_table(self.subjects, answers),
             files=self._files(),
             marks=SEVERITY_MARKS,
             names=SEVERITY_NAMES,
             question=QUESTION,
-            fenced=fenced,
+            fenced=_fenced,
         )
 
     def to_html(self) -> str:
@@ -176,13 +176,13 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as ``.html``, ``.md`` or ``.json``, by the suffix of the path."""
         forms = {".html": self.to_html, ".md": self.to_markdown, ".json": self.to_json}
-        write_form(path, forms)
+        _write_form(path, forms)
 
     def _views(self) -> list[SimpleNamespace]:
         """Return what is shown of each set; ``name`` tells the anchors of several apart."""
         several = len(self.subjects) > 1
         return [
-            view_of(
+            _view_of(
                 subject,
                 self.verdicts[subject.name],
                 self.findings_by_subject[subject.name],
@@ -204,8 +204,8 @@ class Report:
             "answer": f"{sum(v.severity == 'good' for v in verdicts)} of {len(subjects)}",
             "sentence": f"The calibration error (ECE) is lowest for {best} and highest for "
             f"{worst}.",
-            "forest": ece_chart({s.name: s.evaluation for s in subjects}),
-            "table": overview_table(subjects, [each.answer for each in verdicts]),
+            "forest": _ece_chart({s.name: s.evaluation for s in subjects}),
+            "table": _overview_table(subjects, [each.answer for each in verdicts]),
             "curves": _curves(subjects) if len(subjects) <= len(PAINTS) else None,
         }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
+from calibrant._core.messages import about
 from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
@@ -16,12 +17,11 @@ from calibrant.show.report.findings import (
     LARGE,
     SMALL,
     Finding,
-    about,
+    _examples_for_yes,
+    _is_off,
+    _miscalibrated,
+    _worst_range,
     cannot_tell,
-    examples_for_yes,
-    is_off,
-    miscalibrated,
-    worst_range,
 )
 from calibrant.show.report.model import Subject
 from calibrant.show.style import percent, points
@@ -56,7 +56,7 @@ class Verdict:
         return f"{self.answer}. {self.sentence}"
 
 
-def verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
+def _verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
     """Answer the question for one set of predictions."""
     rows = dict(zip(subject.evaluation, subject.evaluation.table(), strict=True))
     figure, interval = rows["ece"][1:]
@@ -65,7 +65,7 @@ def verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
         doubt = codes["CAL010"].evidence
         return Verdict("bad", "Check the data first", doubt, figure, interval)
     severity, against = _severity(subject), None
-    for finding in miscalibrated(findings):
+    for finding in _miscalibrated(findings):
         if SEVERITIES.index(finding.severity) > SEVERITIES.index(severity):
             severity, against = finding.severity, finding
     conclusion = _conclusion(subject, severity)
@@ -84,7 +84,7 @@ def _severity(subject: Subject) -> Severity:
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
     if low >= LARGE:
         return "bad"
-    if is_off(evaluation) or worst_range(subject):
+    if _is_off(evaluation) or _worst_range(subject):
         return "warn"
     return "info" if cannot_tell(evaluation) else "good"
 
@@ -108,11 +108,11 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         return (
             f"With {subject.evaluation.n:,} {subject.counted} the error could be anywhere from "
             f"{percent(ece.low)} to {percent(ece.high)}. A yes needs about "
-            f"{about(examples_for_yes(subject.evaluation))}."
+            f"{about(_examples_for_yes(subject.evaluation))}."
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
-    worst = worst_range(subject)
+    worst = _worst_range(subject)
     if ece.low < SMALL and worst is not None:
         what = "the " * (subject.word == "tag") + subject.probability
         return (
@@ -130,7 +130,7 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     return f"The stated {subject.probability} is too high in some places and too low in others."
 
 
-def subgroups_text(subject: Subject, verdict: Verdict) -> str:
+def _subgroups_text(subject: Subject, verdict: Verdict) -> str:
     """Return what a search for subgroups says, so that silence is not taken for a pass."""
     found = subject.slices
     if found is None:
@@ -150,15 +150,29 @@ def subgroups_text(subject: Subject, verdict: Verdict) -> str:
     return f"Subgroups cannot be told from the model as a whole. {unseen}"
 
 
-def snippets(subject: Subject) -> list[Snippet]:
+def _snippets(subject: Subject) -> list[Snippet]:
     """Commands and code for what to do next."""
+    first = _to_save(subject) if subject.path == IN_MEMORY else []
     if subject.remedy is not None and not subject.remedy.helps:
-        return _to_keep(subject)
-    return [*_to_calibrate(subject), *_to_keep(subject)]
+        return [*first, *_to_keep(subject)]
+    return [*first, *_to_calibrate(subject), *_to_keep(subject, "calibrator")]
 
 
 def _path(subject: Subject) -> str:
     return "predictions.npz" if subject.path == IN_MEMORY else subject.path
+
+
+def _to_save(subject: Subject) -> list[Snippet]:
+    """Return the lines that make a file of arrays, which the commands read."""
+    names, remedy = [subject.split], subject.remedy
+    columns = ["probs" if subject.probs_stored else "logits", "labels"]
+    if remedy is not None and remedy.helps and remedy.chosen and remedy.chosen.calibrator:
+        names = [remedy.fit_split, subject.split]
+        columns += remedy.chosen.calibrator.input_columns
+    keys = [f"{name}_{column}" if name else column for name in names for column in columns]
+    arrays = "".join(f'    "{key}": {key},\n' for key in dict.fromkeys(keys))
+    code = f'import calibrant as cal\n\ncal.save_predictions("{_path(subject)}", {{\n{arrays}}})'
+    return [Snippet("First save the arrays, for the commands below", "python", code)]
 
 
 def _suffix(subject: Subject) -> str:
@@ -203,15 +217,12 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
         f"calibrant apply calibrator {file}{named} -o {_calibrated(subject)}",
         "calibrant export calibrator -o calibrator.onnx",
     )
-    use = "probs = calibrator.predict_proba(logits)"
-    if subject.probs_stored:
-        use = f'cal.apply(calibrator, data, "{_calibrated(subject)}")'
     code = (
         "import calibrant as cal\n",
         f"data = cal.open_dataset({_opened(subject)})",
         f'calibrator = cal.fit(data, method="{method}"{option})',
         'cal.save(calibrator, "calibrator")',
-        use,
+        f'cal.apply(calibrator, data, "{_calibrated(subject)}")',
     )
     return [
         Snippet("Fit a calibrator, and apply it", "bash", "\n".join(commands)),
@@ -219,7 +230,8 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     ]
 
 
-def _to_keep(subject: Subject) -> list[Snippet]:
+def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
+    """Return the commands that watch a model, with a calibrator if one was fitted."""
     named = _named(subject)
     flag = _split_flag(subject.split, "test")
     flag += " --multilabel" if subject.word == "tag" else ""
@@ -232,14 +244,10 @@ def _to_keep(subject: Subject) -> list[Snippet]:
     stop = Snippet("Stop a release that is worse", "bash", gate)
     if subject.word == "tag":  # a monitor takes exclusive classes only
         return [stop]
-    watch = (
-        f"calibrant monitor today{_suffix(subject)}{named} --calibrator calibrator "
-        "--state watch.json --fail"
-    )
-    return [
-        Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
-        stop,
-    ]
+    today, applied = f"today{_suffix(subject)}", f" --calibrator {calibrator}" if calibrator else ""
+    watch = f"calibrant monitor {today}{named}{applied} --state watch.json --fail"
+    title = f"Watch it in use: {today} is your file of new labelled examples"
+    return [Snippet(title, "bash", watch), stop]
 
 
 def _split_flag(name: str, usual: str) -> str:
@@ -263,7 +271,7 @@ class Unchecked(NamedTuple):
         return f"{self.what} ({self.how})" if self.how else self.what
 
 
-def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
+def _unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
     """Return what was not checked about a subject; ``others`` are in the same report."""
     remedy, several = subject.remedy, subject.evaluation.classes > 2 and subject.word == "class"
     every = [

@@ -14,7 +14,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
 from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
-from calibrant.show.metrics import metrics_table, reliability_svg, subgroup_table
+from calibrant.show.metrics import _metrics_table, _reliability_svg, _subgroup_table
 from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
 from calibrant.show.report.findings import Finding
 from calibrant.show.report.model import (
@@ -24,11 +24,11 @@ from calibrant.show.report.model import (
     Remedy,
     Subject,
 )
-from calibrant.show.report.verdict import Unchecked, Verdict, snippets, subgroups_text
-from calibrant.show.slices import slices_table
+from calibrant.show.report.verdict import Unchecked, Verdict, _snippets, _subgroups_text
+from calibrant.show.slices import _slices_table
 from calibrant.show.style import percent
 from calibrant.show.tables import Table
-from calibrant.show.workflows import methods_table
+from calibrant.show.workflows import _methods_table
 
 MAX_CLASSES = 1000
 """Rows of the tables of classes, over all sets of predictions of a page."""
@@ -48,7 +48,7 @@ def counted(found: Sequence[Finding]) -> str:
     return ", ".join(texts) or "Nothing was found"
 
 
-def view_of(
+def _view_of(
     subject: Subject,
     verdict: Verdict,
     findings: list[Finding],
@@ -71,7 +71,7 @@ def view_of(
         name=name,
         prefix=f"{name}-" if name else "",
         level=3 if name else 2,  # of the headings of sections
-        snippets=snippets(subject),
+        snippets=_snippets(subject),
         **_how_far(subject, verdict, remedy),
         **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
         **_remedy(subject, findings, remedy),
@@ -94,14 +94,14 @@ def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[
     titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
     titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
     cells, after = _cells(evaluation), None if remedy is None else remedy.after
-    diagrams = [(reliability_svg(subject.curve(), _ece_text(evaluation)), "As it is")]
+    diagrams = [(_reliability_svg(subject.curve(), _ece_text(evaluation)), "As it is")]
     tiles = [(title, *cells[key]) for key, title in titles.items()]
     if after is not None:
         caption = "After calibration, on examples it was not fitted on"
-        diagrams.append((reliability_svg(subject.curve(after), _ece_text(after)), caption))
+        diagrams.append((_reliability_svg(subject.curve(after), _ece_text(after)), caption))
         ends = _cells(after)
         tiles = [(t, cells[k][0], f"after calibration {ends[k][0]}") for k, t in titles.items()]
-    table = metrics_table(evaluation)
+    table = _metrics_table(evaluation)
     rows = [
         (*row, subject.with_names(re.sub(r",? :math:`[^`]*`", "", METRICS[key].summary)))
         for row, key in zip(table.rows, evaluation, strict=True)
@@ -144,10 +144,10 @@ def _where(subject: Subject, verdict: Verdict, most: int) -> dict[str, Any]:
         "few_classes": _class_table(subject, shown[len(many) :]),
         "worst_classes": _class_table(subject, ordered[:10]),
         "classes_shown": left_out if len(shown) < len(ordered) else f"{len(ordered):,} in all",
-        "subgroups": subgroups_text(subject, verdict),
-        "slices": None if subject.slices is None else slices_table(subject.slices),
-        "groups": subgroup_table(subject.evaluation) if by else None,
-        "groups_chart": ece_chart(groups, reference=ece) if by else None,
+        "subgroups": _subgroups_text(subject, verdict),
+        "slices": None if subject.slices is None else _slices_table(subject.slices),
+        "groups": _subgroup_table(subject.evaluation) if by else None,
+        "groups_chart": _ece_chart(groups, reference=ece) if by else None,
     }
 
 
@@ -180,8 +180,8 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
         "advice": advice,
         "reasons": reasons,
         "choices": _choices(subject, remedy) if subject.coverage else None,
-        "methods": tried and methods_table(tried),
-        "methods_chart": tried and ece_chart(tried.measured, highlighted=tried.choice()),
+        "methods": tried and _methods_table(tried),
+        "methods_chart": tried and _ece_chart(tried.measured, highlighted=tried.choice()),
     }
 
 
@@ -272,7 +272,7 @@ def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Tab
     return Table(headings, rows, bars=headings.index("gap"))
 
 
-def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:
+def _overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:
     """Return several sets of predictions side by side."""
     interval = subjects[0].evaluation.interval_heading or "interval"
     headings = ("predictions", "trust?", "examples", "accuracy", "confidence", "ECE", interval)
@@ -290,7 +290,7 @@ def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table
     return Table((*headings, "calibrated ECE"), rows, words=(0, 1))
 
 
-def ece_chart(
+def _ece_chart(
     evaluations: Mapping[str, Evaluation],
     *,
     highlighted: str | None = None,

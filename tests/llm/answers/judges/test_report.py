@@ -7,6 +7,7 @@ from calibrant.llm import judge_report
 from calibrant.llm.answers.judges.biases import agreement, length_bias, position_bias
 from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import rate_difference, success_rate
+from calibrant.show import box
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +44,13 @@ def test_everything_is_that_of_its_function(judged):
     length = length_bias((scores - 1) / 4, labels, judged.lengths[known], level=0.8)
     assert report.length == length
     assert report.position is position
-    assert judge_report(judged, cut=4).agreement.cut == 4
+    assert judge_report(judged, cut=4).agreement == agreement(scores, labels, cut=4)
 
 
 def test_its_forms_have_the_same_figures(judged):
     report = judge_report(judged)
-    rows = {name: (value, interval) for name, value, interval in report.table()}
+    (table,) = box(report).tables()
+    rows = {name: (value, interval) for name, value, interval in table.rows}
     rate = report.rates["old"].rate
     shown = f"{100 * rate.value:.1f} %", f"[{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
     assert rows["old: success rate"] == shown
@@ -56,16 +58,17 @@ def test_its_forms_have_the_same_figures(judged):
     html = report._repr_html_()
     assert "&lt;new&gt; minus old" in html
     assert shown[1] in html
-    content = report.to_dict(0.05)
+    narrow = judge_report(judged, width=0.05)
+    content = narrow.to_dict()
     assert content["rates"]["old"]["rate"]["value"] == rate.value
     needed = report.rates["old"].labels_needed(0.05)
     assert content["rates"]["old"]["labels_needed"] == needed
     assert content["position_bias"] is None
-    said = "\n".join(report.remarks(0.05))
+    said = "\n".join(box(narrow).remarks)
     assert "old: 60 of 200 answers have a human label; with the judge they are worth" in said
     assert f"about {needed - 60} more labels" in said if needed else "more answers" in said
-    assert "needs no more labels" in "\n".join(report.remarks(0.4))
-    assert "needs more answers: about" in "\n".join(report.remarks(0.01))
+    assert "needs no more labels" in "\n".join(box(judge_report(judged, width=0.4)).remarks)
+    assert "needs more answers: about" in "\n".join(box(judge_report(judged, width=0.01)).remarks)
 
 
 def test_weights_of_labels_reach_the_agreement(judged):
@@ -83,6 +86,7 @@ def test_weights_of_labels_reach_the_agreement(judged):
     found = judge_report(one._replace(strata=strata, human=human)).agreement
     # 60 of 110 in the one part, 10 of 90 in the other have labels
     weight = np.repeat([110 / 60, 90 / 10], [60, 10])
+    assert found is not None
     assert found.raw.value == pytest.approx(
         np.average((one.judge >= 3)[~np.isnan(human)] == human[~np.isnan(human)], weights=weight)
     )

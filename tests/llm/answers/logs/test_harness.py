@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm import read_log
-from calibrant.llm.answers.logs.harness import sample_files
+from calibrant.llm.answers.logs.harness import _sample_files
 from tests.support.recorded_logs import FILES
 
 FOLDER = FILES / "lm_eval"
@@ -83,7 +83,7 @@ def test_a_folder_or_its_results_stand_for_all_tasks(tmp_path):
     log = read_log(tmp_path)
     assert len(log.answers.rows) == 16
     assert {row["kind"] for row in log.answers.rows} == {"one", "two"}
-    assert all("01-02" in file.name for file in sample_files(tmp_path))
+    assert all("01-02" in file.name for file in _sample_files(tmp_path))
     older = read_log(tmp_path / "results_2026-01-01T00-00-00.000001.json")
     assert all("01-01" in place for place in older.answers.places)
     (tmp_path / "none").mkdir()

@@ -7,8 +7,8 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
-from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
-from calibrant.llm.answers.logs.report import answer_lines, answer_page, save_answer_report
+from calibrant.llm.answers.logs.findings import _notes_of, _verdict_of, kinds
+from calibrant.llm.answers.logs.report import _answer_page, answer_lines, save_answer_report
 from calibrant.llm.answers.rows import AnswerRows, read_answers
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
@@ -19,7 +19,7 @@ def study_of(tmp_path, lines, **options):
 
 
 def titles(study):
-    return {note.title: note for note in notes_of(study)}
+    return {note.title: note for note in _notes_of(study)}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def study(tmp_path_factory):
 
 def test_findings_of_confidences_that_are_too_high(study):
     found = titles(study)
-    assert verdict_of(study).title == "No"
+    assert _verdict_of(study).title == "No"
     assert found["Confidences are too high"].severity == "bad"
     assert found["The map helps"].severity == "good"
     assert "Confidence tells right answers from wrong ones" in found
@@ -41,7 +41,7 @@ def test_findings_of_confidences_that_are_too_high(study):
     )
     off = found["Some kinds of questions are off after calibration"].evidence
     assert "<i>b (" in off
-    assert [note.severity for note in notes_of(study)][:1] == ["bad"]
+    assert [note.severity for note in _notes_of(study)][:1] == ["bad"]
 
 
 def log_of(confidence, right):
@@ -54,7 +54,7 @@ def log_of(confidence, right):
 def test_findings_of_calibrated_and_of_useless_confidences(rng):
     confidence = rng.uniform(0.2, 1, 4000)
     good = study_answers(log_of(confidence, rng.random(4000) < confidence))
-    assert verdict_of(good).severity == "good"
+    assert _verdict_of(good).severity == "good"
     assert "Confidences are too high" not in titles(good)
     with pytest.warns(UserWarning, match="not right more often"):
         useless = study_answers(log_of(confidence, rng.random(4000) < 0.6 - 0.2 * confidence))
@@ -95,7 +95,7 @@ def test_kinds_are_measured_where_the_map_was_not_fitted(study):
 
 
 def test_the_page_is_one_safe_file(study):
-    page = answer_page(study)
+    page = _answer_page(study)
     parsed(page)
     assert "<i>b" not in page
     assert "&lt;i&gt;b" in page
@@ -131,7 +131,7 @@ def test_signals_are_shown_each(tmp_path, rng):
     ]
     study = study_of(tmp_path, rows, max_error=0.3)
     assert study.source == "judge"
-    page = answer_page(study)
+    page = _answer_page(study)
     parsed(page)
     assert 'id="signals"' in page
     assert "&lt;i&gt;s" in page
@@ -156,7 +156,7 @@ def test_multiple_choice_is_scored_again(tmp_path, monkeypatch):
     study = study_answers(log, max_error=0.4)
     assert study.options is not None
     assert "Options, calibrated and scored again" in titles(study)
-    assert 'id="options"' in answer_page(study)
+    assert 'id="options"' in _answer_page(study)
     assert save_answer_report(study, tmp_path / "report")[-1] == "options.npz"
     before, after = (study.options[name]["accuracy"].value for name in ("before", "after"))
     assert after > before

@@ -7,7 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
-from calibrant.llm.answers.logs.study import option_logits, rescore, save_options
+from calibrant.llm.answers.logs.study import _option_logits, _rescored, save_options
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.workflows.evaluate import evaluate
 
@@ -151,7 +151,7 @@ def test_options_are_calibrated_and_scored_again(choices, monkeypatch):
     # all candidates of auto, in five folds each, would take seconds
     monkeypatch.setattr("calibrant.calibrators.auto.CHANGING", ("none", "sms"))
     logits, labels = choices
-    figures, probs = rescore(logits, labels)
+    figures, probs = _rescored(logits, labels)
     before, after = figures["before"], figures["after"]
     plain = evaluate(logits, labels, estimand="top_label", level=None)
     for name in ("accuracy", "ece", "brier"):
@@ -160,8 +160,6 @@ def test_options_are_calibrated_and_scored_again(choices, monkeypatch):
     assert after["brier"].value < before["brier"].value
     np.testing.assert_allclose(probs.sum(1), 1)
     assert after["accuracy"].value == pytest.approx((probs.argmax(1) == labels).mean())
-    with pytest.raises(ValueError, match="options of 99 questions are too few"):
-        rescore(logits[:99], labels[:99])
 
 
 def test_options_of_rows_are_a_prediction_file(tmp_path, choices):
@@ -174,6 +172,6 @@ def test_options_of_rows_are_a_prediction_file(tmp_path, choices):
         np.testing.assert_array_equal(held["logits"], [[-1, -2, -np.inf], [-1, -2, -3]])
         np.testing.assert_array_equal(held["labels"], [1, 0])
     assert cal.evaluate(tmp_path / "options.npz", level=None)["accuracy"].value == 0.5
-    assert option_logits([{"option_logits": [-1.0, -2.0], "label": None}]) is None
+    assert _option_logits([{"option_logits": [-1.0, -2.0], "label": None}]) is None
     with pytest.raises(ValueError, match=r"is for multiple choice.*write .jsonl or .csv"):
         save_options([{"confidence": 0.5}], tmp_path / "options.npz")

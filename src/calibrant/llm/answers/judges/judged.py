@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.showing import one_line
-from calibrant.llm.answers.calibrating import cross_validated
-from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
-from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, read_answers
-from calibrant.llm.heads.evaluate import Evaluations
+from calibrant.llm.answers.rows import GRADES, AnswerRows, Scale, Source, read_answers
 
-Scale: TypeAlias = tuple[float, float]
-"""Lowest and highest score."""
 _VOTES: Scale = (0.0, 1.0)
+_COPIES = 10
+"""Graded answers that stand for one with a grade between 0 and 1."""
 
 
 class JudgedAnswers(NamedTuple):
@@ -65,6 +62,25 @@ class JudgedAnswers(NamedTuple):
         values = {name: getattr(self, name) for name in columns}
         kept: Any = {name: v if v is None else v[rows] for name, v in values.items()}
         return self._replace(**kept)
+
+    def graded(self) -> AnswerRows:
+        """Return the labelled answers with their shares as confidences, for a map of them.
+
+        A grade between 0 and 1 becomes ten answers to one question, with its mean.
+        """
+        if not self.known.any():
+            raise ValueError(
+                f"none of {len(self.judge):,} answers has a human label: label some of them"
+            )
+        rows = []
+        for i in np.flatnonzero(self.known):
+            question = i if self.questions is None else self.questions[i]
+            about = {"question": f"{question}", **self.source.row()}
+            row = {**about, "confidence": float(self.shares[i])}
+            grade = self.human[i]
+            copies = 1 if grade in (0, 1) else _COPIES
+            rows += [{**row, "correct": k < round(copies * grade)} for k in range(copies)]
+        return AnswerRows.of(rows)
 
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.judge):,} answers", f"{int(self.known.sum()):,} labelled")
@@ -163,63 +179,3 @@ def _numbers(
         if not is_legal(values[i]):  # nor is NaN
             raise ValueError(f"{key} of {answers.places[i]} {wanted.format(f'{value!r:.40}')}")
     return values
-
-
-_COPIES = 10
-"""Answers that stand for one with a grade between 0 and 1."""
-
-
-def fit_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> AnswerCalibrator:
-    """Fit a map from the scores of a judge to the chance that a person calls the answer right.
-
-    Of grades between 0 and 1 it predicts the mean. The map keeps the judge and its scale, and
-    refuses others.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> right = rng.random(400) < 0.5
-    >>> score = np.clip(np.round(5 + 3 * right + rng.normal(size=400)), 1, 10)
-    >>> fitted = fit_judge(JudgedAnswers(score, right.astype(float), (1, 10)), stage="sigmoid")
-    >>> bool(fitted.predict([1.0])[0] > 0.95)  # of the highest score
-    True
-    """
-    known = judged.known
-    shares, labels = judged.shares[known], judged.human[known]
-    if labels.size < 2 or not np.ptp(labels):
-        told = f"all {labels.size:,} are {labels[0]:g}" if labels.size else "there are none"
-        raise ValueError(
-            f"human labels must differ to calibrate a judge, and {told}: label more answers"
-        )
-    if not _plain(labels):  # ten labels of 0 and 1 for each grade, with its mean
-        right = np.round(_COPIES * labels)[:, None]
-        shares = np.repeat(shares, _COPIES)
-        labels = (np.arange(_COPIES) < right).reshape(-1).astype(np.float64)
-    return AnswerCalibrator(None, stage=stage).fit(shares, labels, source=judged.source)
-
-
-def _plain(labels: FloatArray) -> bool:
-    return bool(((labels == 0) | (labels == 1)).all())
-
-
-def cross_validated_judge(judged: JudgedAnswers, *, stage: Map = "beta") -> Evaluations:
-    """Measure scores, as shares of their scale, and the chances of maps of other folds.
-
-    Empty for grades between 0 and 1, which are no outcomes.
-    """
-    known = judged.known
-    labels = judged.human[known]
-    if not _plain(labels):
-        return {}
-    groups = np.arange(len(labels))
-    return cross_validated(judged.shares[known], labels == 1, groups, judged.source, stage)
-
-
-def apply_judge(
-    calibrator: AnswerCalibrator, answers: AnswerRows, scale: Scale | None = None
-) -> list[Row]:
-    """Add the chance of each answer to be right to its row, as ``calibrated``."""
-    judged = read_judged(answers, scale=scale)
-    calibrator.source_.check(judged.source, "fit one on scores of this judge and scale")
-    chances = calibrator.predict_confidences(judged.shares)
-    return [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]

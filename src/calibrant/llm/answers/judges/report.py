@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import printable_name
-from calibrant._core.showing import frame, one_line
+from calibrant._core.showing import as_html, frame, one_line
 from calibrant.llm.answers.judges.biases import (
     JudgeAgreement,
     PositionBias,
@@ -21,115 +22,145 @@ from calibrant.llm.answers.judges.judged import JudgedAnswers
 from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.metrics.intervals import Estimate
-from calibrant.show.box import Box
+from calibrant.show.box import Box, box_of
+from calibrant.show.style import percent
 from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def figures_of(record: JudgeAgreement | PositionBias) -> dict[str, Any]:
-    """Return the fields of a result as plain values, for JSON."""
-    values = record._asdict().items()
-    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
-
-
-TableRow = tuple[str, str, str]
-"""A name, a value and its interval, in words."""
-
-
-class JudgeReport(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class JudgeReport:
     """Success rates, their differences, and the quality of the judge.
 
     Attributes
     ----------
+    level : float
+        Coverage of the intervals.
     rates : dict of RateEstimate
         By system; "" if there is only one.
     differences : dict of Estimate
         Rate of each further system minus that of the first, by its name; of answers to the same
         questions if these are known.
-    agreement : JudgeAgreement
+    agreement : JudgeAgreement or None
+        None if there are only verdicts on pairs.
     length : Estimate or None
         Factor on the odds of a high score for twice the length; None without lengths.
     position : PositionBias or None
         None without verdicts on swapped pairs.
-    level : float
-        Coverage of the intervals.
+    width : float or None
+        Half-width of the intervals that are wanted.
     """
 
-    rates: dict[str, RateEstimate]
-    differences: dict[str, Estimate]
-    agreement: JudgeAgreement
-    length: Estimate | None
-    position: PositionBias | None
     level: float
+    rates: dict[str, RateEstimate] = field(default_factory=dict)
+    differences: dict[str, Estimate] = field(default_factory=dict)
+    agreement: JudgeAgreement | None = None
+    length: Estimate | None = None
+    position: PositionBias | None = None
+    width: float | None = None
 
     def __repr__(self) -> str:
-        rates = [f"{name or 'rate'} {100 * r.rate.value:.1f} %" for name, r in self.rates.items()]
-        return one_line(self, *rates, f"kappa {self.agreement.kappa.value:.2f}")
-
-    def table(self) -> list[TableRow]:
-        """Return names, values and intervals in words."""
-        rows: list[TableRow] = []
-        for name, rate in self.rates.items():
-            rows.append(_percent(_named("success rate", name), rate.rate))
-            rows.append(_percent(_named("from labels alone", name), rate.labels_alone))
-        for name, difference in self.differences.items():
-            rows.append(_percent(f"{name} minus {next(iter(self.rates))}", difference))
+        rates = [f"{name or 'rate'} {percent(r.rate.value)}" for name, r in self.rates.items()]
         found = self.agreement
-        rows.append(_percent("verdicts equal to people's", found.raw))
-        rows.append(_plain("Cohen's kappa", found.kappa))
-        rows.append(_percent("AUROC of the scores", found.auroc))
-        rows.append(("wrong answers judged right", _share(found.lenient), ""))
-        rows.append(("right answers judged wrong", _share(found.strict), ""))
-        if self.length is not None:
-            rows.append(_plain("odds, twice the length", self.length))
-        return rows + position_rows(self.position)
+        return one_line(self, *rates, f"kappa {found.kappa.value:.2f}" if found else "")
 
-    def remarks(self, width: float | None = None) -> list[str]:
-        """Return sentences on what the judge is worth and, for a half-width, on labels needed."""
-        lines = []
-        for name, rate in self.rates.items():
-            count = f"{rate.labelled:,} of {rate.n:,} answers have a human label"
-            worth = f"with the judge they are worth {rate.worth:,.0f} labels"
-            said = [f"{count}; {worth if rate.slope else 'the judge is not used'}"]
-            if width is not None:
-                points, needed = (
-                    f"a half-width of {100 * width:g} points",
-                    rate.labels_needed(width),
-                )
-                if needed is None:
-                    total = rate.answers_needed(width)
-                    said.append(f"{points} needs more answers: about {total:,} if all have labels")
-                elif needed == rate.labelled:
-                    now = f"{100 * rate.half_width:.2g}"
-                    said.append(f"{points} needs no more labels: it is {now} now")
-                else:
-                    more = f"{needed - rate.labelled:,} more labels, {needed:,} in total"
-                    said.append(f"{points} needs about {more}")
-            lines += [_named(text, name) for text in said]
-        return lines
-
-    def to_dict(self, width: float | None = None) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
+        position = {"position_bias": self.position and _plain(self.position)}
+        if self.agreement is None:
+            return {"level": self.level, **position}
+        length = self.length and {"odds_ratio": self.length._asdict(), "n": self.agreement.n}
         return {
             "level": self.level,
-            "rates": {name: _rate_dict(rate, width) for name, rate in self.rates.items()},
+            "rates": {name: self._figures(rate) for name, rate in self.rates.items()},
             "differences": {name: each._asdict() for name, each in self.differences.items()},
-            "agreement": figures_of(self.agreement),
-            "length_bias": self.length
-            and {"odds_ratio": self.length._asdict(), "n": self.agreement.n},
-            "position_bias": self.position and figures_of(self.position),
+            "agreement": _plain(self.agreement),
+            "length_bias": length,
+            **position,
         }
-
-    def _repr_html_(self) -> str:
-        headings = ("", "value", f"{100 * self.level:g} % interval")
-        parts = [Table(headings, self.table())]
-        return Box("Judged answers", parts=parts, remarks=self.remarks()).notebook()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each system. Needs pandas."""
-        return frame({"system": name, **_rate_dict(rate)} for name, rate in self.rates.items())
+        return frame({"system": name, **self._figures(rate)} for name, rate in self.rates.items())
+
+    def _figures(self, rate: RateEstimate) -> dict[str, Any]:
+        names = ("n", "labelled", "worth", "slope")
+        content = {name: getattr(rate, name) for name in names}
+        content |= {"rate": rate.rate._asdict(), "labels_alone": rate.labels_alone._asdict()}
+        if self.width is not None:
+            needed = rate.labels_needed(self.width)
+            answers = rate.answers_needed(self.width) if needed is None else rate.n
+            content |= {"labels_needed": needed, "answers_needed": answers}
+        return content
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+
+def _plain(record: NamedTuple) -> dict[str, Any]:
+    """Return the fields of a result as plain values, for JSON."""
+    values = record._asdict().items()
+    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
+
+
+@box_of.register(JudgeReport)
+def _box(report: JudgeReport) -> Box:
+    """Return the figures with their intervals, and what the judge is worth."""
+    rows: list[tuple[str, str, str]] = []
+
+    def add(name: str, estimate: Estimate, scale: int = 100) -> None:
+        """Add a line, of a share in percent or of a factor as it is."""
+        unit, form = (" %", ".1f") if scale == 100 else ("", ".2f")
+        value, low, high = (f"{scale * x:{form}}" for x in estimate)
+        shown = "-" if math.isnan(estimate.value) else value + unit
+        rows.append((name, shown, "" if math.isnan(estimate.low) else f"[{low}, {high}]"))
+
+    for name, rate in report.rates.items():
+        add(_named("success rate", name), rate.rate)
+        add(_named("from labels alone", name), rate.labels_alone)
+    for name, difference in report.differences.items():
+        add(f"{name} minus {next(iter(report.rates))}", difference)
+    if report.agreement is not None:
+        add("verdicts equal to people's", report.agreement.raw)
+        add("Cohen's kappa", report.agreement.kappa, 1)
+        add("AUROC of the scores", report.agreement.auroc)
+        rows.append(("wrong answers judged right", percent(report.agreement.lenient), ""))
+        rows.append(("right answers judged wrong", percent(report.agreement.strict), ""))
+    if report.length is not None:
+        add("odds, twice the length", report.length, 1)
+    if report.position is not None:
+        add("verdicts that flip with the order", report.position.flips)
+        add("wins of the answer shown first", report.position.first)
+    table = Table(("", "value", f"{100 * report.level:g} % interval"), rows)
+    remarks = [
+        _named(text, name)
+        for name, rate in report.rates.items()
+        for text in _worth(rate, report.width)
+    ]
+    return Box("Judged answers", parts=[table], remarks=remarks)
+
+
+def _worth(rate: RateEstimate, width: float | None) -> list[str]:
+    """Return what the judge is worth and, for a half-width, the labels that it needs."""
+    worth = f"with the judge they are worth {rate.worth:,.0f} labels"
+    count = f"{rate.labelled:,} of {rate.n:,} answers have a human label"
+    said = [f"{count}; {worth if rate.slope else 'the judge is not used'}"]
+    if width is None:
+        return said
+    points, needed = f"a half-width of {100 * width:g} points", rate.labels_needed(width)
+    if needed is None:
+        total = rate.answers_needed(width)
+        return [*said, f"{points} needs more answers: about {total:,} if all have labels"]
+    if needed == rate.labelled:
+        return [*said, f"{points} needs no more labels: it is {100 * rate.half_width:.2g} now"]
+    more = f"{needed - rate.labelled:,} more labels, {needed:,} in total"
+    return [*said, f"{points} needs about {more}"]
+
+
+def _named(text: str, system: str) -> str:
+    return f"{system}: {text}" if system else text
 
 
 def judge_report(
@@ -138,6 +169,7 @@ def judge_report(
     cut: float | None = None,
     level: float = 0.9,
     position: PositionBias | None = None,
+    width: float | None = None,
 ) -> JudgeReport:
     """Estimate success rates from judged answers, and measure the judge.
 
@@ -152,6 +184,8 @@ def judge_report(
         Coverage of the intervals.
     position : PositionBias, optional
         To report with the rest.
+    width : float, optional
+        Half-width of intervals, for which the report says how many labels it needs.
 
     Examples
     --------
@@ -200,7 +234,7 @@ def judge_report(
         length = length_bias(
             judged.shares[known], judged.human[known], judged.lengths[known], level=level
         )
-    return JudgeReport(rates, differences, found, length, position, level)
+    return JudgeReport(level, rates, differences, found, length, position, width)
 
 
 def _weights(judged: JudgedAnswers) -> FloatArray | None:
@@ -223,46 +257,3 @@ def pairs_of(answers: AnswerRows, level: float = 0.9) -> PositionBias | None:
         return None
     winner, swapped = zip(*verdicts, strict=True)
     return position_bias(winner, swapped, level=level)
-
-
-def position_rows(position: PositionBias | None) -> list[TableRow]:
-    """Return the lines of a table on the order of answers."""
-    if position is None:
-        return []
-    flips = _percent("verdicts that flip with the order", position.flips)
-    return [flips, _percent("wins of the answer shown first", position.first)]
-
-
-def _named(text: str, system: str) -> str:
-    return f"{system}: {text}" if system else text
-
-
-def _rate_dict(rate: RateEstimate, width: float | None = None) -> dict[str, Any]:
-    content = {
-        "rate": rate.rate._asdict(),
-        "labels_alone": rate.labels_alone._asdict(),
-        "n": rate.n,
-        "labelled": rate.labelled,
-        "worth": rate.worth,
-        "slope": rate.slope,
-    }
-    if width is not None:
-        needed = rate.labels_needed(width)
-        content["labels_needed"] = needed
-        content["answers_needed"] = rate.answers_needed(width) if needed is None else rate.n
-    return content
-
-
-def _percent(name: str, estimate: Estimate) -> TableRow:
-    low, high = 100 * estimate.low, 100 * estimate.high
-    return name, _share(estimate.value), "" if math.isnan(low) else f"[{low:.1f}, {high:.1f}]"
-
-
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
-def _plain(name: str, estimate: Estimate) -> TableRow:
-    value, low, high = estimate
-    shown = "-" if math.isnan(value) else f"{value:.2f}"
-    return name, shown, "" if math.isnan(low) else f"[{low:.2f}, {high:.2f}]"

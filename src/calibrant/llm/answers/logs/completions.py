@@ -14,21 +14,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrant.llm.answers.rows import Item, Row, converted, placed_rows
+from calibrant.llm.answers.rows import Item, Row, _converted, _placed_rows
 from calibrant.llm.heads.documents import BadDocument
 
 _KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
 """Values of a line that an answer takes over as they are."""
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "stop"),
+    *("response_format", "reasoning_effort", "text", "reasoning"),  # the last two of responses
 )
-"""Fields of a request that change how tokens are drawn."""
+"""Fields of a request that change how tokens are drawn, or where the answer ends.
+
+``max_tokens`` is none of them: an answer that it cuts is handed to a person in any case."""
 
 
-def read_completions(file: Path, outcome: str | None) -> Iterator[Item]:
+def _read_completions(file: Path, outcome: str | None) -> Iterator[Item]:
     """Yield the answers of a log; ``outcome`` is the key beside the response that grades it."""
-    return converted(placed_rows(file), lambda line, place: _answer(line, place, outcome))
+    return _converted(_placed_rows(file), lambda line, place: _answer(line, place, outcome))
 
 
 def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:
@@ -41,58 +44,46 @@ def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:
         if response.get("status_code") not in (None, 200):
             raise BadDocument(place, f"has a response with status {response['status_code']}")
         body = response["body"]
-    answer = completion(body, place)
+    answer = _completion(body, place)
     kept = {name: line[name] for name in _KEPT if name in line}
     if outcome is not None and outcome in line:
         kept["correct"] = line[outcome]
     named = line.get("custom_id") or line.get("id") or body.get("id")
-    about = request_source(request) if request else {"prompt": "chat", "head": "none"}
-    question = line.get("question") or question_of(asked_in(request) or line.get("messages"))
+    about = _request_source(request) if request else {"prompt": "chat", "head": "none"}
+    question = line.get("question") or _question_of(_asked_in(request) or line.get("messages"))
     return {"id": str(named or ""), "question": str(question), **about, **answer, **kept}
 
 
-def asked_in(request: Mapping[str, Any]) -> Any:
+def _asked_in(request: Mapping[str, Any]) -> Any:
     """Return the messages or the text that a request sends."""
     return request.get("messages") or request.get("input") or request.get("prompt")
 
 
-def request_source(request: Mapping[str, Any]) -> Row:
-    """Return what a request tells of the source of the confidence in its answer.
-
-    >>> request_source({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0})
-    {'prompt': 'chat', 'head': 'none', 'sampling': 'temperature=0'}
-    """
-    asked = asked_in(request)
+def _request_source(request: Mapping[str, Any]) -> Row:
+    """Return what a request tells of the source of the confidence in its answer."""
+    asked = _asked_in(request)
     said = [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
-    system = [text_of(m.get("content")) for m in said if m.get("role") in ("system", "developer")]
+    system = [_text_of(m.get("content")) for m in said if m.get("role") in ("system", "developer")]
     system += [str(request["instructions"])] if request.get("instructions") else []
     drawn = {name: request[name] for name in _SAMPLING if request.get(name) is not None}
     sampling = ", ".join(f"{name}={value}" for name, value in drawn.items())
     return {
-        "prompt": "plain" if "prompt" in request else chat_form("\n".join(system)),
+        "prompt": "plain" if "prompt" in request else _chat_form("\n".join(system)),
         "head": "none",
         "sampling": sampling or "default",
     }
 
 
-def chat_form(system: str) -> str:
-    """Return the form of a chat, with the digest of its system message if it has one.
-
-    >>> chat_form(""), chat_form("Be brief.")
-    ('chat', 'chat, system fecef222')
-    """
+def _chat_form(system: str) -> str:
+    """Return the form of a chat, with the digest of its system message if it has one."""
     digest = hashlib.sha256(json.dumps(system).encode("utf-8", "backslashreplace")).hexdigest()
     return f"chat, system {digest[:8]}" if system else "chat"
 
 
-def completion(body: Any, place: str, number: int = 0) -> Row:
+def _completion(body: Any, place: str, number: int = 0) -> Row:
     """Return answer, model and token probabilities of a completion or response.
 
     ``number`` is that of the choice. Tool calls, refusals and filtered answers raise BadDocument.
-
-    >>> body = {"model": "m", "choices": [{"message": {"content": "Lima"}}]}
-    >>> completion(body, "the response")
-    {'answer': 'Lima', 'model': 'm'}
     """
     if not isinstance(body, Mapping):
         raise BadDocument(place, f"is not a chat completion, got {body!r:.60}")
@@ -115,7 +106,7 @@ def completion(body: Any, place: str, number: int = 0) -> Row:
     text = message.get("content") if "text" not in choice else choice["text"]
     if text is None:
         raise BadDocument(place, f"has no text: {reason or message!r:.80}")
-    row: Row = {"answer": text_of(text), **model}
+    row: Row = {"answer": _text_of(text), **model}
     if reason == "length":
         row["truncated"] = True
     return {**row, **token_material(choice.get("logprobs"), place)}
@@ -175,7 +166,7 @@ def token_material(logprobs: Any, place: str) -> Row:
         _probability(one.get("logprob"), f"token {n} ({one.get('token', '')!r:.20})", place)
         for n, one in enumerate(content, start=1)
     ]
-    row: Row = {"tokens": token_texts(content), "token_probs": probs}
+    row: Row = {"tokens": _token_texts(content), "token_probs": probs}
     shown = [
         {each["token"]: each["logprob"] for each in one.get("top_logprobs") or ()}
         for one in content
@@ -183,12 +174,8 @@ def token_material(logprobs: Any, place: str) -> Row:
     return {**row, "top_logprobs": shown} if any(shown) else row
 
 
-def token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return the texts of tokens; a character of several tokens comes with the last of them.
-
-    >>> token_texts([{"token": "a\\xc3", "bytes": [97, 195]}, {"token": "\\xa9", "bytes": [169]}])
-    ['a', 'é']
-    """
+def _token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
+    r"""Return the texts of tokens; a character of several tokens comes with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [
         decoder.decode(bytes(one["bytes"]))
@@ -198,25 +185,17 @@ def token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def text_of(content: Any) -> str:
-    """Return the text of a message, whose content is a string or a list of parts.
-
-    >>> text_of([{"type": "text", "text": "Li"}, {"type": "text", "text": "ma"}])
-    'Lima'
-    """
+def _text_of(content: Any) -> str:
+    """Return the text of a message, whose content is a string or a list of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
     return "".join(str(p.get("text") or "") for p in parts if isinstance(p, Mapping))
 
 
-def question_of(messages: Any) -> str:
-    """Return the last thing that a user said in a chat, or the text itself.
-
-    >>> question_of([{"role": "user", "content": "Capital of Peru?"}])
-    'Capital of Peru?'
-    """
+def _question_of(messages: Any) -> str:
+    """Return the last thing that a user said in a chat, or the text itself."""
     if not isinstance(messages, list):
-        return text_of(messages)
+        return _text_of(messages)
     said = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
-    return text_of(said[-1].get("content")) if said else ""
+    return _text_of(said[-1].get("content")) if said else ""

@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.rows import Item, Row, converted, parsed, placed_rows
+from calibrant.llm.answers.rows import Item, Row, _converted, _parsed, _placed_rows
 from calibrant.llm.heads.documents import BadDocument
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
@@ -34,7 +34,7 @@ _USUAL = ("acc", "exact_match")
 """Metrics that say if an answer is right, which are used if they are there."""
 
 
-class HarnessRun(NamedTuple):
+class _HarnessRun(NamedTuple):
     """What a file of samples does not say: the task, and from ``results_DATE.json`` the rest."""
 
     task: str = ""
@@ -44,7 +44,7 @@ class HarnessRun(NamedTuple):
     """Text between the question and an option."""
 
     @classmethod
-    def of(cls, file: Path) -> HarnessRun:
+    def of(cls, file: Path) -> _HarnessRun:
         """Look beside a file of samples."""
         named = _SAMPLES.fullmatch(file.name)
         if named is None:
@@ -52,7 +52,7 @@ class HarnessRun(NamedTuple):
         task, beside = named["task"], file.with_name(f"results_{named['date']}.json")
         if not beside.is_file():
             return cls(task)
-        about = parsed(beside.read_bytes(), str(beside))
+        about = _parsed(beside.read_bytes(), str(beside))
         if isinstance(about, BadDocument):
             raise about
         try:
@@ -66,7 +66,7 @@ class HarnessRun(NamedTuple):
             raise ValueError(f"{beside} does not have the form of results ({error})") from error
 
 
-def sample_files(path: Path) -> list[Path]:
+def _sample_files(path: Path) -> list[Path]:
     """Return the files of samples of a folder, the newest of each task, or of ``results_*.json``.
 
     A file of samples stands for itself.
@@ -88,26 +88,26 @@ def sample_files(path: Path) -> list[Path]:
     return list(newest.values())
 
 
-def read_samples(path: Path, outcome: str | None) -> Iterator[Item]:
+def _read_samples(path: Path, outcome: str | None) -> Iterator[Item]:
     """Yield the answers of a file of samples, of a folder of them, or beside ``results_*.json``."""
-    for file in sample_files(path):
+    for file in _sample_files(path):
         yield from _answers(file, outcome)
 
 
 def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
     metric, _, wanted = (outcome or "").partition(",")
-    run, filters = HarnessRun.of(file), dict[str, None]()
+    run, filters = _HarnessRun.of(file), dict[str, None]()
 
     def of_one_filter() -> Iterator[Item]:
         # every filter of a task repeats all samples
-        for place, sample in placed_rows(file):
+        for place, sample in _placed_rows(file):
             if not isinstance(sample, BadDocument):
                 filters.setdefault(str(sample.get("filter", "")))
                 if str(sample.get("filter", "")) != (wanted or next(iter(filters))):
                     continue
             yield place, sample
 
-    yield from converted(of_one_filter(), lambda one, place: _answer(one, place, metric, run))
+    yield from _converted(of_one_filter(), lambda one, place: _answer(one, place, metric, run))
     if wanted and wanted not in filters:
         named = comma_separated(filters)
         raise ValueError(f"{file} has no filter {printable(wanted)!r}: it has {named}")
@@ -119,7 +119,7 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
         )
 
 
-def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: HarnessRun) -> Row:
+def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: _HarnessRun) -> Row:
     """Return the row of a sample."""
     metric, right = _outcome(sample, place, wanted)
     arguments = sample["arguments"]  # by gen_args_0, gen_args_1 ... gen_args_10
@@ -168,7 +168,7 @@ def _chosen(
     sample: Mapping[str, Any],
     asked: Sequence[Mapping[str, Any]],
     metric: str,
-    run: HarnessRun,
+    run: _HarnessRun,
     place: str,
     right: bool,
 ) -> Row:

@@ -8,14 +8,14 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.logs.completions import question_of, text_of, token_material
-from calibrant.llm.answers.rows import Item, Row, converted, parsed
+from calibrant.llm.answers.logs.completions import _question_of, _text_of, token_material
+from calibrant.llm.answers.rows import Item, Row, _converted, _parsed
 from calibrant.llm.heads.documents import BadDocument
 
 _ZSTANDARD = 93
@@ -32,24 +32,24 @@ LARGEST_LOG, EXPANSION = 1 << 29, 200
 _AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
-def inspect_files(folder: Path) -> list[Path]:
+def _inspect_files(folder: Path) -> list[Path]:
     """Return the logs of Inspect in a folder and those within it, by name."""
 
     def is_log(file: Path) -> bool:
-        whole = parsed(file.read_bytes(), str(file))
+        whole = _parsed(file.read_bytes(), str(file))
         return isinstance(whole, Mapping) and "eval" in whole
 
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
     return [file for file in files if file.suffix == ".eval" or is_log(file)]
 
 
-def read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
+def _read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
     """Yield the answers of a log, or of all logs of a folder, one for each question.
 
     ``outcome`` is the name of the scorer, by default the first. Answers of further epochs are
     ``samples`` of the first one.
     """
-    for file in inspect_files(path) if path.is_dir() else [path]:
+    for file in _inspect_files(path) if path.is_dir() else [path]:
         yield from _answers(file, outcome)
 
 
@@ -62,7 +62,7 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
             scorers.setdefault(name)
         return _answer(sample, place, outcome, about)
 
-    yield from _first_epochs(converted(samples, answer))
+    yield from _first_epochs(_converted(samples, answer))
     if len(scorers) > 1 and outcome is None:
         first, *others = map(printable, scorers)
         warn(
@@ -106,11 +106,11 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
     output = sample.get("output") or {}
     choices = output.get("choices") or [{}]
     score, right = _score(sample, outcome, place)
-    written = output.get("completion") or text_of(choices[0].get("message", {}).get("content"))
+    written = output.get("completion") or _text_of(choices[0].get("message", {}).get("content"))
     return {
         "id": str(sample["id"]),
         "epoch": int(sample.get("epoch") or 1),
-        "question": _resolved(question_of(_resolved(sample.get("input"), attached)), attached),
+        "question": _resolved(_question_of(_resolved(sample.get("input"), attached)), attached),
         "answer": _resolved(str(score.get("answer") or written), attached),
         "model": about["model"],
         "kind": about["kind"],
@@ -151,7 +151,10 @@ def _score(
     return scores[name], bool(value) if known is None else known
 
 
-def _about(header: Mapping[str, Any]) -> Row:
+def _about(header: Any) -> Row:
+    """Return what was run, from the header of a log."""
+    if isinstance(header, BadDocument):
+        raise header
     run = header.get("eval")
     if not isinstance(run, Mapping):
         raise ValueError(f"the header of a log of Inspect must say what was run, got {run!r:.40}")
@@ -160,18 +163,16 @@ def _about(header: Mapping[str, Any]) -> Row:
 
 def _document(file: Path) -> tuple[Row, Iterator[Item]]:
     """Return what a ``.json`` log is about, and its samples."""
-    whole = parsed(file.read_bytes(), str(file))
-    if isinstance(whole, BadDocument):
-        raise whole
-    samples = whole.get("samples") or []
+
+    def place(sample: Any) -> str:
+        named = sample if isinstance(sample, Mapping) else {}
+        return f"sample {named.get('id')} (epoch {named.get('epoch', 1)}) of {file}"
+
+    whole = _parsed(file.read_bytes(), str(file))
+    about, samples = _about(whole), whole.get("samples") or []
     if not isinstance(samples, list):
         raise ValueError(f"{file} must have a list of samples, got {samples!r:.40}")
-    return _about(whole), ((_place(one, file), one) for one in samples)
-
-
-def _place(sample: Any, file: Path) -> str:
-    named = sample if isinstance(sample, Mapping) else {}
-    return f"sample {named.get('id')} (epoch {named.get('epoch', 1)}) of {file}"
+    return about, ((place(one), one) for one in samples)
 
 
 def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
@@ -184,23 +185,15 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
         problem = f"{file} is not a zip archive, or it is cut off ({error}): copy or run it again"
         raise ValueError(problem) from error
     # a run that was killed has no header yet
-    header = next(
-        (members[n] for n in ("header.json", "_journal/start.json") if n in members), None
-    )
+    header = members.get("header.json", members.get("_journal/start.json"))
     if header is None:
         raise ValueError(f"{file} is a zip archive without header.json: it is not a log of Inspect")
     size = sum(member.file_size for member in members.values())
     if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
         raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {_AS_JSON}")
-    about = _object(file, header)
-    if isinstance(about, BadDocument):
-        raise about
-
-    def samples() -> Iterator[Item]:
-        for name in sorted(name for name in members if name.startswith("samples/")):
-            yield f"{name} of {file}", _object(file, members[name])
-
-    return _about(about), samples()
+    names = sorted(name for name in members if name.startswith("samples/"))
+    samples = ((f"{name} of {file}", _object(file, members[name])) for name in names)
+    return _about(_object(file, header)), samples
 
 
 def _object(file: Path, member: zipfile.ZipInfo) -> Any:
@@ -210,7 +203,7 @@ def _object(file: Path, member: zipfile.ZipInfo) -> Any:
         size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
         return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {_AS_JSON}")
     try:
-        return parsed(_content(file, member), place)
+        return _parsed(_content(file, member), place)
     except ImportError:
         raise
     except Exception as error:  # each library of compression has its own
@@ -224,18 +217,6 @@ def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
     except NotImplementedError:
         if member.compress_type != _ZSTANDARD:
             raise
-    decompressed = _zstandard(file)
-    with file.open("rb") as stream:
-        stream.seek(member.header_offset + _LENGTHS)
-        name, extra = struct.unpack("<HH", stream.read(4))
-        stream.seek(name + extra, os.SEEK_CUR)
-        content = decompressed(stream.read(member.compress_size)).read(member.file_size)
-    if zlib.crc32(content) != member.CRC:
-        raise ValueError("its checksum is wrong")
-    return content
-
-
-def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
     try:
         import zstandard
     except ImportError as error:
@@ -243,4 +224,12 @@ def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
             f"{file} is compressed by Zstandard, as logs of Inspect are by default: pip install "
             "'calibrant[logs]', or write logs with inspect eval --log-format json"
         ) from error
-    return lambda data: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data))
+    with file.open("rb") as stream:
+        stream.seek(member.header_offset + _LENGTHS)
+        name, extra = struct.unpack("<HH", stream.read(4))
+        stream.seek(name + extra, os.SEEK_CUR)
+        packed = io.BytesIO(stream.read(member.compress_size))
+    content = zstandard.ZstdDecompressor().stream_reader(packed).read(member.file_size)
+    if zlib.crc32(content) != member.CRC:
+        raise ValueError("its checksum is wrong")
+    return content

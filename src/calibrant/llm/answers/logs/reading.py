@@ -16,14 +16,14 @@ from calibrant.llm.answers.rows import (
     AnswerRows,
     Item,
     Row,
-    converted,
-    parsed,
-    placed_rows,
+    _converted,
+    _parsed,
+    _placed_rows,
     read_answers,
 )
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.heads.reading import counted, refusal
+from calibrant.llm.heads.reading import _counted, _refusal
 
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
 _IDS = ("id", "custom_id")
@@ -108,21 +108,10 @@ def read_log(
 
     Examples
     --------
-    >>> import json, pathlib, tempfile
-    >>> line = {
-    ...     "request": {"messages": [{"role": "user", "content": "Capital of Peru?"}]},
-    ...     "response": {"model": "m", "choices": [{
-    ...         "message": {"content": "Lima"},
-    ...         "logprobs": {"content": [{"token": "Lima", "logprob": -0.2}]},
-    ...     }]},
-    ...     "correct": True,
-    ... }
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "log.jsonl"
-    ...     _ = file.write_text(json.dumps(line))
-    ...     log = read_log(file)
-    >>> log.format, log.answers.rows[0]["answer"], log.answers.confidences()[0].round(2)
-    ('openai', 'Lima', array([0.82]))
+    ::
+
+        log = read_log("batch_output.jsonl", outcomes="graded.csv")
+        confidence, source = log.answers.confidences()
     """
     file = Path(path)
     name = _format_of(file) if format is None else format
@@ -136,9 +125,9 @@ def read_log(
             answers.places.append(place)
             answers.rows.append(row)
     if bad and not (skip_bad and answers.rows):
-        raise ValueError(refusal(bad, len(answers.rows), file, "answers"))
+        raise ValueError(_refusal(bad, len(answers.rows), file, "answers"))
     if bad:
-        warn(f"left out {counted(bad, len(answers.rows), file, 'answers')}")
+        warn(f"left out {_counted(bad, len(answers.rows), file, 'answers')}")
     if not answers.rows:
         raise ValueError(f"{file} has no answers")
     # of several tasks, with a form of prompt each, a map is one for their mixture
@@ -155,12 +144,12 @@ def _with_outcome(row: Row, outcome: str | None) -> Row:
 
 
 READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
-    "answers": lambda file, outcome: converted(
-        placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
+    "answers": lambda file, outcome: _converted(
+        _placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
     ),
-    "lm_eval": harness.read_samples,
-    "inspect": inspect_logs.read_inspect,
-    "openai": completions.read_completions,
+    "lm_eval": harness._read_samples,
+    "inspect": inspect_logs._read_inspect,
+    "openai": completions._read_completions,
 }
 
 
@@ -169,7 +158,7 @@ def _format_of(file: Path) -> Format:
     if file.is_dir():
         if any(file.rglob("samples_*.jsonl")):
             return "lm_eval"
-        if inspect_logs.inspect_files(file):
+        if inspect_logs._inspect_files(file):
             return "inspect"
         raise ValueError(
             f"{file} has neither files samples_TASK_DATE.jsonl nor logs of Inspect, .eval or "
@@ -180,7 +169,7 @@ def _format_of(file: Path) -> Format:
     if file.suffix == ".eval" or zipfile.is_zipfile(file):
         return "inspect"
     if file.suffix == ".json":
-        whole = parsed(file.read_bytes(), str(file))
+        whole = _parsed(file.read_bytes(), str(file))
         if isinstance(whole, BadDocument):
             raise whole
         if "eval" in whole:
@@ -191,7 +180,7 @@ def _format_of(file: Path) -> Format:
             f"{file} is neither a log of Inspect nor results of lm-eval; it has the keys "
             f"{printable(', '.join(map(str, whole)))}: write one answer to a line, as .jsonl"
         )
-    for _, line in placed_rows(file):
+    for _, line in _placed_rows(file):
         if isinstance(line, BadDocument):
             return "answers"
         if "doc_id" in line and "resps" in line:
@@ -221,7 +210,7 @@ def _joined(
             raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {outcomes}")
         return {**row, **known[row["id"]]}
 
-    return converted(items, add)
+    return _converted(items, add)
 
 
 def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | None:

@@ -10,10 +10,10 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.showing import threshold_text
 from calibrant.artifacts import save
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrating import SignalFit
-from calibrant.llm.answers.logs.findings import kinds, notes_of, verdict_of
-from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
+from calibrant.llm.answers.logs.findings import _notes_of, _verdict_of, kinds
+from calibrant.llm.answers.logs.study import AnswerStudy, _option_logits, save_options
 from calibrant.llm.answers.rows import write_rows
+from calibrant.llm.answers.signal_calibrator import SignalFit
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.metrics import diagram, risk_chart
 from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
@@ -54,24 +54,25 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
         save_figure(drawn, target / PICTURE)
         names.append(PICTURE)
-    if option_logits(study.rows) is not None:
+    if _option_logits(study.rows) is not None:
         save_options(study.rows, target / OPTIONS)
         names.append(OPTIONS)
     with replacing(target / PAGE) as temporary:
         # lone surrogates, which UTF-8 does not have, are written as escapes
-        temporary.write_bytes(answer_page(study).encode("utf-8", "backslashreplace"))
+        temporary.write_bytes(_answer_page(study).encode("utf-8", "backslashreplace"))
     return names
 
 
 def answer_lines(study: AnswerStudy) -> list[str]:
     """Return the findings in some ten lines, for a terminal."""
-    verdict = verdict_of(study)
-    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
+    verdict = _verdict_of(study)
+    source = study.source or "not stated"
+    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {source}"
     said = [f"{_QUESTION} {verdict.title}. {verdict.evidence}"]
-    return [about, *said, *(f"- {note}" for note in notes_of(study))]
+    return [about, *said, *(f"- {note}" for note in _notes_of(study))]
 
 
-def answer_page(study: AnswerStudy) -> str:
+def _answer_page(study: AnswerStudy) -> str:
     """Return the report as a page: one file that fetches nothing."""
     parts, found = kinds(study), study.threshold
     links = {"verdict": "Verdict", "findings": "Findings", "how-far": "How far off"}
@@ -109,11 +110,11 @@ def answer_page(study: AnswerStudy) -> str:
         links.items(),
         study=study,
         question=_QUESTION,
-        verdict=verdict_of(study),
+        verdict=_verdict_of(study),
         ece=percent(value),
         measured=f"{about} [{100 * low:.1f}, {100 * high:.1f}]",
         tiles=[(title, value, interval) for title, (_, value, interval) in tiles.items()],
-        notes=[(note, SEVERITY_NAMES[note.severity]) for note in notes_of(study)],
+        notes=[(note, SEVERITY_NAMES[note.severity]) for note in _notes_of(study)],
         before=diagram(study.before),
         after=diagram(study.after),
         metrics=_side_by_side(study.before, study.after, "with the map"),

@@ -15,33 +15,34 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray, silenced
 from calibrant._core.showing import one_line
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.calibrating import (
-    SignalFit,
+from calibrant.llm.answers.calibrator import (
+    AnswerCalibrator,
+    Map,
     cross_validated_answers,
     fit_answers,
-    fit_signals,
 )
-from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.rows import AnswerRows, Row
-from calibrant.llm.answers.signal_calibrator import SignalCalibrator, signal_calibrator
+from calibrant.llm.answers.signal_calibrator import (
+    SignalCalibrator,
+    SignalFit,
+    _signal_calibrator,
+    fit_signals,
+)
 from calibrant.llm.answers.signals import signal_values, signals_of
-from calibrant.llm.heads.evaluate import ConfidenceEvaluation
+from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
 
 _METRICS = ("accuracy", "ece", "nll", "brier")
 
 
-def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
+def _option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
     """Return logits ``(questions, options)`` and labels; None unless all answers have both.
 
     Options that a question has fewer of than others have -inf.
-
-    >>> option_logits([{"option_logits": [-0.1, -2.4], "label": 0}])
-    (array([[-0.1, -2.4]]), array([0]))
     """
     if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
         return None
@@ -54,7 +55,7 @@ def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
 
 def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
     """Write the options of answers as a prediction file, ``.npz`` with logits and labels."""
-    options = option_logits(rows)
+    options = _option_logits(rows)
     if options is None:
         raise ValueError(
             f"{os.fspath(file)} is for multiple choice, and some answers have no log-probabilities "
@@ -64,32 +65,16 @@ def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
         np.savez(stream, logits=options[0], labels=options[1])
 
 
-def rescore(
-    logits: FloatArray, labels: IntArray, *, level: float | None = 0.9
-) -> tuple[dict[str, Evaluation], FloatArray]:
-    """Calibrate options and measure them again, each question by a fit on other folds.
+def _rescored(logits: FloatArray, labels: IntArray) -> tuple[dict[str, Evaluation], FloatArray]:
+    """Calibrate options, each question by a fit on other folds, and measure them again.
 
-    A preference of the model for some options is corrected, so that answers may change
-    (:class:`calibrant.Auto` with ``keep_argmax=False``). This takes 100 questions or more.
-
-    Returns the evaluations ``before`` and ``after``, in which accuracy is that of the likeliest
-    option, and the calibrated probabilities.
-
-    Examples
-    --------
-    ::
-
-        options = option_logits(read_log("samples_arc_easy_2026-01-01T00-00-00.jsonl").answers.rows)
-        figures, probs = rescore(*options)
+    A preference of the model for some options is corrected, so that answers may change. Returns the
+    evaluations ``before`` and ``after``, in which accuracy is that of the likeliest option, and
+    the calibrated probabilities.
     """
-    if len(labels) < MIN_QUESTIONS:
-        raise ValueError(
-            f"options of {len(labels)} questions are too few to calibrate them: {MIN_QUESTIONS} "
-            "are needed"
-        )
     calibrated = calibrated_choices(logits, labels)
     figures = {
-        name: evaluate(scores, labels, estimand="top_label", metrics=_METRICS, level=level)
+        name: evaluate(scores, labels, estimand="top_label", metrics=_METRICS)
         for name, scores in (("before", logits), ("after", calibrated))
     }
     return figures, np.exp(calibrated)
@@ -187,8 +172,6 @@ def study_answers(
     >>> study = study_answers(log, max_error=0.3)
     >>> study.before["ece"].value > 3 * study.after["ece"].value
     True
-    >>> study.threshold.promise()
-    'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
     """
     answers, correct = log.answers, log.answers.grades()
     groups = answers.groups
@@ -207,14 +190,14 @@ def study_answers(
     if signals is None:
         calibrator = fit_answers(fitted_on, stage=stage)
     else:
-        calibrator = signal_calibrator(signals_of(fitted_on), stage=stage)
+        calibrator = _signal_calibrator(signals_of(fitted_on), stage=stage)
     chances = calibrator.predict_rows(others)
     with silenced():  # what to do without a threshold is said in the findings
         calibrator.threshold_ = threshold(
             confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
-    options = option_logits(answers.rows)
-    rescored = rescore(*options) if options and len(options[1]) >= MIN_QUESTIONS else None
+    options = _option_logits(answers.rows)
+    rescored = _rescored(*options) if options and len(options[1]) >= MIN_QUESTIONS else None
     rows = calibrator.apply(answers)
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
         row["part"] = "threshold" if rest else "fit"
@@ -227,7 +210,7 @@ def study_answers(
     )
 
 
-def has_signals(answers: AnswerRows) -> bool:
+def _has_signals(answers: AnswerRows) -> bool:
     """Return True if answers have signals besides a confidence."""
     return any(row.get(name) for row in answers.rows for name in SIGNALS)
 
@@ -237,7 +220,7 @@ def _figures(
 ) -> tuple[FloatArray, str, ConfidenceEvaluation, ConfidenceEvaluation, SignalFit | None]:
     """Return confidences, their name, figures before and after a map, and those of signals."""
     fit = None
-    if has_signals(answers):
+    if _has_signals(answers):
         with silenced():  # the fit to one half repeats what is worth saying
             fit = fit_signals(answers, stage=stage)
     if fit is None or fit.together is None:  # there are too few to combine them

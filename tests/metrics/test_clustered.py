@@ -12,12 +12,9 @@ import torch
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.llm.heads import evaluate as module
-from calibrant.llm.heads.evaluate import evaluate_table, evaluate_tokens, paired_gain
-from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.fitted import FittedHead, make_head, token_predictions
+from calibrant.metrics import clustered as module
+from calibrant.metrics.clustered import evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc_with_error
-from tests.support.language_models import simulated_table
 
 
 def drawn_tokens(rng, documents, tokens, gap=0.0, luck=0.25):
@@ -74,7 +71,8 @@ def test_order_and_names_of_documents_do_not_matter(tokens, rng):
 def test_influence_equals_leaving_out_documents(tokens):
     claimed, right, number = tokens
     index = np.minimum((claimed * 5).astype(int), 4)
-    influence = module._Tokens.of(claimed, right, number, None, 5).influence()
+    scores = {"accuracy": right.astype(float), "brier": (claimed - right) ** 2}
+    influence = module._influence(claimed, number, np.linspace(0, 1, 6), scores)
     found = influence[:, [0, *range(2, 7)]]  # accuracy and gaps, without the Brier score
 
     def figures(kept):
@@ -91,7 +89,7 @@ def test_influence_equals_leaving_out_documents(tokens):
 
 def test_chunks_of_replicates_do_not_matter(tokens, monkeypatch):
     whole = evaluate_tokens(*tokens, replicates=60)
-    monkeypatch.setattr(module, "MAX_DRAWS", 1000)  # a dozen replicates at a time
+    monkeypatch.setattr(module, "_MAX_DRAWS", 1000)  # a dozen replicates at a time
     for name, estimate in evaluate_tokens(*tokens, replicates=60).items():
         np.testing.assert_allclose(estimate, whole[name], rtol=1e-9)
 
@@ -117,7 +115,7 @@ def test_curves_have_no_intervals_that_take_tokens_for_independent(tokens):
 def test_auroc_of_single_tokens_has_the_error_of_delong(rng):
     claimed = rng.random(400)
     right = rng.random(400) < claimed
-    found = module._clustered_auroc(claimed.round(2), right.astype(float), np.arange(400), 400)
+    found = module._clustered_auroc(claimed.round(2), right.astype(float), np.arange(400))
     wanted = auroc_with_error(claimed.round(2), right.astype(float), None)
     assert found.value == pytest.approx(wanted.value)
     assert found.deviation == pytest.approx(wanted.deviation, rel=0.01)
@@ -253,33 +251,3 @@ def test_paired_gain_seldom_finds_what_is_not_there():
         gain = paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
         found += gain.mean > gain.error
     assert found / times < 0.23  # 0.16 with many documents, 0.165 with 20 of one length
-
-
-def test_a_head_is_measured_beside_one_temperature():
-    head = fit_head(simulated_table(), "linear", "nll", epochs=8, batch=256)
-    assert head.kept
-    table = simulated_table(seed=1)
-    found = evaluate_table(table, head)
-    assert list(found.evaluations) == ["before", "global", "head"]
-    one = FittedHead.from_temperature(head.settings["temperature"], table.fingerprint)
-    for name, fitted in (("before", None), ("global", one), ("head", head)):
-        told = token_predictions(table, fitted).figures()
-        for metric in ("nll", "brier", "ece", "auroc"):
-            assert found.evaluations[name][metric].value == pytest.approx(told[metric])
-    for score in ("nll", "brier"):
-        values = {name: each[score].value for name, each in found.evaluations.items()}
-        for name, gains in found.gains.items():
-            assert gains[score].mean == pytest.approx(values["global"] - values[name])
-            assert gains[score].documents == 120
-        assert found.gains["head"][score].mean > 3 * found.gains["head"][score].error
-        assert found.gains["before"][score].mean < 0
-
-
-def test_heads_without_a_temperature_to_compare_with():
-    table = simulated_table(20)
-    single = FittedHead.from_temperature(2.0, table.fingerprint)
-    assert list(evaluate_table(table, single, level=None).evaluations) == ["before", "global"]
-    assert list(evaluate_table(table, level=None).evaluations) == ["before"]
-    given = FittedHead(make_head("linear", width=16), table.fingerprint, "given")
-    found = evaluate_table(table, given, level=None)
-    assert (list(found.evaluations), found.gains) == (["before", "head"], {})

@@ -19,21 +19,21 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.engines import Progress
 from calibrant._core.messages import printable
 from calibrant.llm.answers.logs.completions import (
-    chat_form,
-    completion,
-    question_of,
-    request_source,
+    _chat_form,
+    _completion,
+    _question_of,
+    _request_source,
 )
 from calibrant.llm.answers.questions import (
     Question,
-    contains_reference,
+    _contains_reference,
     exact_match,
     read_questions,
     verdict_prompt,
 )
-from calibrant.llm.answers.rows import CUT_OFF, Row, placed_rows, usable
+from calibrant.llm.answers.rows import CUT_OFF, Row, _placed_rows, usable
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.models.services import Service, ServiceError, without_key
+from calibrant.llm.models.services import Service, ServiceError, _without_key
 
 _MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
@@ -53,7 +53,7 @@ _REFERENCES = ("references", "reference", "answers", "answer")
 
 Grading = Literal["contains", "exact", "none"]
 _GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
-    "contains": contains_reference,
+    "contains": _contains_reference,
     "exact": exact_match,
 }
 """Functions that compare an answer with references."""
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
     @property
     def question(self) -> str:
         """Text of the question."""
-        return question_of(self.messages)
+        return _question_of(self.messages)
 
 
 def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
@@ -88,21 +88,12 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     A line has ``question``, or ``messages`` of a chat in ``.jsonl``; and optionally ``references``
     (a list of right answers, or one), ``id`` and ``kind``. A text file has a question, its answer
     and an empty line. Repeated questions are read once.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder) / "questions.jsonl"
-    ...     _ = file.write_text('{"question": "Capital of Peru?", "references": ["Lima"]}')
-    ...     read_asked(file)[0].references
-    ('Lima',)
     """
     path = Path(file)
     if path.suffix == ".txt":
-        asked = [Asked(_chat(one.text), one.references) for one in read_questions(path)]
+        asked = [Asked([_said(one.text)], one.references) for one in read_questions(path)]
     elif path.suffix in (".jsonl", ".csv"):
-        asked = [_asked(row, place) for place, row in usable(placed_rows(path))]
+        asked = [_asked(row, place) for place, row in usable(_placed_rows(path))]
     else:
         raise ValueError(f"{path} must be .jsonl, .csv or .txt, got the suffix {path.suffix!r}")
     if not asked:
@@ -113,8 +104,8 @@ def read_asked(file: str | os.PathLike[str]) -> list[Asked]:
     return list(distinct.values())
 
 
-def _chat(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def _asked(row: Row, place: str) -> Asked:
@@ -122,7 +113,7 @@ def _asked(row: Row, place: str) -> Asked:
     if isinstance(messages, list) and messages:
         chat = [dict(one) for one in messages]
     elif isinstance(question, str) and question.strip():
-        chat = _chat(question)
+        chat = [_said(question)]
     else:
         raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
     right = next((row[name] for name in _REFERENCES if row.get(name)), ())
@@ -176,7 +167,7 @@ class RequestPlan:
     @property
     def prompt(self) -> str:
         """Form of the prompt, which is part of the source of a confidence."""
-        return chat_form(self.system) + (", stated confidence" if self.stated else "")
+        return _chat_form(self.system) + (", stated confidence" if self.stated else "")
 
     @property
     def requests(self) -> int:
@@ -192,7 +183,7 @@ class RequestPlan:
         first = [{"role": "system", "content": self.system}] if self.system else []
         *before, last = asked.messages
         if self.stated:
-            last = {**last, "content": f"{question_of([last])}\n\n{STATE}"}
+            last = {**last, "content": f"{_question_of([last])}\n\n{STATE}"}
         return [*first, *before, last]
 
     def tokens(self, asked: Asked) -> tuple[int, int]:
@@ -212,11 +203,11 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
     messages, place = plan.messages(asked), f"the response to {asked.question!r:.60}"
     greedy = {"temperature": 0, "max_tokens": plan.max_tokens}
     shown = {"logprobs": True} if plan.logprobs else {}
-    first = completion(service(messages, _fields(plan, {**greedy, **shown})), place)
+    first = _completion(service(messages, _fields(plan, {**greedy, **shown})), place)
     if plan.logprobs and "token_probs" not in first:
         raise BadDocument(place, "has no logprobs: leave --logprobs out, or ask another service")
     if plan.stated:
-        first = without_statement(first)
+        first = _without_statement(first)
     row: Row = {
         "id": asked.id,
         "key": plan.key(asked),
@@ -225,13 +216,13 @@ def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:
         "prompt": plan.prompt,
         "model": plan.model,
         "head": "none",
-        "sampling": request_source(_fields(plan, greedy))["sampling"],
+        "sampling": _request_source(_fields(plan, greedy))["sampling"],
         "kind": asked.kind,
     }
     if plan.samples:
         drawn = _fields(plan, {**greedy, "temperature": 1})
-        replies = [completion(service(messages, drawn), place) for _ in range(plan.samples)]
-        texts = map(without_statement, replies) if plan.stated else replies
+        replies = [_completion(service(messages, drawn), place) for _ in range(plan.samples)]
+        texts = map(_without_statement, replies) if plan.stated else replies
         row["samples"] = [str(reply["answer"]) for reply in texts]
     if plan.p_true:
         row |= _verdict(plan, asked, row, service, place)
@@ -245,13 +236,10 @@ def _fields(plan: RequestPlan, usual: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in together.items() if value is not None}
 
 
-def without_statement(reply: Row) -> Row:
+def _without_statement(reply: Row) -> Row:
     r"""Move the last line, which states a confidence, from the answer to ``stated``.
 
     Its tokens leave the answer with it. Without such a line ``stated`` is None.
-
-    >>> without_statement({"answer": "Lima\nConfidence: 90%"})
-    {'answer': 'Lima', 'stated': 'Confidence: 90%'}
     """
     text = reply["answer"]
     found = _STATEMENT.search("\n" + text)
@@ -271,25 +259,22 @@ def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
     fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
-    reply = completion(service([{"role": "user", "content": prompt}], _fields(plan, fields)), place)
+    reply = _completion(service([_said(prompt)], _fields(plan, fields)), place)
     shown = reply.get("top_logprobs") or []
     if not shown:
         raise BadDocument(place, "has no top_logprobs, which P(True) needs: leave --p-true out")
-    chance = p_true_of(shown[0])
+    chance = _p_true_of(shown[0])
     signals: Row = {"signals": {"p_true": chance}}
     if "token_probs" in row or chance is None:
         return signals
     return {**signals, "confidence": chance, "source": "p_true"}
 
 
-def p_true_of(shown: Mapping[str, float]) -> float | None:
+def _p_true_of(shown: Mapping[str, float]) -> float | None:
     """Return the share of True against False among the top tokens; None if neither is there.
 
     If one is not there, it counts as the least likely of these tokens, or as the rest if that is
     less.
-
-    >>> round(p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
-    0.95
     """
     sums, chances = {"true": 0.0, "false": 0.0}, []
     for token, logprob in shown.items():
@@ -305,46 +290,29 @@ def p_true_of(shown: Mapping[str, float]) -> float | None:
     return true / (true + false)
 
 
-class Cost(NamedTuple):
-    """What is left to do, before it starts; tokens are those sent, and at most received."""
+def cost_of(
+    questions: Sequence[Asked],
+    plan: RequestPlan,
+    out: str | os.PathLike[str],
+    prices: tuple[float, float] | None = None,
+) -> str:
+    """Say what it takes to finish the questions that ``out`` has no answer to.
 
-    finished: int
-    questions: int
-    requests: int
-    tokens_in: int
-    tokens_out: int
-
-    def price(self, price_in: float, price_out: float) -> float:
-        """Return the price, from prices of a million tokens.
-
-        >>> Cost(0, 1, 1, 2_000_000, 1_000_000).price(0.5, 2)
-        3.0
-        """
-        return (self.tokens_in * price_in + self.tokens_out * price_out) / 1e6
-
-    def describe(self) -> str:
-        """Return the numbers in words."""
-        return (
-            f"{self.questions:,} questions, {self.finished:,} of them finished: "
-            f"{self.requests:,} requests, about {self.tokens_in:,} tokens in and at most "
-            f"{self.tokens_out:,} out"
-        )
-
-
-def cost_of(questions: Sequence[Asked], plan: RequestPlan, out: str | os.PathLike[str]) -> Cost:
-    """Estimate what it takes to finish the questions that ``out`` has no answer to."""
+    ``prices`` are those of a million tokens sent and received.
+    """
     left = _left(questions, plan, Path(out))
-    tokens = [plan.tokens(asked) for asked in left]
-    return Cost(
-        len(questions) - len(left),
-        len(questions),
-        len(left) * plan.requests,
-        sum(sent for sent, _ in tokens),
-        sum(received for _, received in tokens),
+    sent, received = (sum(each) for each in zip((0, 0), *map(plan.tokens, left), strict=True))
+    said = (
+        f"{len(questions):,} questions, {len(questions) - len(left):,} of them finished: "
+        f"{len(left) * plan.requests:,} requests, about {sent:,} tokens in and at most "
+        f"{received:,} out"
     )
+    if prices is None:
+        return said
+    return f"{said}; at most {(sent * prices[0] + received * prices[1]) / 1e6:.2f}"
 
 
-def collect_answers(
+def request_answers(
     questions: Sequence[Asked],
     service: Service,
     plan: RequestPlan,
@@ -361,7 +329,7 @@ def collect_answers(
     Parameters
     ----------
     questions : sequence of Asked
-        From :func:`~calibrant.llm.answers.collecting.read_asked`.
+        From :func:`~calibrant.llm.answers.requesting.read_asked`.
     service : callable
         From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
         fields that returns the body of a chat completion. It is called in several threads.
@@ -376,24 +344,14 @@ def collect_answers(
     Returns
     -------
     int
-        Number of new answers.
-
-    Raises
-    ------
-    ValueError
-        If questions are left without an answer, or the service refuses all of them; finished
-        answers are in the file.
+        Number of new answers. Questions that are left without one are an error.
 
     Examples
     --------
-    >>> import tempfile
-    >>> def service(messages, fields):
-    ...     return {"choices": [{"message": {"content": "Lima"}}]}
-    >>> asked = [Asked([{"role": "user", "content": "Capital of Peru?"}], ("Lima",))]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plan, out = RequestPlan("mine", logprobs=False), f"{folder}/answers.jsonl"
-    ...     collect_answers(asked, service, plan, out), collect_answers(asked, service, plan, out)
-    (1, 0)
+    ::
+
+        with service_for("gpt-4o-mini") as service:
+            request_answers(read_asked("q.jsonl"), service, RequestPlan("gpt-4o-mini"), "a.jsonl")
     """
     target = Path(out)
     if target.suffix != ".jsonl":
@@ -435,7 +393,7 @@ def _collect(
                     stream.flush()
                     in_a_row = 0
                 except (ServiceError, BadDocument) as error:
-                    failures.append(without_key(printable(str(error))))
+                    failures.append(_without_key(printable(str(error))))
                     in_a_row += 1
                     if getattr(error, "is_final", False) or in_a_row == _MAX_FAILURES:
                         raise told("stopped") from None
@@ -451,7 +409,7 @@ def _collect(
 def _left(questions: Sequence[Asked], plan: RequestPlan, target: Path) -> list[Asked]:
     """Return the questions without an answer; raise if the file has those of another plan."""
     finished = set()
-    for place, row in placed_rows(target) if target.exists() else ():
+    for place, row in _placed_rows(target) if target.exists() else ():
         if isinstance(row, BadDocument):
             if row.reason == CUT_OFF:
                 continue

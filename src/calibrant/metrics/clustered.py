@@ -1,4 +1,4 @@
-r"""Calibration of tokens, with intervals that allow for documents.
+r"""Calibration of tokens that come in documents, with intervals that allow for these.
 
 Tokens of one document are correlated: a hard text is hard for many tokens in a row, and intervals
 that assume independent tokens are far too narrow. Here whole documents are left out in turn (the
@@ -22,22 +22,18 @@ from scipy.special import stdtrit
 
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
-from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.gaps import Cells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
-from calibrant.show.box import Box, box_of
-from calibrant.show.metrics import evaluation_box, risk_chart
 
-MAX_DRAWS = 1 << 23
+_MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
-MIN_DOCUMENTS = 1.5
+_MIN_DOCUMENTS = 1.5
 """Effective number of documents that intervals need."""
-TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
+_TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,15 +43,9 @@ class ConfidenceEvaluation(Evaluation):
     ``accuracy`` is the share that is right, ``brier`` the mean of
     :math:`(\text{confidence} - \text{right})^2`, from 0 to 1.
 
-    Attributes
-    ----------
-    documents : int
-        Number of documents of the tokens, or of questions that several answers belong to; 0 for
-        independent answers.
-    risk_coverage : RiskCoverage or None
-        Error rate among the most confident, at some of the thresholds; of answers with intervals.
-    unit : {"tokens", "answers"}
-        What was measured.
+    ``documents`` counts the documents of tokens, or the questions that several answers belong to;
+    0 for independent answers. ``risk_coverage`` is the error rate among the most confident, at some
+    of the thresholds; of answers with intervals. ``unit`` says what was measured.
     """
 
     documents: int = 0
@@ -87,13 +77,6 @@ class ConfidenceEvaluation(Evaluation):
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"
         return f"{counted}; confidence that {event}; {self.binning}"
-
-
-@box_of.register(ConfidenceEvaluation)
-def _box(evaluation: ConfidenceEvaluation) -> Box:
-    """Return the box of an evaluation, with the risk-coverage curve."""
-    curve = evaluation.risk_coverage
-    return evaluation_box(evaluation, [] if curve is None else [risk_chart(curve)])
 
 
 def evaluate_tokens(
@@ -139,36 +122,44 @@ def evaluate_tokens(
     >>> [round(x, 3) for x in result["accuracy"]]
     [0.484, 0.463, 0.505]
     """
-    tokens = _Tokens.of(confidence, correct, documents, nll, bins)
-    auroc = _clustered_auroc(tokens.confidence, tokens.outcome, tokens.number, tokens.documents)
-    values = {name: float(x.mean()) for name, x in tokens.scores.items()}
-    values |= {"ece": float(gaps.total(tokens.filled.gap)), "auroc": auroc.value}
-    effective = _effective_documents(tokens.number)
-    if level is None or effective < MIN_DOCUMENTS:
-        estimates = {name: Estimate(value) for name, value in values.items()}
-        estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
-        return tokens.evaluation(estimates, None)
-
-    check_level(level)
-    influence = tokens.influence()
-    deviation = dict(zip(tokens.scores, np.linalg.norm(influence, axis=0), strict=False))
-    reach = float(stdtrit(effective - 1, (1 + level) / 2))
-    estimates = {}
-    for name in tokens.scores.keys() - {"accuracy"}:
-        value, off = values[name], reach * float(deviation[name])
-        estimates[name] = Estimate(value, value - off, value + off)
-    estimates["accuracy"] = intervals.logit_interval(
-        values["accuracy"], float(deviation["accuracy"]), effective - 1, level
+    claimed, outcome, _ = as_pairs(confidence, correct)
+    scores = {"accuracy": outcome, "brier": (claimed - outcome) ** 2}
+    if nll is not None:
+        scores["nll"] = as_float64(nll).reshape(-1)
+        if scores["nll"].shape != claimed.shape or not np.isfinite(scores["nll"]).all():
+            raise ValueError(
+                f"nll must be finite, one value for each of {claimed.size} tokens, got shape "
+                f"{np.shape(nll)}: a masked token cannot be the label"
+            )
+    names = np.asarray(documents).reshape(-1)
+    if names.size != claimed.size:
+        raise ValueError(f"documents must have {claimed.size} entries, got {names.size}")
+    unique, number = np.unique(names, return_inverse=True)
+    filled = fill(claimed, outcome, uniform_edges(bins))
+    auroc = _clustered_auroc(claimed, outcome, number)
+    if level is None or _effective_documents(number) < _MIN_DOCUMENTS:
+        level = None
+        estimates = {name: Estimate(float(x.mean())) for name, x in scores.items()}
+        estimates["auroc"] = Estimate(auroc.value)
+        estimates["ece"] = Estimate(float(gaps.total(filled.gap)))
+        estimates["debiased_ece"] = Estimate(gaps.debiased(filled))
+    else:
+        check_level(level)
+        estimates = _clustered_intervals(
+            claimed, number, filled, scores, level=level, replicates=replicates, seed=seed
+        )
+        estimates["auroc"] = intervals.logit_interval(*auroc, level)
+    curve = ranking.risk_coverage(confidence=claimed, outcome=outcome)
+    return ConfidenceEvaluation(
+        {name: estimates[name] for name in _TOKEN_METRICS if name in estimates},
+        n=len(outcome),
+        classes=2,
+        estimand="top_label",
+        bins=filled,
+        level=level,
+        documents=unique.size,
+        risk_coverage=curve.thinned().without_intervals(),
     )
-    estimates["auroc"] = intervals.logit_interval(*auroc, level)
-    noise = _noise(influence[:, len(tokens.scores) :], replicates, seed)
-    thinned = _thinned(tokens.filled, noise)
-    # factors that turn normal noise into Student's
-    squares = np.random.default_rng([seed, 1]).chisquare(effective - 1, (replicates, 1))
-    cells = _cells(thinned, noise * np.sqrt((effective - 1) / squares), values["accuracy"])
-    for name, value in (("ece", values["ece"]), ("debiased_ece", gaps.debiased(thinned))):
-        estimates[name] = gaps.error_interval(value, gaps.total, cells, level)
-    return tokens.evaluation(estimates, level)
 
 
 class Gain(NamedTuple):
@@ -181,53 +172,6 @@ class Gain(NamedTuple):
 
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations by the name of what was done to the predictions, ``before`` for nothing."""
-Gains: TypeAlias = dict[str, dict[str, Gain]]
-"""Gains by what was done and by score."""
-
-
-class HeadEvaluation(NamedTuple):
-    """What a head does to the confidences of tokens or answers.
-
-    Attributes
-    ----------
-    evaluations : dict of ConfidenceEvaluation
-        ``before``: the model as it is; ``global``: with the one temperature that the head was
-        compared with when it was fitted, if it is known; ``head``.
-    gains : dict of dict of Gain
-        Of the others over the one temperature, in ``nll`` and ``brier``.
-    """
-
-    evaluations: Evaluations
-    gains: Gains
-
-
-def evaluate_table(
-    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
-) -> HeadEvaluation:
-    """Measure the calibration of the tokens of a table, as it is and with a head."""
-    heads = fitted.beside_one_temperature() if fitted else {"before": None}
-    tokens = {name: token_predictions(table, head) for name, head in heads.items()}
-    evaluations = {
-        name: evaluate_tokens(p.confidence, p.correct, table.documents, nll=p.nll, level=level)
-        for name, p in tokens.items()
-    }
-    scores = {name: p.scores() for name, p in tokens.items()}
-    weight = tokens["before"].weight
-    return HeadEvaluation(evaluations, gains_over_one_temperature(scores, table.documents, weight))
-
-
-def gains_over_one_temperature(
-    scores: Mapping[str, Mapping[str, FloatArray]], documents: IntArray, weight: FloatArray
-) -> Gains:
-    """Return the gains of all others over ``global`` in each score; empty without ``global``."""
-    simple = scores.get("global")
-    if simple is None:
-        return {}
-    return {
-        name: {x: paired_gain(simple[x], own[x], documents, weight) for x in own}
-        for name, own in scores.items()
-        if name != "global"
-    }
 
 
 def paired_gain(
@@ -248,65 +192,47 @@ def paired_gain(
     return Gain(mean, float(error), count)
 
 
-class _Tokens(NamedTuple):
-    """Checked tokens: their pairs, documents, bins, and the scores that are averaged."""
+def _influence(
+    claimed: FloatArray, number: IntArray, edges: FloatArray, scores: Mapping[str, FloatArray]
+) -> FloatArray:
+    """Influence of each document on scores and gaps, ``(documents, scores + bins)``."""
+    documents, bins = int(number.max()) + 1, len(edges) - 1
+    sums = [np.bincount(number, x, documents) for x in (np.ones(len(number)), *scores.values())]
+    cell, off = number * bins + bin_index(claimed, edges), claimed - scores["accuracy"]
+    off_in_bins = np.bincount(cell, off, documents * bins).reshape(documents, bins)
+    return _jackknife_influence(np.column_stack([*sums, off_in_bins]))
 
-    confidence: FloatArray
-    outcome: FloatArray
-    number: IntArray  # of the document of each token
-    documents: int
-    filled: Bins
-    scores: dict[str, FloatArray]
 
-    @classmethod
-    def of(
-        cls,
-        confidence: Values,
-        correct: Values,
-        documents: Values,
-        nll: Values | None,
-        bins: int,
-    ) -> _Tokens:
-        claimed, outcome, _ = as_pairs(confidence, correct)
-        scores = {"accuracy": outcome, "brier": (claimed - outcome) ** 2}
-        if nll is not None:
-            scores["nll"] = as_float64(nll).reshape(-1)
-            if scores["nll"].shape != claimed.shape or not np.isfinite(scores["nll"]).all():
-                raise ValueError(
-                    f"nll must be finite, one value for each of {claimed.size} tokens, got shape "
-                    f"{np.shape(nll)}: a masked token cannot be the label"
-                )
-        names = np.asarray(documents).reshape(-1)
-        if names.size != claimed.size:
-            raise ValueError(f"documents must have {claimed.size} entries, got {names.size}")
-        unique, number = np.unique(names, return_inverse=True)
-        filled = fill(claimed, outcome, uniform_edges(bins))
-        return cls(claimed, outcome, number, unique.size, filled, scores)
-
-    def evaluation(
-        self, estimates: dict[str, Estimate], level: float | None
-    ) -> ConfidenceEvaluation:
-        ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
-        curve = ranking.risk_coverage(confidence=self.confidence, outcome=self.outcome)
-        return ConfidenceEvaluation(
-            ordered,
-            n=len(self.outcome),
-            classes=2,
-            estimand="top_label",
-            bins=self.filled,
-            level=level,
-            documents=self.documents,
-            risk_coverage=curve.thinned().without_intervals(),
-        )
-
-    def influence(self) -> FloatArray:
-        """Influence of each document on scores and gaps, ``(documents, scores + bins)``."""
-        off, bins = self.confidence - self.outcome, len(self.filled.edges) - 1
-        ones_and_scores = (np.ones(len(off)), *self.scores.values())
-        sums = [np.bincount(self.number, x, self.documents) for x in ones_and_scores]
-        cell = self.number * bins + bin_index(self.confidence, self.filled.edges)
-        gaps = np.bincount(cell, off, self.documents * bins).reshape(self.documents, bins)
-        return _jackknife_influence(np.column_stack([*sums, gaps]))
+def _clustered_intervals(
+    claimed: FloatArray,
+    number: IntArray,
+    filled: Bins,
+    scores: Mapping[str, FloatArray],
+    *,
+    level: float,
+    replicates: int,
+    seed: int,
+) -> dict[str, Estimate]:
+    """Estimate means of scores, and ECE, with the influence of documents."""
+    influence = _influence(claimed, number, filled.edges, scores)
+    freedom = _effective_documents(number) - 1
+    deviations = np.linalg.norm(influence, axis=0).tolist()
+    reach = float(stdtrit(freedom, (1 + level) / 2))
+    estimates = {}
+    for (name, score), deviation in zip(scores.items(), deviations, strict=False):
+        value = float(score.mean())
+        estimates[name] = Estimate(value, value - reach * deviation, value + reach * deviation)
+    accuracy = estimates["accuracy"].value
+    estimates["accuracy"] = intervals.logit_interval(accuracy, deviations[0], freedom, level)
+    noise = _noise(influence[:, len(scores) :], replicates, seed)
+    thinned = _thinned(filled, noise)
+    # factors that turn normal noise into Student's
+    squares = np.random.default_rng([seed, 1]).chisquare(freedom, (replicates, 1))
+    cells = _cells(thinned, noise * np.sqrt(freedom / squares), accuracy)
+    errors = {"ece": float(gaps.total(filled.gap)), "debiased_ece": gaps.debiased(thinned)}
+    for name, value in errors.items():
+        estimates[name] = gaps.error_interval(value, gaps.total, cells, level)
+    return estimates
 
 
 def _effective_documents(number: IntArray) -> float:
@@ -330,7 +256,7 @@ def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
     """Draw normal noise ``(replicates, columns)`` with the covariance of the influences."""
     rng, documents = np.random.default_rng(seed), len(influence)
     drawn = np.empty((replicates, influence.shape[1]))
-    step = max(1, MAX_DRAWS // documents)
+    step = max(1, _MAX_DRAWS // documents)
     for start in range(0, replicates, step):
         some = min(step, replicates - start)
         drawn[start : start + some] = rng.standard_normal((some, documents)) @ influence
@@ -362,7 +288,7 @@ def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
 
 
 def _clustered_auroc(
-    confidence: FloatArray, outcome: FloatArray, number: IntArray, documents: int
+    confidence: FloatArray, outcome: FloatArray, number: IntArray
 ) -> ranking.Influenced:
     """AUROC with the standard error of Obuchowski (1997), for tokens in documents."""
     from scipy.stats import rankdata
@@ -375,7 +301,7 @@ def _clustered_auroc(
     # share of the other side that each token is ranked above, or below; ties count half
     above = (rank[right] - rankdata(confidence[right])) / no
     below = 1 - (rank[~right] - rankdata(confidence[~right])) / yes
-    value = float(above.mean())
+    value, documents = float(above.mean()), int(number.max()) + 1
     if documents < 2:
         return ranking.Influenced(value, math.nan, 0.0)
     influence = np.empty_like(confidence)

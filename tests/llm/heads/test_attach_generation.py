@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from calibrant.llm.answers.asking import ask
-from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.generation import calibrated_generation
+from calibrant.llm.heads.attach import _calibrated_generation, attached
 from tests.support.generation import (
     HEAD_KINDS,
     MASK,
@@ -39,7 +38,7 @@ def test_padding_in_the_middle_is_ignored(llama, kind, mode):
     given = {"prompt": GAPS, "attention_mask": mask, **mode}
     output = generated(llama, fit, **given)
     plain = generated(llama, **given, output_hidden_states=True)
-    told = calibrated_generation(fit.head, plain, mask, [2])
+    told = _calibrated_generation(fit.head, plain, mask, [2])
     for row, text in enumerate(output.sequences):
         wanted = without_gaps(llama, fit, GAPS[row], text[7:])[-7:-1]
         got = torch.stack(output.logits, 1)[row].log_softmax(-1)
@@ -59,8 +58,8 @@ def test_incomplete_prompts_are_refused(llama):
     fit, whole = random_fitted(llama, "ats"), {"prompt": PROMPT[1:], "attention_mask": MASK[1:]}
     output = generated(llama, **whole, output_hidden_states=True, prefill_chunk_size=4)
     with pytest.raises(ValueError, match="all 6 tokens of the prompt, got 2"):
-        calibrated_generation(fit.head, output, MASK[1:], [2])
-    calibrated_generation(random_fitted(llama, "linear").head, output, MASK[1:], [2])
+        _calibrated_generation(fit.head, output, MASK[1:], [2])
+    _calibrated_generation(random_fitted(llama, "linear").head, output, MASK[1:], [2])
 
 
 # every pair of head and family
@@ -72,7 +71,7 @@ def test_calibrated_generation_equals_teacher_forcing(family, kind):
     model = build(family)
     fit = random_fitted(model, kind)
     output = generated(model, output_hidden_states=True)
-    told = calibrated_generation(fit.head, output, MASK, [2])
+    told = _calibrated_generation(fit.head, output, MASK, [2])
     wanted, b = forced(model, fit, output.sequences, MASK)
     first = PROMPT.shape[1]
     wanted, b = wanted[:, first - 1 : -1], b[:, first - 1 : -1]
@@ -88,10 +87,10 @@ def test_end_of_a_text(llama):
     head = random_fitted(llama, "linear").head
     output = generated(llama, output_hidden_states=True)
     output.sequences[0, 7], output.sequences[1, 8] = 2, 50
-    written = calibrated_generation(head, output, MASK, [50]).written
+    written = _calibrated_generation(head, output, MASK, [50]).written
     assert written[0].all()
     assert written[1].tolist() == [True, True, True, False, False, False]
-    assert calibrated_generation(head, output, MASK, [2, 50]).written.sum() == 5
+    assert _calibrated_generation(head, output, MASK, [2, 50]).written.sum() == 5
 
 
 def test_a_model_with_a_head_is_refused(llama):

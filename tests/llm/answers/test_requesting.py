@@ -2,19 +2,20 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 
-from calibrant.llm.answers.collecting import (
+from calibrant.llm.answers.requesting import (
     STATE,
     Asked,
     RequestPlan,
-    collect_answers,
+    _p_true_of,
+    _without_statement,
     cost_of,
-    p_true_of,
     read_asked,
-    without_statement,
+    request_answers,
 )
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.models.services import Connection, ServiceError, service_for
@@ -47,7 +48,7 @@ def asked(*texts, references=("Lima",)):
 def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
     options = {"concurrency": 2, **options}
     with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
-        return collect_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
+        return request_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
 
 
 def rows_of(file):
@@ -108,7 +109,7 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):
         stream.write(b'{"key": "abc", "answer": "cut o')  # the process was killed
     plan = RequestPlan("tiny")
     left = cost_of(asked("one", "two", "three"), plan, out)
-    assert (left.finished, left.questions, left.requests) == (2, 3, 1)
+    assert left.startswith("3 questions, 2 of them finished: 1 requests, about ")
     assert collected(chats, out, "one", "two", "three") == 1
     assert out.read_bytes().startswith(whole)
     assert {row["question"] for row in rows_of(out)} == {"one", "two", "three"}
@@ -157,7 +158,7 @@ def test_a_service_that_is_not_there_is_an_error(tmp_path):
         service_for("tiny", nowhere) as service,
         pytest.raises(ValueError, match="did not answer"),
     ):
-        collect_answers(asked("one"), service, RequestPlan("tiny"), out)
+        request_answers(asked("one"), service, RequestPlan("tiny"), out)
 
 
 def test_a_refused_key_ends_everything_and_appears_nowhere(chats, tmp_path):
@@ -192,11 +193,15 @@ def test_failures_that_are_not_in_a_row_end_nothing(chats, tmp_path):
 
 def test_the_cost_is_an_upper_bound(tmp_path):
     plan = RequestPlan("tiny", samples=3, p_true=True, max_tokens=100)
-    cost = cost_of(asked("a" * 4000), plan, tmp_path / "none.jsonl")
-    assert cost.requests == 5
-    assert 5 * 1000 < cost.tokens_in < 5 * 1100
-    assert cost.tokens_out == 4 * 100 + 1
-    assert "5 requests, about" in cost.describe()
+    said = cost_of(asked("a" * 4000), plan, tmp_path / "none.jsonl", (1000, 2000))
+    form = (
+        r"1 questions, 0 of .*: 5 requests, about ([\d,]+) tokens in and at most 401 out; .* (\S+)"
+    )
+    found = re.fullmatch(form, said)
+    assert found is not None
+    sent = int(found[1].replace(",", ""))
+    assert 5 * 1000 < sent < 5 * 1100
+    assert float(found[2]) == pytest.approx((sent * 1000 + 401 * 2000) / 1e6, abs=0.005)
 
 
 def test_two_processes_do_not_write_one_file(chats, tmp_path):
@@ -207,7 +212,7 @@ def test_two_processes_do_not_write_one_file(chats, tmp_path):
             collected(chats, out, "one")
         return {"choices": [{"message": {"content": "Lima"}}]}
 
-    collect_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
+    request_answers(asked("one"), service, RequestPlan("mine", logprobs=False), out)
 
 
 def test_a_key_is_needed_for_the_service_of_openai(monkeypatch):
@@ -232,7 +237,7 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     out = tmp_path / "answers.jsonl"
     with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
         plan = RequestPlan("litellm/openai/tiny")
-        assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
+        assert request_answers(asked("Capital of Peru?"), service, plan, out) == 1
         with pytest.raises(ServiceError, match="401") as problem:
             service([{"role": "user", "content": "denied"}], {})
     (row,) = rows_of(out)
@@ -253,13 +258,13 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     ],
 )
 def test_the_last_line_states_the_confidence(said, answer, stated):
-    assert without_statement({"answer": said}) == {"answer": answer, "stated": stated}
+    assert _without_statement({"answer": said}) == {"answer": answer, "stated": stated}
 
 
 def test_tokens_of_the_statement_leave_with_it():
     tokens = ["Li", "ma", "\n", "Conf", "idence: 9%"]
     reply = {"answer": "".join(tokens), "tokens": tokens, "token_probs": [0.1, 0.2, 0.3, 0.4, 0.5]}
-    row = without_statement(reply)
+    row = _without_statement(reply)
     assert row["tokens"] == ["Li", "ma"]
     assert row["token_probs"] == [0.1, 0.2]
 
@@ -269,7 +274,7 @@ def test_tokens_of_the_statement_leave_with_it():
     [({"True": -1.0, "False": -1.0}, 0.5), ({" false": 0.0}, 0.0), ({"Yes": -0.1}, None)],
 )
 def test_p_true_sums_spellings(shown, chance):
-    assert p_true_of(shown) == chance
+    assert _p_true_of(shown) == chance
 
 
 @pytest.mark.parametrize(
@@ -283,7 +288,7 @@ def test_p_true_sums_spellings(shown, chance):
 )
 def test_a_word_below_the_top_tokens_may_be_as_likely_as_the_least_of_them(shown, chance):
     logprobs = {token: math.log(one) for token, one in shown.items()}
-    assert p_true_of(logprobs) == pytest.approx(chance)
+    assert _p_true_of(logprobs) == pytest.approx(chance)
 
 
 def test_options_and_chats_change_the_key_and_grades_do_not():

@@ -11,6 +11,7 @@ from scipy.special import expit, log_softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import auto
+from calibrant.calibrators.affine import StructuredMatrixScaling
 from calibrant.calibrators.auto import (
     CHANGING,
     FEWER_FOLDS_FROM,
@@ -512,7 +513,7 @@ def test_penalties_are_weakened_as_long_as_that_gains(rng, n, classes):
         loss = np.empty(n)
         for held in parts:
             seen = np.setdiff1d(np.arange(n), held)
-            method = cal.CALIBRATORS["sms"](penalty=penalty).fit(logits[seen], labels[seen])
+            method = StructuredMatrixScaling(penalty=penalty).fit(logits[seen], labels[seen])
             claimed = log_softmax(method.transform(logits[held]), -1)
             loss[held] = -claimed[np.arange(len(held)), labels[held]]
         gain = best - loss

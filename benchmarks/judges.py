@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from calibrant.llm.answers.judges.rates import rate_difference, success_rate
+from calibrant.estimate.success_rate import rate_difference, success_rate
 from calibrant.metrics.intervals import Estimate
 
 ANSWERS = 2000

@@ -45,6 +45,8 @@ MORE = {
     "estimate": (
         *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
         *("sampling.choose_labels", "sampling.LabelSample"),
+        *("success_rate.RateEstimate", "success_rate.rate_difference"),
+        *("judges.agreement", "judges.position_bias", "judges.length_bias"),
     ),
     "slices": (
         *("result.Off", "result.Slice"),
@@ -77,9 +79,6 @@ MORE = {
         *("models.services.service_for", "models.services.Connection"),
         *("heads.official.read_official", "heads.tables.TokenTable"),
         *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
-        *("answers.judges.rates.RateEstimate", "answers.judges.rates.rate_difference"),
-        *("answers.judges.biases.agreement", "answers.judges.biases.position_bias"),
-        "answers.judges.biases.length_bias",
     ),
     "integrations": (
         *("lightning.CalibrationCallback", "huggingface.CalibrationMetrics"),

@@ -22,7 +22,7 @@ from calibrant.data import (
     save_predictions as save_predictions,
 )
 from calibrant.decide import conformal as conformal, threshold as threshold
-from calibrant.deploy.attach import calibrated as calibrated
+from calibrant.deploy.calibrated_model import calibrated as calibrated
 from calibrant.deploy.exports import export as export
 from calibrant.deploy.logits import collect as collect
 from calibrant.deploy.sklearn import CalibratedClassifier as CalibratedClassifier

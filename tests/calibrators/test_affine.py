@@ -15,8 +15,8 @@ from calibrant._core.solve import minimise, time_limit
 from calibrant.calibrators import affine_fit as affine, class_temperatures as classwise
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.masked import assert_masked_classes_are_refused
 from tests.support.simulate import drawn
 from tests.support.tensors import Largest

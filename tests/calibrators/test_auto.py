@@ -23,11 +23,11 @@ from calibrant.calibrators.auto import (
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
-from calibrant.calibrators.folds import folds
+from calibrant.calibrators.fitting import folds
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.parts import ShrunkTemperature
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 

@@ -26,7 +26,7 @@ from calibrant.calibrators.confidence_maps import (
 from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.watch import told
+from calibrant.calibrators.mistakes import told
 from tests.support.binned_maps import quiet
 
 ONLY_TWO: list[Any] = [QuadraticScaling, RobustSigmoid, VennAbers]

@@ -14,8 +14,8 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.records import RecordsCalibrator, TemperatureCalibrator
 from tests.support.calibrators import EVERY_METHOD, beside, features_of, make
 from tests.support.markup import check_inert
 from tests.support.simulate import drawn

@@ -22,7 +22,7 @@ from calibrant.calibrators.confidence_maps import (
     fit_beta,
     fit_platt,
 )
-from calibrant.calibrators.watch import told
+from calibrant.calibrators.mistakes import told
 from tests.support.simulate import drawn
 
 ALL: list[Any] = [SigmoidScaling, BetaCalibration, SplineCalibration]

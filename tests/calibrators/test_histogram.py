@@ -25,8 +25,8 @@ from calibrant.calibrators.histogram import (
     _class_odds,
     _ranked,
 )
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.top_label import MAX_ODDS
-from calibrant.calibrators.watch import told
 from tests.support.binned_maps import (
     confidence,
     quiet,

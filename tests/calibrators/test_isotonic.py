@@ -19,8 +19,8 @@ from calibrant.calibrators.isotonic import (
     _violators,
     steps,
 )
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 from tests.support.warm_scripts import run_script
 

@@ -13,6 +13,7 @@ from calibrant._core.chunks import examples
 from calibrant._core.solve import time_limit
 from calibrant.calibrators import network
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.network import (
     _MIN_TEMPERATURE,
     ParametrizedTemperatureScaling,
@@ -21,7 +22,6 @@ from calibrant.calibrators.network import (
 )
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART
-from calibrant.calibrators.watch import told
 from tests.support.networks import at_rate, fitted, margins, masked, value_of
 from tests.support.simulate import drawn
 

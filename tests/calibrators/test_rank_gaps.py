@@ -13,9 +13,9 @@ from calibrant._core import chunks
 from calibrant._core.chunks import examples
 from calibrant._core.solve import minimise, time_limit
 from calibrant.calibrators import rank_gaps
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 from tests.support.tensors import Largest
 

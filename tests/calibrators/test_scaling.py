@@ -15,13 +15,13 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators import scaling
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import (
     EnsembleTemperatureScaling,
     Identity,
     TemperatureObjective,
     TemperatureScaling,
 )
-from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 OBJECTIVES: tuple[TemperatureObjective, ...] = ("nll", "brier", "ece", "soft_ece")

@@ -12,8 +12,8 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import affine_fit
 from calibrant.calibrators.affine import StructuredMatrixScaling, StructuredVectorScaling
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from tests.support.simulate import drawn
 
 METHODS = [StructuredMatrixScaling, StructuredVectorScaling]

@@ -13,6 +13,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.parts import Blend, OddsScaling
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART
@@ -25,7 +26,6 @@ from calibrant.calibrators.top_label import (
     _with_log_odds,
     record_odds,
 )
-from calibrant.calibrators.watch import told
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 

@@ -124,7 +124,6 @@ LINES: dict[str, list[list[str]]] = {
     "llm answers apply": [
         [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
         [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
-        [f"{FILE}4", "judged.jsonl", "-o", "x.csv"],
         [f"{FILE}4", "other.jsonl", "-o", "x.csv"],
         [f"{FILE}4", f"{NAME}.jsonl", "-o", FILE],
     ],

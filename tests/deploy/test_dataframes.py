@@ -9,9 +9,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.calibrators.affine import VectorScaling
+from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.watch import told
 from calibrant.data import open_dataset
 from calibrant.deploy import calibrate_table
 from tests.support.models import CLASSES, WIDTH, shifted

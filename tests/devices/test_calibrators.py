@@ -13,8 +13,8 @@ import calibrant as cal
 from calibrant._core import chunks
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.average import Average
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.features.multicalibration import Multicalibration
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, make_calibrator
 from tests.support.calibrators import EVERY_METHOD, beside, make
 from tests.support.simulate import drawn, drawn_tags

@@ -5,9 +5,9 @@ import pytest
 from scipy.stats import binom
 
 from calibrant.data import as_dataset
+from calibrant.estimate.cells import _fill_strata, _make_strata
 from calibrant.estimate.performance import _compare_labels
-from calibrant.estimate.predictions import _summarise
-from calibrant.estimate.strata import _fill_strata, _make_strata
+from calibrant.estimate.prediction_summary import _summarise
 
 ALARM = 0.05
 

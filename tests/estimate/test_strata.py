@@ -5,10 +5,18 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom
 
-from calibrant.estimate.cells import CELLS, Cells, _event_cell, _fill_cells, _reduce_rows
+from calibrant.estimate.cells import (
+    CELLS,
+    Cells,
+    Strata,
+    _event_cell,
+    _fill_cells,
+    _fill_strata,
+    _make_strata,
+    _reduce_rows,
+)
 from calibrant.estimate.interval import _estimate_metrics
-from calibrant.estimate.predictions import Summary
-from calibrant.estimate.strata import Strata, _fill_strata, _make_strata
+from calibrant.estimate.prediction_summary import PredictionSummary
 
 
 def cells_of(positive, labels=None, weight=None):
@@ -22,7 +30,7 @@ def batch_of(unlabelled, labelled, classes=2):
     n, none = int(unlabelled.weight.sum() + labelled.weight.sum()), np.zeros(0)
     rows = _reduce_rows(np.zeros((0, classes)))
     samples = (rows, none, none, np.zeros((0, classes)), None, none, none.astype(int))
-    return Summary(n, unlabelled, labelled, float(n), none, np.zeros(classes), *samples)
+    return PredictionSummary(n, unlabelled, labelled, float(n), none, np.zeros(classes), *samples)
 
 
 def known_share(share):

@@ -10,9 +10,9 @@ from calibrant._core.chunks import examples as checked
 from calibrant.artifacts.objects import artifact_of, packed, restored, unpacked
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import RecordsCalibrator
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.network import ParametrizedTemperatureScaling
+from calibrant.calibrators.records import RecordsCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.smart import SMART
 from tests.fuzz.examples import Examples, random_examples

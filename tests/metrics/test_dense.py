@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant.metrics.grouped import GroupSums
+from calibrant.metrics.accumulator import GroupSums
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.metrics.limits import limits_of
+from calibrant.metrics.evaluation import limits_of
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.monitor.deliveries import Examples, _id_keys, _score_keys
+from calibrant.monitor.deliveries import KeyedExamples, _id_keys, _score_keys
 
 
 def test_keys_of_scores_do_not_depend_on_their_form(rng):
@@ -35,8 +35,8 @@ def test_other_scores_have_other_keys(rng):
 @pytest.mark.parametrize("columns", [1, 2, 10, 1000])
 def test_half_precision_is_compared_with_single(rng, columns):
     logits = 5 * rng.normal(size=(400, columns))
-    stored = Examples("logits", _score_keys(logits.astype(np.float16)), np.zeros(400, int))
-    full = Examples("logits", _score_keys(logits.astype(np.float32)), np.zeros(400, int))
+    stored = KeyedExamples("logits", _score_keys(logits.astype(np.float16)), np.zeros(400, int))
+    full = KeyedExamples("logits", _score_keys(logits.astype(np.float32)), np.zeros(400, int))
     assert len(stored.half) == 400
     assert len(stored.single) == 0
     assert len(full.half) < 4  # only numbers that need no rounding
@@ -46,7 +46,7 @@ def test_half_precision_is_compared_with_single(rng, columns):
 
 def score_keys_in_half(logits):
     """Keys of the same scores delivered in single precision, as they are compared with halves."""
-    examples = Examples("logits", _score_keys(logits), np.zeros(len(logits), int))
+    examples = KeyedExamples("logits", _score_keys(logits), np.zeros(len(logits), int))
     keys = np.zeros(len(logits), np.uint64)
     for view in (examples.single, examples.half):
         keys[view.places] = view.keys

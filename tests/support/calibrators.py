@@ -7,8 +7,8 @@ import torch
 
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.network import ParametrizedTemperatureScaling
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.smart import SMART
 

@@ -12,25 +12,25 @@ import pytest
 import uvicorn
 
 import calibrant
-from calibrant.ui import server
+from calibrant.ui import app
 
 SHORT = 0.3
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: "
 
 
 def test_another_port_is_taken_where_the_usual_one_is_in_use(monkeypatch):
-    with server._listening("127.0.0.1", 0) as one:
-        monkeypatch.setattr(server, "PORT", one.getsockname()[1])
-        with server._listening("127.0.0.1", None) as other:
+    with app._listening("127.0.0.1", 0) as one:
+        monkeypatch.setattr(app, "PORT", one.getsockname()[1])
+        with app._listening("127.0.0.1", None) as other:
             assert other.getsockname()[1] not in (0, one.getsockname()[1])
         with pytest.raises(OSError, match="try --port 0"):
-            server._listening("127.0.0.1", one.getsockname()[1])
+            app._listening("127.0.0.1", one.getsockname()[1])
 
 
 @pytest.mark.parametrize("missing", ["starlette.types", "uvicorn"])
 def test_a_missing_library_is_explained(run, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "calibrant.ui.server")
+    monkeypatch.delitem(sys.modules, "calibrant.ui.app")
     code, out, err = run("ui", "--no-browser", "--port", "0")
     assert (code, out) == (2, "")
     assert "pip install 'calibrant[ui]'" in err
@@ -40,7 +40,7 @@ def test_a_missing_library_is_explained(run, monkeypatch, missing):
 def served(monkeypatch):
     """Arguments of the server, which is not started."""
     calls = []
-    monkeypatch.setattr(server, "serve", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr(app, "serve", lambda *args, **options: calls.append((args, options)))
     return calls
 
 
@@ -61,8 +61,8 @@ def test_the_browser_opens_the_printed_address(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
-    server.serve(port=0, announce=told.append)
-    server.serve(port=0, announce=told.append, open_browser=False)
+    app.serve(port=0, announce=told.append)
+    app.serve(port=0, announce=told.append, open_browser=False)
     assert opened == told[:1]
     assert "?token=" in opened[0]
 

@@ -115,9 +115,9 @@ def test_the_file_unused_for_longest_makes_room(store, tmp_path):
 
 KILLED = """
     import os, signal
-    from calibrant.ui.uploads import temporary_home
+    from calibrant.ui.uploads import _temporary_home
 
-    with temporary_home() as home:
+    with _temporary_home() as home:
         (home / "a1b2").mkdir()
         (home / "a1b2" / "a1b2.npz").write_text("an upload")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,7 @@ from calibrant.deploy import collect_shards
 from calibrant.workflows.apply import apply_shards
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import fit
-from calibrant.workflows.good_shards import open_good_shards
+from calibrant.workflows.large import open_good_shards
 from tests.support.predictions import cut, predictions
 from tests.support.shard_tasks import killed_always, rows_after_a_kill, slow_rows
 

@@ -22,7 +22,7 @@ from calibrant.show.report import report
 from calibrant.workflows.compare import compare
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
-from calibrant.workflows.good_shards import describe_skipped, open_good_shards
+from calibrant.workflows.large import describe_skipped, open_good_shards
 from tests.support.predictions import cut, needs_pyarrow, predictions
 
 ARRAYS = predictions(rows=90, classes=3)

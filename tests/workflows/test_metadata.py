@@ -13,7 +13,7 @@ from calibrant.data import open_dataset
 from calibrant.data.files import write_arrays
 from calibrant.data.opening import as_dataset
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy.attach import CalibratedModel
+from calibrant.deploy.calibrated_model import CalibratedModel
 from calibrant.deploy.dataframes import calibrate_table
 from calibrant.estimate.sampling import choose_labels
 from calibrant.monitor.reference import reference_bins

@@ -63,13 +63,8 @@ def _temporary_name(target: Path) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
     temporary = _hidden(target, f".{uuid.uuid4().hex}")
-    _remove_leftovers(temporary)
-    return temporary
-
-
-def _remove_leftovers(temporary: Path) -> None:
-    """Remove old temporary files of the same target."""
-    # not by process id, which means nothing on a file system that several machines share
+    # Old temporary files of the same target are removed: not by process id, which means nothing on
+    # a file system that several machines share.
     pattern = re.compile(re.escape(temporary.name[:-32]) + "[0-9a-f]{32}")
     for path in temporary.parent.iterdir():
         if pattern.fullmatch(path.name):
@@ -77,6 +72,7 @@ def _remove_leftovers(temporary: Path) -> None:
                 written = max(p.stat().st_mtime for p in (path, *path.glob("*")))
                 if time.time() - written > STALE_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return temporary
 
 
 @contextmanager

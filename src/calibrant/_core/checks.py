@@ -439,28 +439,21 @@ def check_sums(probs: FloatArray, eps: float) -> None:
     off = np.abs(probs.sum(-1) - 1)
     wrong = off > tolerance
     if wrong.any():
-        wrong[wrong] = off[wrong] > _printed_rounding(probs[wrong], eps)
+        # Digits that were rounded for print move a sum by up to half a unit of the last one for
+        # each class, and at most by a hundredth: beyond, a class may be missing as well.
+        rows, allowed = probs[wrong], np.zeros(int(wrong.sum()))
+        for digits in range(6, 1, -1):  # fewer digits allow more
+            unit = 10.0**-digits
+            if unit > 100 * eps:  # else any number of this precision would be near such a decimal
+                printed = (np.abs(rows - rows.round(digits)) <= eps).all(-1)
+                allowed[printed] = min(rows.shape[-1] * unit / 2, _MAX_ROUNDING)
+        wrong[wrong] = off[wrong] > allowed * (1 + 1e-6)  # the sum itself is rounded too
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise ValueError(
             f"probs must sum to one in each row, got {probs[at].sum():.6g} at {_place(at)}: "
             "normalise them, or pass the scores as logits"
         )
-
-
-def _printed_rounding(rows: FloatArray, eps: float) -> FloatArray:
-    """Return how far rounded digits can move the sum of each row from one, ``(n,)``.
-
-    That is half a unit of the last digit for each class, and at most a hundredth: beyond, a class
-    may be missing as well. Rows that are not decimals of two to six digits get 0.
-    """
-    allowed = np.zeros(len(rows))
-    for digits in range(6, 1, -1):  # fewer digits allow more
-        unit = 10.0**-digits
-        if unit > 100 * eps:  # else any number of this precision would be near such a decimal
-            printed = (np.abs(rows - rows.round(digits)) <= eps).all(-1)
-            allowed[printed] = min(rows.shape[-1] * unit / 2, _MAX_ROUNDING)
-    return allowed * (1 + 1e-6)  # the sum itself is rounded too
 
 
 def _asarray(values: Values) -> Logits:

@@ -94,8 +94,20 @@ def class_names_of(scores: object) -> list[str] | None:
         return None
     names = [str(name) for name in scores.columns]
     parts = [part for part in map(score_column, names) if part is not None and part.class_name]
-    if not parts:
-        _check_classes(scores)
+    if not parts:  # then the types of the columns tell which cannot be of a class
+        kinds = {str(c): as_array(scores[c][:1]).dtype.kind for c in scores.columns}  # type: ignore[index]
+        floats = "f" in kinds.values()
+        others = [
+            name
+            for name, kind in kinds.items()
+            if kind not in "fiu" or (kind != "f" and (floats or name.lower() in _NO_CLASS))
+        ]
+        if others:
+            raise ValueError(
+                "a data frame of scores has columns that are not scores, "
+                f"{comma_separated(others)}: select the columns of classes, or name these "
+                "prob_CLASS or logit_CLASS"
+            )
     elif len(parts) < len(names) or len({part.domain for part in parts}) > 1:
         raise ValueError(
             "a data frame of logits must have nothing but their columns, got "
@@ -110,23 +122,6 @@ def class_names_of(scores: object) -> list[str] | None:
             f"{comma_separated(names[:_MAX_NAMES])}: rename its columns"
         )
     return found
-
-
-def _check_classes(frame: Frame) -> None:
-    """Raise for a column that cannot be of a class, where the names of columns do not tell."""
-    values: Any = frame
-    kinds = {str(name): as_array(values[name][:1]).dtype.kind for name in values.columns}
-    floats = "f" in kinds.values()
-    others = [
-        name
-        for name, kind in kinds.items()
-        if kind not in "fiu" or (kind != "f" and (floats or name.lower() in _NO_CLASS))
-    ]
-    if others:
-        raise ValueError(
-            f"a data frame of scores has columns that are not scores, {comma_separated(others)}: "
-            "select the columns of classes, or name these prob_CLASS or logit_CLASS"
-        )
 
 
 def kept_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -194,7 +189,14 @@ def numbered(labels: Values, *scores: object) -> Values:
     frame = next(filter(is_frame, scores), None)
     if frame is None or isinstance(labels, Tensor):
         return labels
-    _check_index(frame, labels)
+    first, second = getattr(frame, "index", None), getattr(labels, "index", None)
+    if first is not None and second is not None and not callable(second):  # those of pandas
+        same = len(first) != len(second) or first.equals(second)
+        if not same and first.sort_values().equals(second.sort_values()):
+            raise ValueError(
+                "labels have the index of the logits in another order: pass "
+                "labels.loc[logits.index]"
+            )
     array = as_array(labels)
     names = class_names_of(frame)
     if names is None or array.ndim != 1 or len(names) < 2:
@@ -209,17 +211,6 @@ def without_frames(labels: Values, *scores: Any) -> tuple[Any, ...]:
     """Return labels as numbers of classes, and scores that are data frames as arrays."""
     arrays = (np.asarray(values) if is_frame(values) else values for values in scores)
     return numbered(labels, *scores), *arrays
-
-
-def _check_index(frame: Any, labels: object) -> None:
-    """Raise where labels have the rows of a frame in another order, by the index of pandas."""
-    first, second = getattr(frame, "index", None), getattr(labels, "index", None)
-    if first is None or second is None or callable(second) or len(first) != len(second):
-        return
-    if not first.equals(second) and first.sort_values().equals(second.sort_values()):
-        raise ValueError(
-            "labels have the index of the logits in another order: pass labels.loc[logits.index]"
-        )
 
 
 def as_array(values: object) -> NDArray[Any]:

@@ -22,7 +22,6 @@ from typing import (
     Literal,
     NamedTuple,
     TypeAlias,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -34,7 +33,6 @@ from calibrant._core.messages import comma_separated, did_you_mean, plain_name
 
 Options: TypeAlias = Mapping[str, inspect.Parameter]
 """Options of a constructor by name, with annotation and default."""
-F = TypeVar("F", bound=Callable[..., None])
 
 _TRUTH = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -94,11 +92,10 @@ class WithOptions:
 
 def check_constructor(cls: type) -> None:
     """Let the constructor of a class, if it has its own, check its arguments."""
-    if "__init__" in vars(cls):
-        cls.__init__ = _checked(cls.__init__)  # type: ignore[misc]
+    if "__init__" not in vars(cls):
+        return
+    constructor: Callable[..., None] = cls.__init__  # type: ignore[misc]
 
-
-def _checked(constructor: F) -> F:
     @wraps(constructor)
     def checking(self: Any, *args: Any, **named: Any) -> None:
         options = options_of(constructor)  # not earlier: now all annotations have a meaning
@@ -107,7 +104,7 @@ def _checked(constructor: F) -> F:
         rest = args[len(names) :]  # too many, as Python will say
         constructor(self, *checked.values(), *rest, **check_options(options, named))
 
-    return checking  # type: ignore[return-value]
+    cls.__init__ = checking  # type: ignore[misc]
 
 
 def options_of(build: Callable[..., Any]) -> Options:
@@ -120,10 +117,23 @@ def check_options(options: Options, values: Mapping[str, Any]) -> dict[str, Any]
 
     Names that are no option are left to who is called with them.
     """
-    return {
-        name: _converted(name, options[name].annotation, value) if name in options else value
-        for name, value in values.items()
-    }
+    checked = dict(values)
+    for name in values.keys() & options.keys():
+        value, hint = values[name], options[name].annotation
+        try:
+            checked[name] = _convert(hint, value)
+        except (TypeError, ValueError) as error:
+            got = f"{value!r:.80}"
+            if isinstance(value, type):
+                got = f"the class {value.__name__}: pass {value.__name__}()"
+            elif isinstance(value, Integral) and abs(int(value)) > _MAX_INT:
+                got += ", which has more than 64 bits"
+            else:
+                with suppress(TypeError, ValueError):
+                    _convert(hint, [value])
+                    got += f": pass [{value!r}]"
+            raise type(error)(f"{name} must be {in_words(hint)}, got {got}") from None
+    return checked
 
 
 def parse_options(owner: str, options: Options, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -138,7 +148,11 @@ def parse_options(owner: str, options: Options, texts: Mapping[str, str]) -> dic
         name = typed if typed in options else plain_name(typed)
         if name not in options:
             raise unknown_option(owner, typed, options)
-        values[name] = _parsed(name, options[name].annotation, text)
+        hint = options[name].annotation
+        try:
+            values[name] = _convert(hint, _parse(hint, text))
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be {in_words(hint)}, got {text!r:.80}") from None
     return values
 
 
@@ -168,27 +182,6 @@ def parsed_text(text: str) -> Any:
 
 
 # ------------------------------------------------------------------------------ annotations
-
-
-def _converted(name: str, hint: Any, value: Any) -> Any:
-    try:
-        return _convert(hint, value)
-    except (TypeError, ValueError) as error:
-        got = f"{value!r:.80}"
-        if isinstance(value, type):
-            got = f"the class {value.__name__}: pass {value.__name__}()"
-        elif isinstance(value, Integral) and abs(int(value)) > _MAX_INT:
-            got += ", which has more than 64 bits"
-        elif _fits(hint, [value]):
-            got += f": pass [{value!r}]"
-        raise type(error)(f"{name} must be {in_words(hint)}, got {got}") from None
-
-
-def _parsed(name: str, hint: Any, text: str) -> Any:
-    try:
-        return _convert(hint, _parse(hint, text))
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be {in_words(hint)}, got {text!r:.80}") from None
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -225,14 +218,6 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, wanted):
             raise TypeError
     return value
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    try:
-        _convert(hint, value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _is_true(value: Any) -> bool:

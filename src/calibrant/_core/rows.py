@@ -101,7 +101,11 @@ def _count_copies(scores: FloatArray, labels: IntArray) -> int:
     labels differ. Copies give themselves away as rows that all occur equally often, or as
     mistakes that are repeated with the same label while no row has two labels.
     """
-    of_row = _hashes(scores)
+    bits = (scores + 0.0).view(np.uint64)  # the two zeros are one
+    random = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64)
+    mixed = (bits ^ (bits >> np.uint64(32))) * (2 * random + np.uint64(1))
+    # a number for each row: equal ones of equal rows, and only of these
+    of_row = (mixed ^ (mixed >> np.uint64(29))).sum(-1, dtype=np.uint64)
     distinct, index, count = np.unique(of_row, return_inverse=True, return_counts=True)
     copies = len(scores) - len(distinct)
     if copies < _MIN_SHARE * len(scores) or len(distinct) < _MIN_DISTINCT:
@@ -115,11 +119,3 @@ def _count_copies(scores: FloatArray, labels: IntArray) -> int:
     repeated: BoolArray = (count > 1)[index] & (scores.argmax(-1) != labels)
     mistakes = len(np.unique(index[repeated]))
     return copies if mistakes >= _MIN_MISTAKES and (first[index] == labels).all() else 0
-
-
-def _hashes(scores: FloatArray) -> NDArray[np.uint64]:
-    """Return a number ``(n,)`` for each row: equal ones of equal rows, and only of these."""
-    bits = (scores + 0.0).view(np.uint64)  # the two zeros are one
-    random = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64)
-    mixed = (bits ^ (bits >> np.uint64(32))) * (2 * random + np.uint64(1))
-    return np.asarray((mixed ^ (mixed >> np.uint64(29))).sum(-1, dtype=np.uint64))

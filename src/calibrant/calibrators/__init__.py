@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.average import *  # noqa: F403
     from calibrant.calibrators.base import *  # noqa: F403
     from calibrant.calibrators.binary import *  # noqa: F403
-    from calibrant.calibrators.by_records import *  # noqa: F403
     from calibrant.calibrators.class_temperatures import *  # noqa: F403
     from calibrant.calibrators.confidence_maps import *  # noqa: F403
     from calibrant.calibrators.features import *  # noqa: F403
@@ -27,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.network import *  # noqa: F403
     from calibrant.calibrators.parts import *  # noqa: F403
     from calibrant.calibrators.rank_gaps import *  # noqa: F403
+    from calibrant.calibrators.records import *  # noqa: F403
     from calibrant.calibrators.registry import *  # noqa: F403
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403

@@ -29,10 +29,8 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Examples, LabelledRows, exponential
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import BOUNDS
-from calibrant.calibrators.data_checks import _masked_row
-from calibrant.calibrators.folds import folds
+from calibrant.calibrators.fitting import Passes, Sums, _masked_row, folds
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.passes import Passes, Sums
 from calibrant.calibrators.scaling import best_sharpness
 
 RIDGE = 1e-6

@@ -17,12 +17,11 @@ from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, _averaged
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
-from calibrant.calibrators.data_checks import ENOUGH
-from calibrant.calibrators.folds import folds
+from calibrant.calibrators.fitting import ENOUGH, folds
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import _memberships
 from calibrant.calibrators.parts import structured
+from calibrant.calibrators.records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.top_label import kept_by_task
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from calibrant._core.checks import FloatArray
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import RecordPredictions, RecordsCalibrator
 
 
 class Average(Calibrator):

@@ -23,7 +23,7 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import as_tensor
 from calibrant._core.showing import as_axes
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.metrics.reductions import margins
 
 if TYPE_CHECKING:
@@ -186,8 +186,15 @@ def learned_map(
     if logits is not None:
         return _of_examples(calibrator, as_scores(logits), features)
     if calibrator.classes > 2 and not calibrator.multilabel:
-        before, tops = _one_against_equals(calibrator)
-        return _summary(before, tops, "", "nine tenths of the classes")
+        classes = calibrator.classes
+        tops = np.unique(np.linspace(0, classes - 1, _CLASSES).astype(np.int64))
+        odds = np.linspace(-math.log(classes - 1), _MAX_ODDS, POINTS)
+        rows, confidence = np.zeros((POINTS, classes)), []
+        for top in tops.tolist():
+            rows[:, top] = odds + math.log(classes - 1)
+            confidence.append(_probs(calibrator, rows).max(1))
+            rows[:, top] = 0
+        return _summary(expit(odds), np.stack(confidence, 1), "", "nine tenths of the classes")
     odds = np.linspace(-_MAX_ODDS, _MAX_ODDS, 2 * POINTS + 1)
     if calibrator.multilabel:
         after = _probs(calibrator, np.repeat(odds[:, None], calibrator.classes, 1))
@@ -222,20 +229,6 @@ def _probs(calibrator: Calibrator, rows: FloatArray) -> FloatArray:
     """Calibrated probabilities ``(rows, columns)``."""
     probs = np.asarray(calibrator.predict_proba(rows), dtype=np.float64)
     return probs.reshape(len(rows), -1)
-
-
-def _one_against_equals(calibrator: Calibrator) -> tuple[FloatArray, FloatArray]:
-    """Confidences before ``(points,)`` and after ``(points, tops)``, for some classes on top."""
-    classes = calibrator.classes
-    tops = np.unique(np.linspace(0, classes - 1, _CLASSES).astype(np.int64))
-    odds = np.linspace(-math.log(classes - 1), _MAX_ODDS, POINTS)
-    rows = np.zeros((POINTS, classes))
-    after = []
-    for top in tops.tolist():
-        rows[:, top] = odds + math.log(classes - 1)
-        after.append(_probs(calibrator, rows).max(1))
-        rows[:, top] = 0
-    return expit(odds), np.stack(after, 1)
 
 
 def _summary(before: FloatArray, after: FloatArray, probability: str, spread: str) -> LearnedMap:

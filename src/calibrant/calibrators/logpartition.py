@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -134,7 +134,13 @@ class Records:
         """
         b = np.asarray(sharpness, dtype=np.float64)
         if b.ndim == 0 and len(self) and 0 <= (one := self._position(b[()])) <= self._last:
-            return self._at_one(float(one))
+            # one window and one set of weights serve all examples
+            start = _first_node(one, self.table.shape[1])
+            window = self.table[:, start : start + _WINDOW].reshape(len(self), 2 * _WINDOW)
+            x = float(one) - start - _CENTRE
+            powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * _WINDOW)])
+            value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
+            return Curve(value, slope * self.density / math.log(2))
         if b.shape != (len(self),):
             b = np.broadcast_to(b, (len(self),))
         position = self._position(b)
@@ -154,15 +160,6 @@ class Records:
         """Convert sharpness to the numbers of the nodes."""
         with np.errstate(divide="ignore"):
             return np.log2(b / LOWEST) * self.density
-
-    def _at_one(self, position: float) -> Curve:
-        # one window and one set of weights serve all examples
-        start = _first_node(position, self.table.shape[1])
-        window = self.table[:, start : start + _WINDOW].reshape(len(self), 2 * _WINDOW)
-        x = position - start - _CENTRE
-        powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * _WINDOW)])
-        value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
-        return Curve(value, slope * self.density / math.log(2))
 
     @property
     def _pieces(self) -> _Pieces:
@@ -199,38 +196,30 @@ class _Pieces:
         first = _first_node(position, self.nodes)
         stale = np.flatnonzero(first != self.first)
         for run in chunks.chunk_slices(len(stale)):
-            self._renew(stale[run], first[stale[run]])
+            rows = stale[run]
+            self.coefficients[:, rows] = (self.windows[rows, 2 * first[rows]] @ _HERMITE).T
         self.first = first
         x = position - first - _CENTRE
         result = Curve(np.empty(len(x)), np.empty(len(x)))
         for run in chunks.chunk_slices(len(x)):
-            _evaluate(self.coefficients[:, run], x[run], result.value[run], result.slope[run])
+            # Horner's scheme, and its derivative
+            highest, *others = self.coefficients[::-1, run]
+            value, slope, at = result.value[run], result.slope[run], x[run]
+            slope[:] = highest
+            np.multiply(highest, at, out=value)
+            value += others[0]
+            for c in others[1:]:
+                slope *= at
+                slope += value
+                value *= at
+                value += c
         return result
-
-    def _renew(self, rows: IntArray, first: IntArray) -> None:
-        self.coefficients[:, rows] = (self.windows[rows, 2 * first] @ _HERMITE).T
 
 
 def _first_node(position: Any, nodes: int) -> Any:
     """Return the first node of the window around a position."""
     first = np.floor(position).astype(np.int64) - 1
     return np.minimum(np.maximum(first, 0), nodes - _WINDOW)  # np.clip takes longer for few
-
-
-def _evaluate(
-    coefficients: FloatArray, x: FloatArray, value: FloatArray, slope: FloatArray
-) -> None:
-    """Write the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
-    # Horner's scheme, and its derivative
-    highest, *others = coefficients[::-1]
-    slope[:] = highest
-    np.multiply(highest, x, out=value)
-    value += others[0]
-    for c in others[1:]:
-        slope *= x
-        slope += value
-        value *= x
-        value += c
 
 
 def _hermite() -> FloatArray:
@@ -293,7 +282,8 @@ def tabulate(examples: Examples) -> Records:
     ranges = chunks.thread_ranges(examples)
     labels = examples.labels[examples.labels != IGNORED]
     check_some(len(labels))
-    rows, nodes = len(labels), OCTAVES * _nodes_per_octave(examples.classes) + 1
+    density = _nodes_per_octave(examples.classes)
+    rows, nodes = len(labels), OCTAVES * density + 1
     columns: tuple[Any, ...] = (  # in the order of Records
         np.empty((rows, nodes, 2), np.float32),  # table
         np.empty(rows),  # own_gap
@@ -303,27 +293,24 @@ def tabulate(examples: Examples) -> Records:
         np.empty(rows, bool),  # correct
         np.empty(rows, np.int64),  # possible
     )
+
+    def fill(row_range: tuple[int, int], place: tuple[NDArray[Any], ...]) -> None:
+        # Squaring small numbers again and again passes through denormal ones, at a hundred times
+        # the cost of a product; they are as good as zero here.
+        torch.set_flush_denormal(True)
+        done = 0
+        for result in _gap_chunks(examples, row_range):
+            for column, values in zip(place, _record(result, density), strict=True):
+                column[done : done + len(values)] = values.cpu().numpy()
+            done += len(result.own_gap)
+
     ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]
     # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
-    chunks.on_threads(partial(_fill, examples), ranges, places, always=True)
+    chunks.on_threads(fill, ranges, places, always=True)
     weight = examples.labelled_weight()
     weight = np.ones(rows) if weight is None else weight
     return Records(*(*columns, labels, weight, examples.classes))
-
-
-def _fill(
-    examples: Examples, row_range: tuple[int, int], columns: tuple[NDArray[Any], ...]
-) -> None:
-    """Write the records of a run of rows into the columns."""
-    # Squaring small numbers again and again passes through denormal ones, at a hundred times
-    # the cost of a product; they are as good as zero here.
-    torch.set_flush_denormal(True)
-    density, done = _nodes_per_octave(examples.classes), 0
-    for result in _gap_chunks(examples, row_range):
-        for column, values in zip(columns, _record(result, density), strict=True):
-            column[done : done + len(values)] = values.cpu().numpy()
-        done += len(result.own_gap)
 
 
 class _Gaps(NamedTuple):
@@ -360,7 +347,13 @@ def _gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Gap
 def _record(result: _Gaps, density: int) -> tuple[Tensor, ...]:
     """Return columns of one chunk, in the order of :class:`Records`; buffers are overwritten."""
     chunk, top, best, own_gap, gaps, powers = result
-    mean_gap, possible = _mean_and_count(gaps, chunk.logits)
+    total = gaps.sum(-1)
+    possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
+    if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
+        masked = torch.isneginf(chunk.logits)
+        possible -= masked.sum(-1)
+        total = gaps.masked_fill(masked, 0).sum(-1)
+    mean_gap = total.double() / possible
     leading = _smallest(gaps, TOP)
     gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
     return (
@@ -393,17 +386,6 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
     )
     slope = -per_node * sharpness[:, None] * drop / total
     return torch.stack([total.log(), slope], -1).transpose(0, 1).contiguous()
-
-
-def _mean_and_count(gaps: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean gap over the possible classes, and their number."""
-    total = gaps.sum(-1)
-    possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
-    if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
-        masked = torch.isneginf(logits)
-        possible -= masked.sum(-1)
-        total = gaps.masked_fill(masked, 0).sum(-1)
-    return total.double() / possible, possible
 
 
 def _smallest(values: Tensor, count: int) -> Tensor:

@@ -28,8 +28,8 @@ from calibrant._core.chunks import chunk_slices
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, Solution, adam
 from calibrant.calibrators import objectives
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.logpartition import TOP, Records, _softplus
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 _Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
@@ -142,7 +142,22 @@ def _network_objective(
 ) -> Objective:
     """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
     # in NumPy, as the measure is: autograd takes a fifth longer and rounds differently
-    points, join = _points(inputs)
+    points, join = inputs, None
+    if inputs.shape[1] == 1 and len(inputs) > _MAX_POINTS:
+        # Of one input the log-sharpness is smooth but for a few kinks, so straight lines join its
+        # values at some: half of them are quantiles, half lie in equal steps.
+        values = inputs[:, 0]
+        steps = np.linspace(0, 1, _MAX_POINTS // 2)
+        low, high = values.min(), values.max()
+        x = np.unique([np.quantile(values, steps), low + (high - low) * steps])
+        left = np.clip(np.searchsorted(x, values, "right") - 1, 0, max(len(x) - 2, 0))
+        right = np.minimum(left + 1, len(x) - 1)
+        width = x[right] - x[left]
+        share = np.divide(values - x[left], width, out=np.zeros(len(values)), where=width > 0)
+        weights, places = np.stack([1 - share, share], 1), np.stack([left, right], 1)
+        ends = np.arange(0, weights.size + 1, 2)
+        points = x[:, None]
+        join = csr_array((weights.ravel(), places.ravel(), ends), (len(values), len(x)))
     split = None if join is None else join.T.tocsr()
     runs = chunk_slices(len(points))
     columns = [np.ascontiguousarray(points[run].T) for run in runs]
@@ -159,29 +174,6 @@ def _network_objective(
         return value, np.sum(parts, axis=0)
 
     return value_and_gradient
-
-
-def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
-    """Inputs ``(points, width)`` to a network, and weights ``(n, points)`` of its outputs there.
-
-    Of one input the log-sharpness is smooth but for a few kinks, so straight lines join its values
-    at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are,
-    and so do few: these need no weights.
-    """
-    if inputs.shape[1] > 1 or len(inputs) <= _MAX_POINTS:
-        return inputs, None
-    values = inputs[:, 0]
-    steps = np.linspace(0, 1, _MAX_POINTS // 2)
-    low, high = values.min(), values.max()
-    points = np.unique([np.quantile(values, steps), low + (high - low) * steps])
-    left = np.clip(np.searchsorted(points, values, "right") - 1, 0, max(len(points) - 2, 0))
-    right = np.minimum(left + 1, len(points) - 1)
-    width = points[right] - points[left]
-    share = np.divide(values - points[left], width, out=np.zeros(len(values)), where=width > 0)
-    weights, columns = np.stack([1 - share, share], 1), np.stack([left, right], 1)
-    ends = np.arange(0, weights.size + 1, 2)
-    shape = (len(values), len(points))
-    return points[:, None], csr_array((weights.ravel(), columns.ravel(), ends), shape)
 
 
 def _activations(layers: _Layers, inputs: FloatArray) -> list[FloatArray]:

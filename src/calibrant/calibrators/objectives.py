@@ -109,7 +109,18 @@ def pointwise(
 
     It does not calibrate: it is smallest where confidence is 1 for all that is mostly right.
     """
-    penalty = partial(_pointwise, sigma=sigma, delta=delta)
+
+    def penalty(
+        confidence: FloatArray, outcome: BoolArray, share: FloatArray
+    ) -> tuple[float, FloatArray]:
+        part = _memberships(confidence, sigma)
+        wrong, right = (np.sqrt((a - _CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
+        cost = np.where(outcome, right[:, None], wrong[:, None])
+        own = _CENTRES @ part
+        value = (part * cost).sum(0)
+        moved = (part * cost * (_CENTRES[:, None] - own)).sum(0) / sigma**2
+        return float(share @ value), share * moved
+
     return _by_confidence(penalty, records, u, curve)
 
 
@@ -209,38 +220,27 @@ def _parts_on_grid(sigma: float) -> FloatArray:
     return _memberships(np.arange(_GRID + 1) / _GRID, sigma)
 
 
-def _pointwise(
-    confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
-) -> tuple[float, FloatArray]:
-    part = _memberships(confidence, sigma)
-    wrong, right = (np.sqrt((a - _CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
-    cost = np.where(outcome, right[:, None], wrong[:, None])
-    own = _CENTRES @ part
-    value = (part * cost).sum(0)
-    moved = (part * cost * (_CENTRES[:, None] - own)).sum(0) / sigma**2
-    return float(share @ value), share * moved
-
-
 def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
-    parts = (_kernels if sigma > _NARROW else _narrow_kernels)(confidence, sigma)
+    if sigma > _NARROW:  # kernels over that at the middle centre
+        # With equal steps between the centres, one exponential and products give them all:
+        # (c - 1/2)^2 - (c - 1/2 - j / BINS)^2 = 2 (c - 1/2) j / BINS - (j / BINS)^2
+        middle, width = BINS // 2, sigma * BINS
+        step = np.exp((confidence - _CENTRES[middle]) * BINS / width**2)
+        parts = np.empty((BINS, len(confidence)))
+        parts[middle] = 1
+        for j in range(middle):
+            np.multiply(parts[middle + j], step, out=parts[middle + j + 1])
+            np.divide(parts[middle - j], step, out=parts[middle - j - 1])
+        parts *= _kernels_of_the_middle(sigma)
+    else:  # over that at the nearest one, which stays however narrow the kernel is
+        nearest = (np.clip(np.floor(confidence * BINS), 0, BINS - 1) + 0.5) / BINS
+        centres = _CENTRES[:, None]
+        # (c - nearest)^2 - (c - centre)^2 in factors
+        exponent = (2 * confidence - nearest - centres) * (centres - nearest)
+        parts = np.exp(exponent / (2 * sigma**2))
     parts /= np.ones(BINS) @ parts
     return parts
-
-
-def _kernels(confidence: FloatArray, sigma: float) -> FloatArray:
-    """Kernel of each example at each centre over that at the middle one, ``(bins, n)``."""
-    # With equal steps between the centres, one exponential and products give them all:
-    # (c - 1/2)^2 - (c - 1/2 - j / BINS)^2 = 2 (c - 1/2) j / BINS - (j / BINS)^2
-    middle, width = BINS // 2, sigma * BINS
-    step = np.exp((confidence - _CENTRES[middle]) * BINS / width**2)
-    kernels = np.empty((BINS, len(confidence)))
-    kernels[middle] = 1
-    for j in range(middle):
-        np.multiply(kernels[middle + j], step, out=kernels[middle + j + 1])
-        np.divide(kernels[middle - j], step, out=kernels[middle - j - 1])
-    kernels *= _kernels_of_the_middle(sigma)
-    return kernels
 
 
 @lru_cache(maxsize=8)
@@ -248,14 +248,6 @@ def _kernels_of_the_middle(sigma: float) -> FloatArray:
     """Kernel of the middle centre at each centre, ``(bins, 1)``."""
     steps = np.arange(BINS) - BINS // 2
     return np.asarray(np.exp(-(steps**2) / (2 * (sigma * BINS) ** 2))[:, None])
-
-
-def _narrow_kernels(confidence: FloatArray, sigma: float) -> FloatArray:
-    """The same over that at the nearest centre, which stays however narrow the kernel is."""
-    nearest = (np.clip(np.floor(confidence * BINS), 0, BINS - 1) + 0.5) / BINS
-    centres = _CENTRES[:, None]
-    # (c - nearest)^2 - (c - centre)^2 in factors
-    return np.exp((2 * confidence - nearest - centres) * (centres - nearest) / (2 * sigma**2))
 
 
 PROPER: dict[str, Objective] = dict(nll=nll, brier=brier, mse=_mse, ls=partial(nll, smoothing=0.05))

@@ -21,10 +21,10 @@ from calibrant.calibrators.affine import (
     StructuredVectorScaling,
 )
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, Records
 from calibrant.calibrators.objectives import nll
 from calibrant.calibrators.rank_gaps import RankGaps
+from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     OddsCalibrator,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -19,7 +18,7 @@ from calibrant._core.solve import Solution, check_time, minimise
 from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import _warn_together
+from calibrant.calibrators.fitting import _warn_together
 from calibrant.calibrators.logpartition import LARGEST_GAP
 from calibrant.calibrators.scaling import _fitted_sharpness
 
@@ -169,39 +168,32 @@ def _gather(examples: Examples, sharpness: float) -> _Gathered:
         torch.empty(sum(labelled), 1, dtype=torch.int64, device=like.device),
         torch.from_numpy(weight).to(like.device),
     )
-    parts = chunks.on_threads(partial(_fill, examples, sharpness, ordered), ranges, places)
+
+    def fill(row_range: tuple[int, int], place: tuple[int, int]) -> Tensor:
+        """Write the gaps of a run of rows; return the weighted sums of those of the labels."""
+        done, total = place[0], ordered.weight.new_zeros(count)
+        for chunk in chunks.labelled_chunks(examples, *row_range):
+            check_time()
+            rows = slice(done, done := done + len(chunk.labels))
+            if chunk.logits.device.type == "cpu":  # where NumPy is several times faster
+                falling = torch.from_numpy(np.sort(chunk.logits.numpy())).flip(-1)
+            else:
+                falling = chunk.logits.sort(descending=True).values
+            own = chunk.logits.gather(-1, chunk.labels[:, None]).double()
+            wide = falling.double()
+            last = wide[:, count - 1 : count]
+            gaps = sharpness * _gaps_of(wide[:, :count]).clamp_(max=LARGEST_GAP)
+            ordered.gaps[rows] = gaps.to(ordered.gaps.dtype)
+            drops = sharpness * _distances_below(last, wide[:, count:]).clamp_(max=LARGEST_GAP)
+            ordered.drops[rows] = drops.to(ordered.drops.dtype)
+            ordered.possible[rows] = (~torch.isneginf(falling)).sum(-1, keepdim=True)
+            drop = sharpness * (last - own).clamp(0, LARGEST_GAP)
+            of_label = torch.cat([gaps * (wide[:, : count - 1] > own), drop], -1)
+            total += ordered.weight[rows] @ of_label
+        return total
+
+    parts = chunks.on_threads(fill, ranges, places)
     return _Gathered(ordered, torch.stack(parts).sum(0) / ordered.weight.sum(), places)
-
-
-def _fill(
-    examples: Examples,
-    sharpness: float,
-    data: _Ordered,
-    row_range: tuple[int, int],
-    place: tuple[int, int],
-) -> Tensor:
-    """Write the gaps of a run of rows; return the weighted sums of those of the labels."""
-    count, done = data.gaps.shape[1] + 1, place[0]
-    total = data.weight.new_zeros(count)
-    for chunk in chunks.labelled_chunks(examples, *row_range):
-        check_time()
-        rows = slice(done, done := done + len(chunk.labels))
-        if chunk.logits.device.type == "cpu":  # where NumPy is several times faster
-            ordered = torch.from_numpy(np.sort(chunk.logits.numpy())).flip(-1)
-        else:
-            ordered = chunk.logits.sort(descending=True).values
-        own = chunk.logits.gather(-1, chunk.labels[:, None]).double()
-        wide = ordered.double()
-        last = wide[:, count - 1 : count]
-        gaps = sharpness * _gaps_of(wide[:, :count]).clamp_(max=LARGEST_GAP)
-        data.gaps[rows] = gaps.to(data.gaps.dtype)
-        drops = sharpness * _distances_below(last, wide[:, count:]).clamp_(max=LARGEST_GAP)
-        data.drops[rows] = drops.to(data.drops.dtype)
-        data.possible[rows] = (~torch.isneginf(ordered)).sum(-1, keepdim=True)
-        drop = sharpness * (last - own).clamp(0, LARGEST_GAP)
-        of_label = torch.cat([gaps * (wide[:, : count - 1] > own), drop], -1)
-        total += data.weight[rows] @ of_label
-    return total
 
 
 def _solve(data: _Gathered) -> Solution:

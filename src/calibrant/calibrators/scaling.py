@@ -15,13 +15,13 @@ from calibrant._core.checks import IGNORED, FloatArray, as_float64, check_some, 
 from calibrant._core.chunks import Examples, labelled_chunks, on_threads, thread_ranges
 from calibrant._core.solve import Solution
 from calibrant.calibrators.base import BOUNDS, Context
-from calibrant.calibrators.by_records import (
+from calibrant.calibrators.logpartition import Records, _gap_chunks, tabulate
+from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
+from calibrant.calibrators.records import (
     RecordPredictions,
     RecordsCalibrator,
     TemperatureCalibrator,
 )
-from calibrant.calibrators.logpartition import Records, _gap_chunks, tabulate
-from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
 _NEWTON_FROM = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
 _START_ROWS = 1000  # rows, about, at whose optimum they start

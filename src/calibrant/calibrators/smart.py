@@ -16,8 +16,8 @@ from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.torch_models import two_largest
 from calibrant.calibrators import network, objectives
 from calibrant.calibrators.base import Context
-from calibrant.calibrators.by_records import TemperatureCalibrator
 from calibrant.calibrators.logpartition import Records
+from calibrant.calibrators.records import TemperatureCalibrator
 
 SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]
 SmartIndicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all"]

@@ -17,10 +17,10 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray
 from calibrant._core.chunks import Examples
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators import data_checks
+from calibrant.calibrators import fitting
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import MAX_MEAN_ODDS, MAX_SLOPE, fit_platt
-from calibrant.calibrators.passes import Passes, Sums
+from calibrant.calibrators.fitting import Passes, Sums
 
 _PRIOR_SPREAD = 0.1  # standard deviation of lines among tags, expected before any are seen
 _PRIOR_TAGS = 2.0  # tags that this expectation counts for
@@ -56,7 +56,7 @@ class TagCalibrator(Calibrator):
         super().__init__()
         self._store(slope_=torch.ones(0), intercept_=torch.zeros(0))
 
-    def _fit_cells(self, cells: _Cells) -> Solution:
+    def _fit_cells(self, cells: _TagCells) -> Solution:
         """Return slopes and intercepts ``(2, tags)``."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class TagIdentity(TagCalibrator):
     def set_floor(self, floor: float) -> None:
         """Do nothing: probabilities of 0 stay what they are."""
 
-    def _fit_cells(self, cells: _Cells) -> Solution:
+    def _fit_cells(self, cells: _TagCells) -> Solution:
         return _unchanged(cells.logits.shape[1])
 
     def _refined(self, passes: Passes, masses: _Masses) -> Solution:
@@ -167,7 +167,7 @@ class PooledTags(TagCalibrator):
     summary = "one straight line for all tags (Platt)"
     parameter_count = 2
 
-    def _fit_cells(self, cells: _Cells) -> Solution:
+    def _fit_cells(self, cells: _TagCells) -> Solution:
         line = _fit_lines(_together(cells)).solution
         return line._replace(x=np.repeat(line.x, cells.logits.shape[1], axis=1))
 
@@ -233,7 +233,7 @@ class TagScaling(TagCalibrator):
         """Those of the common line: tags with few labels lean on it."""
         return 2
 
-    def _fit_cells(self, cells: _Cells) -> Solution:
+    def _fit_cells(self, cells: _TagCells) -> Solution:
         return self._kept(_fit_lines(cells))
 
     def _refined(self, passes: Passes, masses: _Masses) -> Solution:
@@ -249,7 +249,7 @@ class TagScaling(TagCalibrator):
 # ------------------------------------------------------------------------------------- the cells
 
 
-class _Cells(NamedTuple):
+class _TagCells(NamedTuple):
     """Each ``(n, tags)``; cells without a label have weight 0, logit 0 and outcome 0."""
 
     logits: FloatArray
@@ -284,12 +284,12 @@ def _cell_masses(examples: Examples) -> Sums:
     return [labelled.sum(0), hits, raw.weight.sum(0), (raw.weight * raw.logits).sum(0)]
 
 
-def _together(cells: _Cells) -> _Cells:
+def _together(cells: _TagCells) -> _TagCells:
     """Return all cells as those of one tag."""
-    return _Cells(*(values.reshape(-1, 1) for values in cells))
+    return _TagCells(*(values.reshape(-1, 1) for values in cells))
 
 
-def _cells(examples: Examples) -> _Cells:
+def _cells(examples: Examples) -> _TagCells:
     cells = _raw_cells(examples)
     checks.check_some(int((cells.weight > 0).sum()))
     if examples.weight is None:
@@ -297,7 +297,7 @@ def _cells(examples: Examples) -> _Cells:
     return cells._replace(weight=cells.weight * ((cells.weight > 0).sum() / cells.weight.sum()))
 
 
-def _raw_cells(examples: Examples) -> _Cells:
+def _raw_cells(examples: Examples) -> _TagCells:
     """Return cells with the weights as they are."""
     tags = examples.columns
     labels = examples.labels.reshape(-1, tags)
@@ -307,7 +307,7 @@ def _raw_cells(examples: Examples) -> _Cells:
     weight = np.where(labelled, 1.0, 0.0)
     if examples.weight is not None:
         weight *= examples.weight.reshape(-1, tags)
-    return _Cells(np.where(labelled, logits, 0), np.where(labelled, labels, 0.0), weight)
+    return _TagCells(np.where(labelled, logits, 0), np.where(labelled, labels, 0.0), weight)
 
 
 def _check_finite(finite: BoolArray, logits: checks.Logits) -> None:
@@ -325,7 +325,7 @@ def _warn_of_rare_tags(calibrator: TagCalibrator, labelled: FloatArray, hits: Fl
     if alike.size and calibrator.parameter_count is None:
         named = comma_separated([str(tag) for tag in alike[:5]] + ["..."] * (alike.size > 5))
         note = f"{alike.size:,} of {len(hits):,} tags have no label 0 or no label 1 ({named})"
-        data_checks._warn_together(calibrator, [f"{note}: they lean on the line of the others"])
+        fitting._warn_together(calibrator, [f"{note}: they lean on the line of the others"])
 
 
 # -------------------------------------------------------------------------------------- the lines
@@ -344,11 +344,19 @@ class _Prior(NamedTuple):
     covariance: FloatArray  # (2, 2)
 
 
-def _fit_lines(cells: _Cells) -> _Lines:
+def _fit_lines(cells: _TagCells) -> _Lines:
     """Fit the lines of cells in memory."""
     mass = cells.weight.sum(0)
     centre = _Masses(mass, mass, (cells.weight * cells.logits).sum(0)).centre
-    return _newton(partial(_derivatives, cells, centre), centre, _start(cells, centre))
+    # the search starts at the common line, which has bounds
+    kept = cells.weight > 0
+    odds, outcome, weight = (values[kept] for values in cells)
+    slope, offset = fit_platt(odds, outcome > 0, weight).x
+    slope = max(slope, 1 / MAX_SLOPE)
+    shift = (slope - 1) * centre + offset
+    theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
+    start = np.asarray(np.clip(theta, -_LIMITS, _LIMITS))
+    return _newton(partial(_derivatives, cells, centre), centre, start)
 
 
 def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, together: bool) -> _Lines:
@@ -402,19 +410,8 @@ def _newton(derivatives: _Derivatives, centre: FloatArray, theta: FloatArray) ->
     return _Lines(Solution(line, np.nan, passes, converged), prior.mean, spread)
 
 
-def _start(cells: _Cells, centre: FloatArray) -> FloatArray:
-    """Return log-slopes and shifts ``(tags, 2)`` of the common line, which has bounds."""
-    kept = cells.weight > 0
-    odds, outcome, weight = (values[kept] for values in cells)
-    slope, offset = fit_platt(odds, outcome > 0, weight).x
-    slope = max(slope, 1 / MAX_SLOPE)
-    shift = (slope - 1) * centre + offset
-    theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
-    return np.asarray(np.clip(theta, -_LIMITS, _LIMITS))
-
-
 def _derivatives(
-    cells: _Cells, centre: FloatArray, theta: FloatArray
+    cells: _TagCells, centre: FloatArray, theta: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return gradient ``(tags, 2)`` and expected information ``(tags, 2, 2)`` of the NLL."""
     tilt = np.exp(theta[:, 0]) * (cells.logits - centre)  # derivative by the log-slope

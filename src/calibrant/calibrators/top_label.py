@@ -14,9 +14,9 @@ from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.solve import Objective, Solution, minimise_convex
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import BOUNDS, Calibrator
-from calibrant.calibrators.by_records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, _softplus
 from calibrant.calibrators.objectives import _binned_gaps
+from calibrant.calibrators.records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1

@@ -74,7 +74,7 @@ def collect(
       torchrun --nproc-per-node 8 -m calibrant collect model/ texts -o logits
     """  # noqa: D301
     from calibrant.deploy import collect_shards
-    from calibrant.workflows.good_shards import describe_skipped
+    from calibrant.workflows.large import describe_skipped
 
     sys.path.append(os.getcwd())  # last, so that no file there takes the place of a library
     with engine.InputFiles(workers=workers).working():

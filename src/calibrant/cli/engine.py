@@ -147,7 +147,7 @@ class InputFiles:
         """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
         from calibrant._core.engines import use
         from calibrant.data.opening import open_dataset
-        from calibrant.workflows.good_shards import describe_skipped, open_good_shards
+        from calibrant.workflows.large import describe_skipped, open_good_shards
 
         if not self.skip_bad:
             return open_dataset(path, cache=self.cache, **self.columns)

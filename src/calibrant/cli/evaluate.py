@@ -89,7 +89,7 @@ def evaluate(
     Exit status: 0 done, 1 a limit is exceeded, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
     from calibrant.data.dataset import TEST_SPLITS
-    from calibrant.metrics.limits import limits_of
+    from calibrant.metrics.evaluation import limits_of
     from calibrant.metrics.registry import METRICS
     from calibrant.workflows import evaluate as workflow
 

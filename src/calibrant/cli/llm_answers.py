@@ -71,7 +71,7 @@ def fit_map(
     from calibrant.llm import read_answers
     from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
     from calibrant.llm.answers.grading import CONFIDENCES
-    from calibrant.llm.answers.judges.judged import read_judged
+    from calibrant.llm.answers.judged import read_judged
 
     if signals is not None:
         if confidence:

@@ -36,8 +36,8 @@ def ui(host: str, port: int | None, no_browser: bool, max_upload: int) -> None:
       calibrant ui
       calibrant ui --port 9000 --no-browser --max-upload 2000
     """  # noqa: D301
+    from calibrant.ui.app import serve
     from calibrant.ui.guard import is_loopback
-    from calibrant.ui.server import serve
 
     if not is_loopback(host):
         shared.say(EXPOSED.format(host))

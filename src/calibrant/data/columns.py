@@ -92,25 +92,24 @@ class Column:
 
     def chunks(self, rows: int | None = None) -> Iterator[Array]:
         """Yield ``rows`` rows at a time, by default a few million numbers."""
-        stored = self._stored(rows or max(1, CHUNK // max(1, self.width)))
-        return stored if self.view is None else map(self.view, stored)
-
-    def seen_by(self, view: Callable[[Array], Array]) -> Column:
-        """Return the column with a view of whatever is read, after the one it may have."""
-        return replace(self, view=view if self.view is None else partial(_both, self.view, view))
-
-    def _stored(self, rows: int) -> Iterator[Array]:
+        rows = rows or max(1, CHUNK // max(1, self.width))
         if self.values is not None:
             parts = (self.values[i : i + rows] for i in range(0, len(self.values), rows))
-            yield from parts if self.shape else iter([self.values])
+            stored = parts if self.shape else iter([self.values])
+            yield from stored if self.view is None else map(self.view, stored)
             return
         reader = self._reader()
         try:
-            yield from map(_native, reader.chunks(self.key, rows))
+            stored = map(_native, reader.chunks(self.key, rows))
+            yield from stored if self.view is None else map(self.view, stored)
         except ValueError:  # a file that is being rewritten may look damaged
             reader.check_unchanged()
             raise
         reader.check_unchanged()
+
+    def seen_by(self, view: Callable[[Array], Array]) -> Column:
+        """Return the column with a view of whatever is read, after the one it may have."""
+        return replace(self, view=view if self.view is None else partial(_both, self.view, view))
 
     def mapped(self) -> Array | None:
         """Return a ``.npy`` file without reading it, as a copy-on-write map."""

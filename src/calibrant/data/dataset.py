@@ -381,7 +381,16 @@ class Dataset:
         chosen = self.find(name, prefer)
         if chosen is None:
             raise self._no_split(prefer if name is None else [name])
-        self._check_files(chosen)
+        labels = full_key(chosen, "labels")
+        for arrays, splits in zip(self.files, self._by_split, strict=True):
+            orphaned = labels in arrays and chosen not in splits
+            if orphaned or not (splits or _head_columns(arrays) or CLASS_NAMES in arrays):
+                path = next(column.path for column in arrays.values())
+                of = f" of split {chosen!r}" if chosen else ""
+                raise ValueError(
+                    f"{path} has no logits, probs or features{of}, only "
+                    f"{comma_separated(arrays)}; write it again, or move it elsewhere"
+                )
         _ = self.class_names  # which must agree
         shards = [Shard(splits[chosen]) for splits in self._by_split if chosen in splits]
         # An empty shard, as Spark writes them, may not even know its number of classes.
@@ -398,19 +407,6 @@ class Dataset:
         starts = np.cumsum([0, *(shard.rows for shard in shards)])
         numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
         return Split(self, chosen, numbered)
-
-    def _check_files(self, split: str) -> None:
-        """Raise for a file that has labels of a split without its scores, or nothing of use."""
-        for arrays, splits in zip(self.files, self._by_split, strict=True):
-            labels = full_key(split, "labels")
-            orphaned = labels in arrays and split not in splits
-            if orphaned or not (splits or _head_columns(arrays) or CLASS_NAMES in arrays):
-                path = next(column.path for column in arrays.values())
-                of = f" of split {split!r}" if split else ""
-                raise ValueError(
-                    f"{path} has no logits, probs or features{of}, only "
-                    f"{comma_separated(arrays)}; write it again, or move it elsewhere"
-                )
 
     @property
     def has_head(self) -> bool:

@@ -178,10 +178,22 @@ def sample_path() -> Path:
 def _find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
     """Return the shards of a file, folder or glob with some suffixes, in natural order."""
     storage, place = storage_of(path)
-    if storage.is_file(place):
-        found = _of_file(storage, place, formats)
-    else:
+    if not storage.is_file(place):
         found = _of_folder(storage, path, place, formats)
+    elif place.suffix not in formats:
+        raise ValueError(
+            f"{place} is not a prediction file: the suffix must be one of "
+            f"{comma_separated(formats)}; numpy.savez(path, logits=..., labels=...) writes one"
+        )
+    elif place.suffix != ".npy":
+        found = [{"": place}]
+    elif not _ARRAY_FILE.fullmatch(place.stem):
+        raise ValueError(
+            f"{place} does not say what it holds; rename it to NAME_logits.npy, NAME_labels.npy, "
+            "NAME_probs.npy or NAME_features.npy"
+        )
+    else:
+        found = _with_partners(storage, [place])
     return [{key: storage.address(file) for key, file in shard.items()} for shard in found]
 
 
@@ -216,22 +228,6 @@ def _of_folder(
     if one_column and not is_folder:
         return _with_partners(storage, files)
     return _by_stem(files)
-
-
-def _of_file(storage: LocalFiles, path: PurePath, formats: Collection[str]) -> list[_Found]:
-    if path.suffix not in formats:
-        raise ValueError(
-            f"{path} is not a prediction file: the suffix must be one of "
-            f"{comma_separated(formats)}; numpy.savez(path, logits=..., labels=...) writes one"
-        )
-    if path.suffix != ".npy":
-        return [{"": path}]
-    if not _ARRAY_FILE.fullmatch(path.stem):
-        raise ValueError(
-            f"{path} does not say what it holds; rename it to NAME_logits.npy, NAME_labels.npy, "
-            "NAME_probs.npy or NAME_features.npy"
-        )
-    return _with_partners(storage, [path])
 
 
 def _readable(paths: Iterable[PurePath], formats: Collection[str]) -> list[PurePath]:

@@ -61,7 +61,7 @@ def open_dataset(
         one alone for P(class 1). Of other files they are arrays, without the split in front.
     skip_bad : bool
         Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
-        :func:`calibrant.workflows.good_shards.open_good_shards` reads their rows as well.
+        :func:`calibrant.workflows.large.open_good_shards` reads their rows as well.
     cache : path, optional
         Folder for the log-partition tables of the shards, some hundred bytes for each example. Fits
         read them in place of the logits as long as the files are unchanged.

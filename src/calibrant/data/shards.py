@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -210,16 +210,8 @@ def _run_or_refuse(
         return BadShard(str(problem))
 
 
-class _HasRows(Protocol):
-    @property
-    def rows(self) -> int: ...
-
-
-S = TypeVar("S", bound=_HasRows)
-
-
-def run_all(work: Callable[[S, Report], T], items: Sequence[S], report: Report) -> Iterator[T]:
-    """Yield the result of each item in order, from here or from the executor in use."""
+def run_all(work: Callable[[Any, Report], T], items: Sequence[Any], report: Report) -> Iterator[T]:
+    """Yield the result of each item, which has ``rows``, in order, here or from an executor."""
     executor = current_work().executor
     if executor is None:
         yield from (work(item, report) for item in items)
@@ -230,6 +222,6 @@ def run_all(work: Callable[[S, Report], T], items: Sequence[S], report: Report) 
         yield result
 
 
-def _unreported(work: Callable[[S, Report], T], item: S) -> T:
+def _unreported(work: Callable[[Any, Report], T], item: object) -> T:
     """Work on an item without progress, which cannot be reported from another process."""
     return work(item, lambda rows: None)

@@ -23,7 +23,7 @@ from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
-from calibrant.deploy.attach import CalibratedModel, Layer, _fitted_calibrator
+from calibrant.deploy.calibrated_model import CalibratedModel, Layer, _fitted_calibrator
 
 SUFFIXES = (".onnx", ".pt2")
 """Suffixes of the files that :func:`export` writes."""

@@ -15,7 +15,7 @@ from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.calibrators.tags import TagCalibrator
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy.attach import _fitted_calibrator
+from calibrant.deploy.calibrated_model import _fitted_calibrator
 
 
 def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:

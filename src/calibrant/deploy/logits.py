@@ -37,7 +37,7 @@ from calibrant.data.formats import Array
 from calibrant.data.opening import open_inputs
 from calibrant.data.shards import NoGoodShard, Place, Report, located
 from calibrant.data.storage import OutputFolder
-from calibrant.deploy.attach import Layer
+from calibrant.deploy.calibrated_model import Layer
 from calibrant.deploy.models import (
     Classifier,
     ModelName,

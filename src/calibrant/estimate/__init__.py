@@ -1,11 +1,11 @@
-"""Performance without labels: estimates, the guarantee behind them, and what to label next."""
+"""Performance from no or few labels: estimates, their guarantees, and what to label next."""
 
 from __future__ import annotations
 
 from calibrant.estimate.performance import PerformanceEstimator, estimate_performance
-from calibrant.estimate.result import PerformanceEstimate
+from calibrant.estimate.performance_estimate import PerformanceEstimate
 from calibrant.estimate.sampling import LabelSample, choose_labels
-from calibrant.estimate.watch import Shift
+from calibrant.estimate.shifts import Shift
 
 __all__ = [
     "LabelSample",

@@ -5,7 +5,7 @@ of events in each cell from binomial distributions, and adds the labels that are
 are those that the batch might have. Ends of intervals are quantiles over the draws: they hold for
 the metrics that would be measured on this batch if all of its labels came.
 
-A shift of size :math:`\rho` that cannot be seen (see :mod:`calibrant.estimate.watch`) may change
+A shift of size :math:`\rho` that cannot be seen (see :mod:`calibrant.estimate.shifts`) may change
 the accuracy by :math:`\sqrt{\rho}` standard deviations of an outcome. Tilted draws have such a
 change, in proportion to the variance :math:`p (1 - p)`: towards wrong answers, right answers, and
 (for two classes) each of the classes. The interval is the hull of all of them.
@@ -20,9 +20,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant.estimate.cells import CELLS, Cells, _effective, _sums_by
-from calibrant.estimate.predictions import Summary
-from calibrant.estimate.strata import SCORES, Strata
+from calibrant.estimate.cells import CELLS, SCORES, Cells, Strata, _effective, _sums_by
+from calibrant.estimate.prediction_summary import PredictionSummary
 from calibrant.metrics.intervals import Estimate
 
 DRAWS = 500
@@ -31,7 +30,7 @@ RUN = 50
 
 
 def _estimate_metrics(
-    batch: Summary, strata: Strata | None, *, widening: float, level: float, seed: int
+    batch: PredictionSummary, strata: Strata | None, *, widening: float, level: float, seed: int
 ) -> dict[str, Estimate]:
     """Return each metric with its interval.
 
@@ -54,7 +53,11 @@ def _estimate_metrics(
         for tilt in _tilts(filled, probs, widening)
     ]
     ends = {name: [_ends(draws[name], level) for draws in drawn] for name in values}
-    return {name: _hull(float(values[name]), ends[name]) for name in values} | scores
+    result = {}
+    for name, value in values.items():  # with the smallest interval around all of them
+        lows, highs = zip(*ends[name], strict=True)
+        result[name] = Estimate(float(value), min(float(value), *lows), max(float(value), *highs))
+    return result | scores
 
 
 def _metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
@@ -78,7 +81,7 @@ def _tilts(filled: _FilledCells, probs: FloatArray, widening: float) -> list[Flo
 
 
 def _drawn_metrics(
-    batch: Summary,
+    batch: PredictionSummary,
     filled: _FilledCells,
     strata: Strata,
     tilt: FloatArray,
@@ -107,14 +110,8 @@ def _ends(draws: FloatArray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
-    """Return a value with the smallest interval around all of some."""
-    lows, highs = zip(*ends, strict=True)
-    return Estimate(value, min(value, *lows), max(value, *highs))
-
-
 def _score_estimate(
-    name: str, batch: Summary, strata: Strata | None, *, widening: float, level: float
+    name: str, batch: PredictionSummary, strata: Strata | None, *, widening: float, level: float
 ) -> Estimate:
     """Return the Brier score or log loss of more than two classes, with Student's interval."""
     unknown, total = batch.unlabelled, batch.cells.weight.sum()

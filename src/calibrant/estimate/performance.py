@@ -22,13 +22,24 @@ from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
-from calibrant.estimate.cells import _event_cell, _fill_cells, _sums_by
+from calibrant.estimate.cells import (
+    Strata,
+    _event_cell,
+    _fill_cells,
+    _fill_strata,
+    _make_strata,
+    _sums_by,
+)
 from calibrant.estimate.interval import _estimate_metrics
-from calibrant.estimate.predictions import NEVER, Summary, _batch_split, _summarise
-from calibrant.estimate.result import FEWEST_LABELS, TITLES, PerformanceEstimate, Status
+from calibrant.estimate.performance_estimate import (
+    FEWEST_LABELS,
+    TITLES,
+    PerformanceEstimate,
+    Status,
+)
+from calibrant.estimate.prediction_summary import NEVER, PredictionSummary, _batch_split, _summarise
 from calibrant.estimate.sampling import _with_known_labels
-from calibrant.estimate.strata import Strata, _fill_strata, _make_strata
-from calibrant.estimate.watch import BINS, Shift, _find_shifts, _label_shift_weights, _seen_rows
+from calibrant.estimate.shifts import BINS, Shift, _find_shifts, _label_shift_weights, _seen_rows
 from calibrant.metrics.intervals import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
 
@@ -120,7 +131,7 @@ class PerformanceEstimator:
         self.calibrator = calibrator
         self.threshold, self.level, self.tolerance = threshold, level, tolerance
         self.drift_level, self.false_alarms, self.seed = drift_level, false_alarms, seed
-        self._reference: Summary | None = None
+        self._reference: PredictionSummary | None = None
         self.class_names = None if self.calibrator is None else self.calibrator.class_names_
         if reference is not None:
             dataset = as_dataset(reference).in_order(self.class_names)
@@ -191,12 +202,12 @@ class PerformanceEstimator:
         result = self._result(batch, None)
         return WindowEstimate(*result["accuracy"], result.status)
 
-    def _summed(self, split: Split, **options: object) -> Summary:
+    def _summed(self, split: Split, **options: object) -> PredictionSummary:
         if self.calibrator is None:
             split.warn_if_probs()
         return _summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
 
-    def _result(self, batch: Summary, monitor: Monitor | None) -> PerformanceEstimate:
+    def _result(self, batch: PredictionSummary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size
         explanations = [] if reference is None else self._explanations(batch, reference)
         evidence: list[Strata | None] = [e.strata for e in explanations] or [None]
@@ -204,7 +215,12 @@ class PerformanceEstimator:
         doubts = self._doubts(batch, evidence, monitor)
         if labels >= FEWEST_LABELS:
             status, reasons, widening = "contradicted" if doubts else "labels", doubts, 0.0
-            evidence = [_labelled_strata(batch)]
+            # a labelled example that was selected with probability 1 / k stands for k - 1 others
+            others = 1 / batch.inclusion - 1 if batch.selected else 1.0
+            cell = _event_cell(batch.rows, NEVER)
+            selected = _fill_cells(batch.rows, cell, batch.weight * others)
+            stratum = _make_strata(selected, two_classes=batch.two_classes)
+            evidence = [_fill_strata(stratum, selected)]
         elif doubts:
             status, reasons, widening = "withdrawn", [*reasons, *doubts], 0.0
         prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
@@ -224,7 +240,9 @@ class PerformanceEstimator:
             new_prior=None if prior is None else prior.tolist(),
         )
 
-    def _explanations(self, batch: Summary, reference: Summary) -> list[Explanation]:
+    def _explanations(
+        self, batch: PredictionSummary, reference: PredictionSummary
+    ) -> list[Explanation]:
         """Return the reference as it is, and with class frequencies that fit better, if there are.
 
         A label shift is looked for only where the batch differs from the reference at all. It comes
@@ -278,7 +296,7 @@ class PerformanceEstimator:
             return "withdrawn", [*reasons, hidden], widening
         return "widened", reasons, widening
 
-    def _unseen(self, batch: Summary, explanations: Sequence[Explanation]) -> float:
+    def _unseen(self, batch: PredictionSummary, explanations: Sequence[Explanation]) -> float:
         """Return the change of accuracy that a shift could cause without being seen."""
         assert self._reference is not None
         if self.drift_level == 0:
@@ -289,7 +307,7 @@ class PerformanceEstimator:
         return math.sqrt(visible) * _deviation(self._reference)
 
     def _doubts(
-        self, batch: Summary, evidence: Sequence[Strata | None], monitor: Monitor | None
+        self, batch: PredictionSummary, evidence: Sequence[Strata | None], monitor: Monitor | None
     ) -> list[str]:
         """Return the reasons why the calibration does not hold, as labels show it."""
         doubts = []
@@ -307,7 +325,11 @@ class PerformanceEstimator:
         return doubts
 
     def _metrics(
-        self, batch: Summary, evidence: Sequence[Strata | None], status: Status, widening: float
+        self,
+        batch: PredictionSummary,
+        evidence: Sequence[Strata | None],
+        status: Status,
+        widening: float,
     ) -> dict[str, Estimate]:
         estimates = [
             _estimate_metrics(batch, strata, widening=widening, level=self.level, seed=self.seed)
@@ -318,10 +340,18 @@ class PerformanceEstimator:
             names = [name for name in names if name not in ("coverage", "accepted_error")]
         if status == "withdrawn":
             return {name: Estimate(estimates[0][name].value) for name in names}
-        return {name: _around([e[name] for e in estimates]) for name in names}
+        # the first value, with the hull of all intervals
+        return {
+            name: Estimate(
+                estimates[0][name].value,
+                min(e[name].low for e in estimates),
+                max(e[name].high for e in estimates),
+            )
+            for name in names
+        }
 
 
-class Agreement(NamedTuple):
+class LabelAgreement(NamedTuple):
     """Accuracy as claimed and as labels show it, and the p-value of their difference."""
 
     claimed: float
@@ -329,7 +359,7 @@ class Agreement(NamedTuple):
     p_value: float
 
 
-def _compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
+def _compare_labels(batch: PredictionSummary, strata: Strata | None) -> LabelAgreement:
     r"""Compare the labels of a batch with a reference, or with its confidences if that is None.
 
     Labelled answers :math:`i` with weights :math:`w_i`, which add up to one, are right
@@ -355,17 +385,7 @@ def _compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
     half_a_label = weight @ weight / 2  # correction of continuity
     excess = max(direction * (shown - weight @ allowed) - half_a_label, 0.0)
     p_value = 2 * ndtr(-excess / math.sqrt(max(variance, 1e-12)))
-    return Agreement(expected, shown, float(p_value))
-
-
-def _labelled_strata(batch: Summary) -> Strata:
-    """Return the labels of a batch as evidence for its other examples.
-
-    An example that was selected with probability 1 / k stands for k - 1 others without a label.
-    """
-    others = 1 / batch.inclusion - 1 if batch.selected else 1.0
-    selected = _fill_cells(batch.rows, _event_cell(batch.rows, NEVER), batch.weight * others)
-    return _fill_strata(_make_strata(selected, two_classes=batch.two_classes), selected)
+    return LabelAgreement(expected, shown, float(p_value))
 
 
 def _plain(explanations: Sequence[Explanation]) -> Explanation:
@@ -373,19 +393,13 @@ def _plain(explanations: Sequence[Explanation]) -> Explanation:
     return next(e for e in explanations if e.new_prior is None)
 
 
-def _around(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the first value with the hull of all intervals."""
-    lows, highs = [e.low for e in estimates], [e.high for e in estimates]
-    return Estimate(estimates[0].value, min(lows), max(highs))
-
-
-def _deviation(reference: Summary) -> float:
+def _deviation(reference: PredictionSummary) -> float:
     """Return the standard deviation of an outcome around its probability."""
     event, weight = reference.rows.event, reference.weight
     return math.sqrt(float(np.average(event * (1 - event), weights=weight)))
 
 
-def _check_reference(reference: Summary, split: Split) -> None:
+def _check_reference(reference: PredictionSummary, split: Split) -> None:
     """Raise for a reference that shows no calibration."""
     index = _make_strata(reference.labelled, two_classes=reference.two_classes)
     strata = _fill_strata(index, reference.labelled)
@@ -398,7 +412,7 @@ def _check_reference(reference: Summary, split: Split) -> None:
         )
 
 
-def _check_batch(batch: Summary, reference: Summary | None) -> None:
+def _check_batch(batch: PredictionSummary, reference: PredictionSummary | None) -> None:
     if batch.rows.label.size == batch.n:
         raise ValueError(
             f"all {batch.n:,} examples have labels, so that nothing is left to estimate: measure "

@@ -38,8 +38,8 @@ from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.opening import Data
 from calibrant.data.shards import Chunk
-from calibrant.estimate.cells import CELLS, _event_cell, _reduce_rows, _sums_by
-from calibrant.estimate.predictions import (
+from calibrant.estimate.cells import CELLS, _equal_parts, _event_cell, _reduce_rows, _sums_by
+from calibrant.estimate.prediction_summary import (
     INCLUSION,
     NEVER,
     _batch_split,
@@ -47,8 +47,7 @@ from calibrant.estimate.predictions import (
     _chunk_probs,
     _summarise,
 )
-from calibrant.estimate.strata import _equal_parts
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +59,7 @@ EVEN = 0.2
 """Part of the budget that is spread evenly."""
 
 
-class Candidates(NamedTuple):
+class LabelCandidates(NamedTuple):
     """Rows that may be chosen, ``(n,)`` each."""
 
     row: IntArray
@@ -69,10 +68,10 @@ class Candidates(NamedTuple):
     confidence: FloatArray
     predicted: IntArray
 
-    def take(self, chosen: IntArray | BoolArray) -> Candidates:
+    def take(self, chosen: IntArray | BoolArray) -> LabelCandidates:
         """Return some of the rows."""
         values: Any = [column[chosen] for column in self]
-        return Candidates(*values)
+        return LabelCandidates(*values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +166,7 @@ def choose_labels(
     columns = [*(["labels"] if use else []), *input_names(calibrator)]
     numbered = chosen.with_column("row", np.arange(chosen.rows))
     shards = numbered.walk(task, "logits", "row", *columns, rows=chosen.chunk_rows)
-    candidates = _smallest(Candidates(*joined(list(shards))), plan.allotted)
+    candidates = _smallest(LabelCandidates(*joined(list(shards))), plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
     return LabelSample(
         candidates.row,
@@ -231,20 +230,20 @@ def _allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
 
 def _shard_candidates(
     calibrator: Calibrator | None, plan: Plan, seed: int, chunks: Iterator[Chunk]
-) -> Candidates:
+) -> LabelCandidates:
     parts = []
     for chunk in chunks:
         probs, number = _chunk_probs(calibrator, chunk), chunk.columns["row"]
         rows = _reduce_rows(probs)
         order = uniform(seed, int(number[0]), number.size)
         stratum = plan.stratum[_event_cell(rows, NEVER)]
-        candidates = Candidates(number, order, stratum, rows.confidence, rows.predicted)
+        candidates = LabelCandidates(number, order, stratum, rows.confidence, rows.predicted)
         free = _chunk_labels(chunk, number.shape) == IGNORED
         parts.append(_smallest(candidates.take(free), plan.allotted))
-    return _smallest(Candidates(*joined(parts)), plan.allotted)
+    return _smallest(LabelCandidates(*joined(parts)), plan.allotted)
 
 
-def _smallest(candidates: Candidates, allotted: IntArray) -> Candidates:
+def _smallest(candidates: LabelCandidates, allotted: IntArray) -> LabelCandidates:
     """Keep the rows with the smallest numbers of each stratum."""
     order = np.lexsort((candidates.order, candidates.stratum))
     stratum = candidates.stratum[order]

@@ -3,13 +3,13 @@
 The names here are those of everyday use; the others are in ``tokens``, ``heads`` and ``answers``.
 """
 
+from calibrant.estimate.success_rate import success_rate
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
 from calibrant.llm.answers.fields import documents_of, field_rows, fields_of
-from calibrant.llm.answers.judges.judged import read_judged
-from calibrant.llm.answers.judges.rates import success_rate
-from calibrant.llm.answers.judges.report import judge_report
+from calibrant.llm.answers.judge_report import judge_report
+from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
 from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
 from calibrant.llm.answers.questions import (

@@ -41,9 +41,8 @@ from calibrant.metrics.curves import (
     reliability_by_margin as reliability_by_margin,
     smooth_reliability as smooth_reliability,
 )
-from calibrant.metrics.evaluation import Evaluation as Evaluation
+from calibrant.metrics.evaluation import CheckedLimit as CheckedLimit, Evaluation as Evaluation
 from calibrant.metrics.intervals import Estimate as Estimate
-from calibrant.metrics.limits import CheckedLimit as CheckedLimit
 from calibrant.metrics.ranking import (
     RiskCoverage as RiskCoverage,
     aurc as aurc,

@@ -1,31 +1,35 @@
-"""All metrics at once, from arrays, a stream of batches, shards or ranks."""
+"""All metrics at once, from arrays, a stream of batches, shards or ranks.
+
+The pixels of an image and the tokens of a document are not independent. Groups of examples are: the
+noise of a figure is what it varies by when other groups are drawn, by a bootstrap of whole groups.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.special import ndtri, stdtrit
 
 from calibrant._core import checks
-from calibrant._core.binning import Bins, fill, uniform_edges
-from calibrant._core.checks import BoolArray
-from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
+from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.grouped import GroupSums
 from calibrant.metrics.kept_pairs import KeptPairs
-from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
+from calibrant.metrics.reductions import Input, Pairs, Reduced, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.smooth import pairs_test
-from calibrant.metrics.summary import Moments, Summary
+from calibrant.metrics.summary import SCORES, Moments, Summary
 
 _FORM = ("estimand", "pairs", "level", "grouped", "most_pairs")
 MOST_SUBGROUPS = 1000
@@ -256,7 +260,9 @@ class Accumulator:
             noise = self._groups.noise(self.level)
             moments, bins = noise.moments(moments), noise.widened(bins)
         sums = (moments, bins, self.classwise, *self._kept.in_order())
-        summary = Summary(*sums, self.estimand, self.level, self.seed, noise)
+        summary = Summary(
+            *sums, self.estimand, self.level, self.seed, None if noise is None else noise.drawn
+        )
         alone = replace(summary, level=None) if self.grouped else summary
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
@@ -301,8 +307,16 @@ class Accumulator:
         if self.classes not in (0, classes):
             change = f"{self.classes} so far, now {classes}"
             raise ValueError(f"every batch must have the same classes: {change}")
-        if not self._all:
-            _check_possible(self.metrics, resolve_estimand(self.estimand, classes))
+        kind = resolve_estimand(self.estimand, classes)
+        for name in () if self._all or kind == "binary" else self.metrics:
+            if METRICS[name].two_classes_only:
+                ranks = name == "roc_auc"
+                raise ValueError(
+                    f"{name} is a figure of P(y = 1) of two classes, and these are probabilities "
+                    f"of {reductions.ESTIMANDS[kind]}: "
+                    f"{'name auroc, which ranks them, or ' * ranks}use calibrant.metrics.{name} "
+                    "of the pairs of one class against the rest (one_vs_rest)"
+                )
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
@@ -364,18 +378,6 @@ def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     return names
 
 
-def _check_possible(metrics: Sequence[str], kind: Estimand) -> None:
-    """Raise if a metric of P(y = 1) was named for other probabilities."""
-    for name in metrics:
-        if METRICS[name].two_classes_only and kind != "binary":
-            ranks = name == "roc_auc"
-            raise ValueError(
-                f"{name} is a figure of P(y = 1) of two classes, and these are probabilities of "
-                f"{reductions.ESTIMANDS[kind]}: {'name auroc, which ranks them, or ' * ranks}use "
-                f"calibrant.metrics.{name} of the pairs of one class against the rest (one_vs_rest)"
-            )
-
-
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
     """Sort key of subgroups: the lower end of ECE, then ECE, or the first metric without it."""
     evaluation = item[1]
@@ -393,3 +395,114 @@ def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tens
     moved = values.to("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     dist.all_reduce(moved, group=group)
     return moved.cpu()
+
+
+_DRAWN_TOGETHER = 100
+"""Bootstrap samples that are drawn at a time."""
+
+
+class GroupSums:
+    """Sums of weights, scores and residuals per bin for each group; they add up by its name."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Any, FloatArray] = {}
+
+    def add(
+        self,
+        groups: checks.Values,
+        labelled: checks.BoolArray,
+        reduced: Reduced,
+        weight: FloatArray | None,
+        edges: FloatArray,
+    ) -> None:
+        """Add reduced examples; ``groups`` go with the leading dimensions of ``labelled``."""
+        keys = checks.as_keys(groups)
+        checks.spread(keys, labelled.shape, "groups")  # refuses other shapes
+        names, index = np.unique(keys, return_inverse=True)
+        group = checks.spread(index.reshape(keys.shape), labelled.shape, "groups")[labelled]
+        mass = np.ones(reduced.nll.size) if weight is None else weight
+        scores = [mass, *(mass * getattr(reduced, name) for name in SCORES)]
+        columns = [np.bincount(group, values, len(names)) for values in scores]
+        bins = edges.size - 1
+        place = group * bins + bin_index(reduced.confidence, edges)
+        residual = np.bincount(
+            place, mass * (reduced.confidence - reduced.outcome), len(names) * bins
+        )
+        table = np.column_stack([*columns, residual.reshape(-1, bins)])
+        for name, row in zip(names.tolist(), table, strict=True):
+            if row[0] > 0:
+                self.sums[name] = self.sums[name] + row if name in self.sums else row
+
+    def merge(self, other: GroupSums) -> None:
+        """Add what others have seen."""
+        for name, row in other.sums.items():
+            self.sums[name] = self.sums[name] + row if name in self.sums else row
+
+    def noise(self, level: float) -> _GroupNoise:
+        """Return what the figures vary by, in intervals of this coverage."""
+        count = len(self.sums)
+        # few groups tell their own spread badly: Student's quantiles in place of normal ones
+        wider = float(stdtrit(count - 1, (1 + level) / 2) / ndtri((1 + level) / 2))
+        return _GroupNoise(
+            np.stack(list(self.sums.values())), wider * math.sqrt(count / (count - 1))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupNoise:
+    """Sums ``(groups, 1 + scores + bins)``, and by how much their spread is widened."""
+
+    table: FloatArray
+    stretch: float
+
+    def moments(self, moments: Moments) -> _GroupedMoments:
+        """Return moments whose standard errors are those over groups."""
+        return _GroupedMoments(
+            moments.count, moments.weight, moments.first, moments.powers, self.table, self.stretch
+        )
+
+    def influence(self, filled: Bins) -> FloatArray:
+        """Return what each group adds to the gaps, less its share of them, ``(groups, bins)``."""
+        residual = self.table[:, 1 + len(SCORES) :]
+        return np.asarray((residual - filled.gap * self.table[:, :1]) / filled.total)
+
+    def widened(self, filled: Bins) -> Bins:
+        """Return bins whose examples are worth as many independent ones, or as they are."""
+        variance = (self.influence(filled) ** 2).sum(0) * self.stretch**2
+        squares = filled.squares.sum()
+        alone = np.maximum(filled.spread - filled.gap**2 * squares, 0) / filled.total**2
+        effect = np.divide(variance, alone, out=np.ones_like(alone), where=alone > 0).clip(1.0)
+        wide = filled.squares * effect
+        spread = alone * effect * filled.total**2 + filled.gap**2 * wide.sum()
+        return replace(filled, squares=wide, spread=spread)
+
+    def drawn(self, filled: Bins, replicates: int, seed: int) -> FloatArray:
+        """Return the noise of the gaps in bootstrap samples of groups, ``(replicates, bins)``."""
+        influence = self.stretch * self.influence(filled)
+        count, rng = len(influence), np.random.default_rng([seed, 3])
+        chance = np.full(count, 1 / count)
+        runs = [
+            min(_DRAWN_TOGETHER, replicates - first)
+            for first in range(0, replicates, _DRAWN_TOGETHER)
+        ]
+        return np.concatenate([rng.multinomial(count, chance, run) @ influence for run in runs])
+
+
+@dataclass(frozen=True)
+class _GroupedMoments(Moments):
+    """Moments of examples in groups that are independent of each other."""
+
+    table: FloatArray
+    stretch: float
+
+    def deviation(self, name: str) -> float:
+        """Standard error of a mean over groups."""
+        sums = self.table[:, 1 + SCORES.index(name)]
+        off = sums - self.mean(name) * self.table[:, 0]
+        return self.stretch * float(np.sqrt((off**2).sum())) / self.weight
+
+    @property
+    def worth(self) -> float:
+        """Number of independent examples whose accuracy would vary as much."""
+        accuracy, deviation = self.mean("correct"), self.deviation("correct")
+        return accuracy * (1 - accuracy) / deviation**2 if deviation > 0 else float(len(self.table))

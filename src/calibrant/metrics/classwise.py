@@ -177,7 +177,12 @@ class ClassBins:
         rows, group = torch.arange(len(probs), device=probs.device), self.group
         table = probs.new_zeros(len(probs), len(self.products) // self.bins, self.bins)
         if column is None:
-            table[:, :, 0] = _sums_by(group, probs, table.shape[1])
+            if probs.device.type == "cpu":  # classes of a group follow one another
+                starts = np.searchsorted(group.numpy(), np.arange(table.shape[1]))
+                summed = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
+            else:
+                summed = probs @ torch.nn.functional.one_hot(group, table.shape[1]).to(probs)
+            table[:, :, 0] = summed
             table[rows, group[labels], 0] -= 1
             row, above = torch.nonzero(probs > 1 / self.bins, as_tuple=True)
             residual = probs[row, above] - (labels[row] == above).double()
@@ -222,14 +227,6 @@ def _places(mask: Tensor) -> Tensor:
     if mask.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return mask.view(-1).nonzero()[:, 0]
-
-
-def _sums_by(group: Tensor, probs: Tensor, groups: int) -> Tensor:
-    """Return sums ``(rows, groups)`` over the classes of each group, which follow one another."""
-    if probs.device.type == "cpu":
-        starts = np.searchsorted(group.numpy(), np.arange(groups))
-        return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
-    return probs @ torch.nn.functional.one_hot(group, groups).to(probs)
 
 
 def _class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
@@ -296,11 +293,8 @@ class _ClassCells:
         alone = (claimed - expected) ** 2 + variance * (1 - slope**2) - absolute**2
         scaled = self.unit * self.mass
         spread = float(scaled**2 @ np.maximum(alone, 0))
-        spread += self._shared(slope, (claimed - expected) * self.mass, variance * self.mass**2)
-        return float(scaled @ absolute), INPUTS * math.sqrt(max(spread, 0.0))
-
-    def _shared(self, slope: FloatArray, gap: FloatArray, variance: FloatArray) -> float:
-        """Variance of the error by noise of the cells, which moves together within a group."""
+        # the noise of the cells moves together within a group
+        gap, variance = (claimed - expected) * self.mass, variance * self.mass**2
         variance = np.maximum(variance, SMALLEST * variance.max() + 1e-100)
         summed = self._grouped(variance)
         slope, summed = self.unit * slope, np.where(summed > 0, summed, 1.0)
@@ -312,7 +306,8 @@ class _ClassCells:
         squared = self.covariance**2
         np.fill_diagonal(squared, 0.0)
         together = common @ self.covariance @ common + bend @ squared @ bend / 2
-        return float(apart + together)
+        spread += float(apart + together)
+        return float(scaled @ absolute), INPUTS * math.sqrt(max(spread, 0.0))
 
     def _grouped(self, values: FloatArray) -> FloatArray:
         return np.bincount(self.group, values, len(self.covariance)).astype(np.float64, copy=False)

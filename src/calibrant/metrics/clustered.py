@@ -24,7 +24,7 @@ from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.gaps import Cells
+from calibrant.metrics.gaps import GapCells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
@@ -272,7 +272,7 @@ def _thinned(filled: Bins, noise: FloatArray) -> Bins:
     return replace(filled, squares=squares, spread=spread)
 
 
-def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
+def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> GapCells:
     """Cells whose noise is that of documents, ``(replicates, cells)``."""
     share = filled.weight / filled.total
     claimed = np.clip(np.where(filled.weight > 0, filled.confidence, 0.0), 0, 1)
@@ -284,7 +284,7 @@ def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
     def sampled(right: FloatArray) -> FloatArray:
         return np.asarray(share * (claimed - right) + noise)
 
-    return Cells(filled.gap, share, claimed, gaps.gap_curve(filled)(claimed), size, sampled)
+    return GapCells(filled.gap, share, claimed, gaps.gap_curve(filled)(claimed), size, sampled)
 
 
 def _clustered_auroc(

@@ -133,7 +133,7 @@ def gap_deviation(filled: Bins) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class GapCells:
     """Bins of confidence in which outcomes can be drawn anew. Arrays are ``(cells,)``."""
 
     observed: FloatArray  # gaps as they are
@@ -161,7 +161,7 @@ class Cells:
         return self.samples[scale]
 
     @cached_property
-    def constant(self) -> list[Cells]:
+    def constant(self) -> list[GapCells]:
         """Cells with candidates whose gap at s = 1 is one standard error, of either sign."""
         count = int(self.size.sum())
         right = float(self.share @ self.claimed - self.observed.sum())
@@ -170,7 +170,7 @@ class Cells:
         return [replace(self, shape=sign * shape, samples={}) for sign in (1, -1)]
 
 
-def _cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
+def _cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> GapCells:
     """Make cells from sums per bin, and candidates from the gap curve of those or other bins."""
     # unequal weights count as fewer examples; a sum of equal ones is off by rounding only
     whole = np.floor(filled.effective + 1e-6)
@@ -192,10 +192,10 @@ def _cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     def sampled(accuracy: FloatArray) -> FloatArray:
         return np.asarray(each * (rest - outcomes.hits(accuracy)))
 
-    return Cells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
+    return GapCells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
 
 
-def _with_noise(cells: Cells, noise: FloatArray) -> Cells:
+def _with_noise(cells: GapCells, noise: FloatArray) -> GapCells:
     """Return cells whose samples add noise ``(replicates, cells)`` to the gaps of a candidate."""
     right = float(cells.share @ cells.claimed - cells.observed.sum())
     worth = right * (1 - right) / max(float(noise.sum(1).var()), 1e-300)  # examples, in effect
@@ -208,7 +208,7 @@ def _with_noise(cells: Cells, noise: FloatArray) -> Cells:
 
 
 def error_interval(
-    value: float, error: Functional, cells: Cells, level: float, excess: Excess | None = None
+    value: float, error: Functional, cells: GapCells, level: float, excess: Excess | None = None
 ) -> Estimate:
     """Interval of a calibration error by inverting tests along the shape of the gaps.
 
@@ -222,7 +222,7 @@ def error_interval(
     return Estimate(value, min(low, value), max(high, value))
 
 
-def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tuple[float, float]:
+def _ends(error: Functional, excess: Excess, cells: GapCells, level: float) -> tuple[float, float]:
     """Return the errors of the first and of the last candidate that the data do not rule out."""
     alpha = 1 - level
     # draws that equal the observed error but for rounding count on both sides
@@ -238,7 +238,7 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
         # shares come in steps: on a step that is as high, a search would end anywhere
         return math.log(one / other) + SMALLEST
 
-    def true_error(candidates: Cells, scale: float) -> float:
+    def true_error(candidates: GapCells, scale: float) -> float:
         return float(error(candidates.gaps(scale)[None])[0])
 
     # Fewer than two draws cannot be told from none. An estimate below almost all draws of a
@@ -252,7 +252,7 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
         tail = _lower_tail(true_error(cells, scale), noise, alpha)
         return exceeds(share(excess(cells.drawn(scale), observed - slack) >= 0), tail)
 
-    def last(candidates: Cells, start: float = 0.0) -> float:
+    def last(candidates: GapCells, start: float = 0.0) -> float:
         def ruled_out(scale: float) -> float:
             return exceeds(rarely, share(excess(candidates.drawn(scale), shown) <= 0))
 
@@ -264,7 +264,7 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
     high_error = min(true_error(cells, high) + beyond, 1.0)
     for each in cells.constant:
 
-        def larger(scale: float, each: Cells = each, least: float = high_error) -> float:
+        def larger(scale: float, each: GapCells = each, least: float = high_error) -> float:
             return float(excess(each.gaps(scale)[None], least)[0])
 
         high_error = max(high_error, true_error(each, last(each, _first_root(larger, 0.0, STEP))))

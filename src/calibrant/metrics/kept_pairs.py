@@ -218,16 +218,17 @@ class KeptPairs:
         """Return pairs and answers in order of confidence: once, for all metrics that sort."""
         if self._sums is not None:
             return self._sums
-        pairs = answers = self._sorted([part.pairs for part in self._parts])
-        if any(part.answers is not part.pairs for part in self._parts):
-            answers = self._sorted([part.answers for part in self._parts])
-        return pairs, answers
 
-    def _sorted(self, parts: Sequence[Pairs]) -> WeightedPairs:
-        confidence, outcome, weight = self._joined(parts)
-        order = np.argsort(confidence, kind="stable")
-        sorted_weight = None if weight is None else weight[order]
-        return WeightedPairs(confidence[order], outcome[order], sorted_weight)
+        def in_order(parts: Sequence[Pairs]) -> WeightedPairs:
+            confidence, outcome, weight = self._joined(parts)
+            order = np.argsort(confidence, kind="stable")
+            weight = None if weight is None else weight[order]
+            return WeightedPairs(confidence[order], outcome[order], weight)
+
+        pairs = answers = in_order([part.pairs for part in self._parts])
+        if any(part.answers is not part.pairs for part in self._parts):
+            answers = in_order([part.answers for part in self._parts])
+        return pairs, answers
 
     def _joined(self, parts: Sequence[Pairs]) -> WeightedPairs:
         nothing = Pairs(np.zeros(0), np.zeros(0))  # type: ignore[arg-type]  # outcomes as floats

@@ -220,7 +220,11 @@ def auroc_with_error(
     above_no = (np.cumsum(of_no) - of_no / 2)[group] / no.sum()
     above_yes = 1 - (np.cumsum(of_yes) - of_yes / 2)[group] / yes.sum()
     value = float(yes @ above_no / yes.sum())
-    variance = _mean_variance(yes, above_no, value) + _mean_variance(no, above_yes, value)
+    variance = 0.0
+    for side, above in ((yes, above_no), (no, above_yes)):
+        worth = _worth(side)
+        spread = float(((side * (above - value)) ** 2).sum() / side.sum() ** 2)
+        variance += spread * worth / (worth - 1) if worth > 1 else math.nan
     return Influenced(value, math.sqrt(variance), min(_worth(yes), _worth(no)) - 1)
 
 
@@ -263,14 +267,6 @@ def _groups(values: FloatArray) -> IntArray:
 def _worth(mass: FloatArray) -> float:
     """Number of equally weighted examples that would be worth as much."""
     return float(mass.sum() ** 2 / (mass**2).sum()) if mass.any() else 0.0
-
-
-def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
-    count = _worth(mass)
-    if count <= 1:
-        return math.nan
-    spread = float(((mass * (values - mean)) ** 2).sum() / mass.sum() ** 2)
-    return spread * count / (count - 1)
 
 
 def _pooled_auroc(yes: FloatArray, no: FloatArray) -> FloatArray:

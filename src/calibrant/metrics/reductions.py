@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -332,11 +331,31 @@ def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> R
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
     ranges = chunks.thread_ranges(examples)
     owned = [classwise and classwise.like(examples.device) for _ in ranges]
-    parts = chunks.on_threads(partial(_reduced_range, examples), ranges, owned)
+
+    def task(row_range: tuple[int, int], sums: ClassBins | None) -> Reduced:
+        parts = []
+        for soft in _softmaxes(examples, row_range):
+            chunk, probs = soft.chunk, soft.powers.div_(soft.total)
+            own = probs.gather(-1, torch.cat([soft.top, chunk.labels[:, None]], -1))
+            claimed = own[:, 0] if examples.event is None else probs[:, examples.event]
+            norm = torch.linalg.vector_norm(probs, dim=-1)
+            table = torch.column_stack([soft.loss(), own, norm, claimed]).cpu().numpy()
+            parts.append((soft.happened(examples.event), soft.happened(None), table))
+            if sums is not None:
+                sums.update(probs, chunk.labels, chunk.weight, chunk.column)
+        if sums is not None:
+            sums.settle()
+        # what is left to do for single rows is done once, since calls for small chunks add up
+        outcome, correct, figures = chunks.joined(parts or [_NO_FIGURES])
+        loss, confidence, true, norms, stated = figures.T
+        nll = loss - np.log(confidence)  # finite also where the probability underflows
+        return Reduced(stated, outcome, confidence, correct, nll, 1 - 2 * true + norms**2)
+
+    reduced = Reduced(*chunks.joined(chunks.on_threads(task, ranges, owned)))
     for sums in owned:
         if classwise is not None and sums is not None:
             classwise.add(sums)
-    return Reduced(*chunks.joined(parts))
+    return reduced
 
 
 def _pairs(examples: Examples, k: int | None = None) -> Pairs:
@@ -349,24 +368,6 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
     pairs = Pairs(*chunks.joined(chunks.on_threads(task, chunks.thread_ranges(examples))))
     checks.check_some(pairs.outcome.size)
     return pairs
-
-
-def _reduced_range(
-    examples: Examples, row_range: tuple[int, int], classwise: ClassBins | None
-) -> Reduced:
-    parts = []
-    for soft in _softmaxes(examples, row_range):
-        chunk, probs = soft.chunk, soft.probs()
-        parts.append(soft.figures(examples.event, probs))
-        if classwise is not None:
-            classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
-    if classwise is not None:
-        classwise.settle()
-    # what is left to do for single rows is done once, since calls for small chunks add up
-    outcome, correct, figures = chunks.joined(parts or [_NO_FIGURES])
-    loss, confidence, true, norm, claimed = figures.T
-    nll = loss - np.log(confidence)  # finite also where the probability underflows
-    return Reduced(claimed, outcome, confidence, correct, nll, 1 - 2 * true + norm**2)
 
 
 _NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
@@ -397,44 +398,10 @@ class _Softmax(NamedTuple):
         """Return by how much the logit of the label is below the largest, ``(rows,)``."""
         return (self.best - self.chunk.logits.gather(-1, self.chunk.labels[:, None]))[:, 0]
 
-    def probs(self) -> Tensor:
-        """Overwrite the powers by the softmax ``(rows, classes)``, and return it."""
-        return self.powers.div_(self.total)
-
-    def figures(self, k: int | None, probs: Tensor) -> tuple[BoolArray, BoolArray, FloatArray]:
-        """Return whether the event happened, whether the prediction is right, and five figures.
-
-        The figures ``(rows, 5)`` are the :meth:`loss`, the probabilities of prediction and label,
-        the norm of all probabilities, and the probability of the event.
-        """
-        own = probs.gather(-1, torch.cat([self.top, self.chunk.labels[:, None]], -1))
-        claimed = own[:, 0] if k is None else probs[:, k]
-        norm = torch.linalg.vector_norm(probs, dim=-1)
-        table = torch.column_stack([self.loss(), own, norm, claimed]).cpu().numpy()
-        return self.happened(k), self.happened(None), table
-
 
 EXACT = 1024
-"""Classes up to which the order of equal logits does not change the last digit of a softmax."""
-
-
-def _exponentials(chunk: LabelledRows, best: Tensor, out: Tensor) -> Tensor:
-    """Write powers in proportion to the softmax ``(rows, classes)``, and return their sums.
-
-    Rows with the same logits in another order are ties. A sum of floating-point numbers depends on
-    the order of its terms, in the last digit; here they are rounded to whole multiples of a small
-    unit, whose sum as integers does not.
-    """
-    classes = chunk.logits.shape[-1]
-    if classes > EXACT:  # the multiples would be too coarse
-        torch.softmax(out.copy_(chunk.logits), -1, out=out)
-        return torch.ones_like(best)
-    unit = 62 - math.ceil(math.log2(classes))  # as a power of 2
-    if out.device.type == "cpu":
-        chunks.exponential(out.copy_(chunk.logits).sub_(best)).mul_(2.0**unit)
-    else:  # each kernel goes through the memory once
-        torch.sub(chunk.logits, best - unit * math.log(2), out=out).exp_()
-    return out.to(torch.int64).sum(-1, keepdim=True)
+"""Classes up to which the order of equal logits does not change the last digit of a softmax; the
+multiples of a unit would be too coarse for more."""
 
 
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
@@ -451,7 +418,19 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
             out.copy_(torch.from_numpy(stated))
         top = top_class(chunk.logits if stated is None else out)
         best = chunk.logits.gather(-1, top).double()
-        total = torch.ones_like(best) if stated is not None else _exponentials(chunk, best, out)
+        total = torch.ones_like(best)
+        if stated is None and (classes := chunk.logits.shape[-1]) > EXACT:
+            torch.softmax(out.copy_(chunk.logits), -1, out=out)
+        elif stated is None:
+            # Rows with the same logits in another order are ties. A sum of floating-point numbers
+            # depends on the order of its terms, in the last digit; here they are rounded to whole
+            # multiples of a small unit, whose sum as integers does not.
+            unit = 62 - math.ceil(math.log2(classes))  # as a power of 2
+            if device.type == "cpu":
+                chunks.exponential(out.copy_(chunk.logits).sub_(best)).mul_(2.0**unit)
+            else:  # each kernel goes through the memory once
+                torch.sub(chunk.logits, best - unit * math.log(2), out=out).exp_()
+            total = out.to(torch.int64).sum(-1, keepdim=True)
         soft = _Softmax(chunk, top, best, out, total)
         if not (chunk.bounded or (finite := soft.loss().isfinite()).all()):
             raise chunks.explained(examples, int(chunk.number[~finite.cpu().numpy()][0]))

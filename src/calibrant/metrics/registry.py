@@ -9,7 +9,7 @@ from calibrant.metrics.summary import Metric
 
 ORDER = ("binned", "smooth", "scores", "ranking")
 """Modules whose metrics come first, after accuracy."""
-READERS = {"accumulator", "clustered", "evaluation", "limits", "registry"}
+READERS = {"accumulator", "clustered", "evaluation", "registry"}
 """Modules that need the result, and have no table."""
 
 

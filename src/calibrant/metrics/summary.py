@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import gaps
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Cells, Excess, Functional
+from calibrant.metrics.gaps import Excess, Functional, GapCells
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Reduced, WeightedPairs
@@ -121,13 +121,6 @@ class Moments:
         return min(count, accuracy * (1 - accuracy) / variance)
 
 
-class Noise(Protocol):
-    """What gaps vary by for other reasons than independent outcomes."""
-
-    def drawn(self, filled: Bins, replicates: int, seed: int) -> FloatArray:
-        """Noise of the gaps, ``(replicates, bins)``."""
-
-
 @dataclass(frozen=True)
 class Summary:
     """Everything that the metrics are computed from, after the last example."""
@@ -142,16 +135,17 @@ class Summary:
     estimand: EstimandChoice
     level: float | None
     seed: int
-    noise: Noise | None = None
-    """Of the gaps of :attr:`bins`, where examples depend on each other within groups."""
+    noise: Callable[[Bins, int, int], FloatArray] | None = None
+    """Draws noise of the gaps of bins, for a number of replicates and a seed, where examples depend
+    on each other within groups."""
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> GapCells:
         """The equal-width bins, for drawing."""
         cells = gaps._cells_of(self.bins, self.bins, REPLICATES, self.seed)
         if self.noise is None:
             return cells
-        return gaps._with_noise(cells, self.noise.drawn(self.bins, REPLICATES, self.seed))
+        return gaps._with_noise(cells, self.noise(self.bins, REPLICATES, self.seed))
 
     @cached_property
     def equal_mass(self) -> Bins:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrant.monitor.e_process import TILTS
-from calibrant.monitor.report import MonitorReport
+from calibrant.monitor.monitor_report import MonitorReport
 from calibrant.monitor.stream import Monitor
 from calibrant.monitor.windows import WindowEstimate
 

@@ -24,7 +24,7 @@ from calibrant._core.checks import (
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor.predictions import Id, _labelled_pairs, as_ids
+from calibrant.monitor.inputs import Id, _labelled_pairs, as_ids
 
 Keys: TypeAlias = NDArray[np.uint64]
 
@@ -62,7 +62,7 @@ class View:
         return len(self.places)
 
 
-class Examples:
+class KeyedExamples:
     """Examples of a delivery or of a window, as they are recognised.
 
     Attributes
@@ -81,18 +81,18 @@ class Examples:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __add__(self, other: Examples) -> Examples:
-        return Examples.joined([self, other])
+    def __add__(self, other: KeyedExamples) -> KeyedExamples:
+        return KeyedExamples.joined([self, other])
 
     @classmethod
-    def joined(cls, parts: Sequence[Examples]) -> Examples:
+    def joined(cls, parts: Sequence[KeyedExamples]) -> KeyedExamples:
         """Return the examples of several parts."""
         keys, labels = ([getattr(part, name) for part in parts] for name in ("keys", "labels"))
         return cls(parts[0].by, np.concatenate(keys), np.concatenate(labels))
 
-    def take(self, chosen: Any) -> Examples:
+    def take(self, chosen: Any) -> KeyedExamples:
         """Return some of the examples."""
-        return Examples(self.by, self.keys[chosen], self.labels[chosen])
+        return KeyedExamples(self.by, self.keys[chosen], self.labels[chosen])
 
     @property
     def labelled(self) -> BoolArray:
@@ -126,12 +126,12 @@ class Delivery(NamedTuple):
         Of the labelled examples; NaN and False for the others.
     """
 
-    examples: Examples
+    examples: KeyedExamples
     confidence: FloatArray
     outcome: BoolArray
 
     @classmethod
-    def of(cls, examples: Examples, pairs: Pairs) -> Delivery:
+    def of(cls, examples: KeyedExamples, pairs: Pairs) -> Delivery:
         """Make a delivery of examples and the pairs of those with a label."""
         confidence = np.full(len(examples), np.nan)
         outcome = np.zeros(len(examples), np.bool_)
@@ -143,13 +143,13 @@ class Delivery(NamedTuple):
         """Make a delivery of pairs, whose labels are their outcomes."""
         labels = pairs.outcome.astype(np.int64)
         keys = np.zeros(labels.size, np.uint64) if ids is None else _id_keys(ids, labels.shape)
-        return cls(Examples("" if ids is None else "ids", keys, labels), *pairs)
+        return cls(KeyedExamples("" if ids is None else "ids", keys, labels), *pairs)
 
     @classmethod
     def joined(cls, parts: Sequence[Delivery]) -> Delivery:
         """Return the examples of several parts."""
         examples, *pairs = zip(*parts, strict=True)
-        return cls(Examples.joined(examples), *map(np.concatenate, pairs))
+        return cls(KeyedExamples.joined(examples), *map(np.concatenate, pairs))
 
     def take(self, chosen: Any) -> Delivery:
         """Return some of the examples."""
@@ -195,11 +195,11 @@ def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk
 
 def _recognised(
     scores: Logits, labels: IntArray, ids: Iterable[Id] | None, are_probs: bool
-) -> Examples:
+) -> KeyedExamples:
     """Return examples by their ids if there are any, else by their scores."""
     if ids is not None:
-        return Examples("ids", _id_keys(ids, labels.shape), labels)
-    return Examples("probs" if are_probs else "logits", _score_keys(scores), labels)
+        return KeyedExamples("ids", _id_keys(ids, labels.shape), labels)
+    return KeyedExamples("probs" if are_probs else "logits", _score_keys(scores), labels)
 
 
 def _id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:

@@ -14,8 +14,8 @@ from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
-from calibrant.monitor.predictions import _labelled_pairs
-from calibrant.workflows.inputs import input_names
+from calibrant.monitor.inputs import _labelled_pairs
+from calibrant.workflows.effect import input_names
 
 
 def reference_bins(

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from calibrant._core.checks import IGNORED, BoolArray, IntArray, check_choice
-from calibrant.monitor.deliveries import SPREAD, Examples, Keys, View
+from calibrant.monitor.deliveries import SPREAD, KeyedExamples, Keys, View
 
 REPORTED_SHARE = 0.1
 """Share of examples with the scores of others from which a report says so."""
@@ -89,7 +89,7 @@ class SeenExamples:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.windows: dict[int, Examples] = {}
+        self.windows: dict[int, KeyedExamples] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.windows.values()))
@@ -109,7 +109,7 @@ class SeenExamples:
         alike = int(counts[counts > 1].sum())
         return alike if alike > REPORTED_SHARE * len(self) else 0
 
-    def recognise(self, came: Examples) -> Known:
+    def recognise(self, came: KeyedExamples) -> Known:
         """Find the examples of a delivery that were seen before, and change nothing."""
         new, again = np.ones(len(came), np.bool_), 0
         late: list[Late] = []
@@ -128,10 +128,10 @@ class SeenExamples:
                 late.append(Late(overlap.window, examples[joins], places[joins]))
         return Known(new, late, again)
 
-    def _same(self, came: Examples) -> Iterator[tuple[Overlap, Keys]]:
+    def _same(self, came: KeyedExamples) -> Iterator[tuple[WindowOverlap, Keys]]:
         """Yield overlaps with the values that are those of the same examples."""
         comparisons = [
-            Comparison(
+            WindowComparison(
                 getattr(came, mine), {k: getattr(x, theirs) for k, x in self.windows.items()}
             )
             for mine, theirs in COMPARED[: 1 if came.by == "ids" else None]
@@ -162,7 +162,7 @@ class SeenExamples:
         """Note labels that have come for examples of a window."""
         self.windows[late.window].labels[late.places] = labels
 
-    def add(self, number: int, new: Examples) -> None:
+    def add(self, number: int, new: KeyedExamples) -> None:
         """Add new examples to a window, and forget the oldest windows beyond the limit."""
         if not (new.by and len(new)):
             return
@@ -198,10 +198,10 @@ class SeenExamples:
             valid = ((labels >= 0) | (labels == IGNORED)).all() and len(keys) == len(labels)
             if type(number) is not int or not (valid and state["by"]):
                 raise ValueError(f"the examples of window {number!r:.60} are damaged")
-            self.add(number, Examples(state["by"], keys.astype(np.uint64), labels))
+            self.add(number, KeyedExamples(state["by"], keys.astype(np.uint64), labels))
 
 
-class Overlap:
+class WindowOverlap:
     """Scores that a delivery and a window have in common.
 
     Attributes
@@ -236,12 +236,12 @@ class Overlap:
         return bool(shared and bdtrc(shared - 1, shared + within, by_chance) <= doubt)
 
 
-class Comparison:
+class WindowComparison:
     """A delivery and all windows, in one precision; windows without an overlap are left out."""
 
     def __init__(self, mine: View, theirs: dict[int, View]) -> None:
         self.mine, self.theirs = mine, theirs
-        overlaps = (Overlap(number, mine, view) for number, view in theirs.items())
+        overlaps = (WindowOverlap(number, mine, view) for number, view in theirs.items())
         self.overlaps = [overlap for overlap in overlaps if len(overlap)]
 
     def has_few_by_chance(self) -> bool:
@@ -270,7 +270,7 @@ def _common(one: Keys, other: Keys) -> tuple[IntArray, IntArray]:
 
 
 def _matched_in(
-    overlap: Overlap, values: Keys, came: Examples, seen: Examples, new: BoolArray
+    overlap: WindowOverlap, values: Keys, came: KeyedExamples, seen: KeyedExamples, new: BoolArray
 ) -> tuple[IntArray, IntArray]:
     """Return the places of the same examples in a delivery, where it is new, and in a window."""
     mine, theirs = overlap.mine, overlap.theirs

@@ -23,12 +23,12 @@ from calibrant.data.dataset import TEST_SPLITS, Dataset
 from calibrant.data.opening import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor import predictions
-from calibrant.monitor.deliveries import Delivery, Examples, _recognised, _shard_deliveries
+from calibrant.monitor import inputs
+from calibrant.monitor.deliveries import Delivery, KeyedExamples, _recognised, _shard_deliveries
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.predictions import Id, PendingPredictions
+from calibrant.monitor.inputs import Id, PendingPredictions
+from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _find_drift
 from calibrant.monitor.reference import _as_bins, _reference_gaps
-from calibrant.monitor.report import Alarm, MonitorReport, _bins_off, _find_drift
 from calibrant.monitor.seen import Known, Late, SeenExamples
 from calibrant.monitor.windows import (
     Estimator,
@@ -40,7 +40,7 @@ from calibrant.monitor.windows import (
     Windows,
     _window_number,
 )
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
 AGAIN = "is in the stream already and is not counted again; if these are other examples"
@@ -159,13 +159,13 @@ class Monitor(WithOptions):
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._windows.check_open(window)
-        logits, probs, labels = predictions._in_stream_order(self.calibrator, logits, probs, labels)
-        targets, scores = predictions._integer_labels(labels), self._scores(logits, probs)
-        pairs = predictions._labelled_pairs(self.calibrator, scores, targets, features)
+        logits, probs, labels = inputs._in_stream_order(self.calibrator, logits, probs, labels)
+        targets, scores = inputs._integer_labels(labels), self._scores(logits, probs)
+        pairs = inputs._labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
         examples = _recognised(stored, targets, ids, probs is not None)
         known = self._seen.recognise(examples)
-        self._set_classes(predictions._class_count(scores))
+        self._set_classes(inputs._class_count(scores))
         self._warn_of_probs(stored, probs is not None)
         if known.nothing:
             checks.warn(f"this batch {AGAIN}, {_remedy(examples)}")
@@ -188,7 +188,7 @@ class Monitor(WithOptions):
         """
         self._windows.check_open(window)
         pairs = NO_PAIRS
-        if not (predictions._is_empty(confidence) and predictions._is_empty(outcome)):
+        if not (inputs._is_empty(confidence) and inputs._is_empty(outcome)):
             claimed, happened, _ = checks.as_pairs(confidence, outcome)
             pairs = Pairs(claimed, happened > 0)
         delivery = Delivery.of_pairs(pairs, ids)
@@ -207,15 +207,15 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
-        logits, probs, _ = predictions._in_stream_order(self.calibrator, logits, probs)
-        keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
+        logits, probs, _ = inputs._in_stream_order(self.calibrator, logits, probs)
+        keys, scores = inputs.as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = predictions._top_predictions(self.calibrator, scores, features)
+        confidences, classes = inputs._top_predictions(self.calibrator, scores, features)
         if keys:
             self._seen.check_comparable("ids")
-        self._set_classes(predictions._class_count(scores))
+        self._set_classes(inputs._class_count(scores))
         self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
 
@@ -226,7 +226,7 @@ class Monitor(WithOptions):
         counted and left out, and so are those whose label has counted already. The label -100 means
         that none will come.
         """
-        keys, targets = predictions.as_ids(ids), predictions._integer_labels(labels)
+        keys, targets = inputs.as_ids(ids), inputs._integer_labels(labels)
         if targets.shape != (len(keys),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
@@ -260,7 +260,7 @@ class Monitor(WithOptions):
         the window without labels, which the file need not have; an alarm ends its guarantees.
         """
         dataset = as_dataset(path)
-        dataset = dataset.in_order(predictions._stream_order(self.calibrator, dataset.class_names))
+        dataset = dataset.in_order(inputs._stream_order(self.calibrator, dataset.class_names))
         chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
@@ -544,6 +544,6 @@ class Monitor(WithOptions):
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
 
 
-def _remedy(examples: Examples) -> str:
+def _remedy(examples: KeyedExamples) -> str:
     """Return what to do where new examples are taken for others."""
     return "give them other ids" if examples.by == "ids" else "pass ids to tell equal scores apart"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
+from calibrant.estimate.performance_estimate import TITLES, PerformanceEstimate, Status
 from calibrant.show.box import Box, Callout, Kind, _drawing_of, box_of
 from calibrant.show.figures.comparison import forest_plot
 from calibrant.show.tables import Table

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.showing import json_text
-from calibrant.monitor.report import MonitorReport
+from calibrant.monitor.monitor_report import MonitorReport
 from calibrant.show.box import Beside, Box, Callout, _drawing_of, box_of
 from calibrant.show.charts import EstimatedWindow, drift_chart, estimate_chart
 from calibrant.show.figures.windows import drift_plot, window_plot

@@ -1,33 +1,113 @@
-"""The application: the page, uploads, jobs and their results."""
+"""The application on a socket of this machine: the page, uploads, jobs and their results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+import socket
+import webbrowser
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
 from urllib.parse import unquote
 
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
-
 from calibrant import __version__
-from calibrant._core.messages import failure_text
+from calibrant._core.messages import failure_text, needed
 from calibrant.show.html import escaped
 from calibrant.show.style import themes
-from calibrant.ui.choices import STEPS, Choices
-from calibrant.ui.guard import REPORT_POLICY, Guard, Guarded
-from calibrant.ui.jobs import Job, Jobs, _new_id
-from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, _temporary_home
-from calibrant.ui.worker import FitTask, LookTask
+
+with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp
+
+    from calibrant.ui.choices import STEPS, Choices
+    from calibrant.ui.guard import LOOPBACK, REPORT_POLICY, Guard, Guarded
+    from calibrant.ui.jobs import Job, Jobs, _new_id
+    from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, _temporary_home
+    from calibrant.ui.worker import FitTask, LookTask
+
+PORT = 8321
+_SHUTDOWN_SECONDS = 2
+"""Time that open requests have when the server stops."""
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    max_upload: int = 500,
+    open_browser: bool = True,
+    announce: Callable[[str], object] = print,
+) -> None:
+    """Serve the page until it is interrupted or its terminal closes.
+
+    Parameters
+    ----------
+    host : str
+        Address to listen on; the default is reachable from this machine alone.
+    port : int, optional
+        By default 8321, or any free port if that is in use.
+    max_upload : int
+        Largest file in megabytes.
+    open_browser : bool
+        Open the page in the browser.
+    announce : callable
+        Called with the address of the page, which contains its token.
+    """
+    with _listening(host, port) as listener:
+        guard = Guard(host, listener.getsockname()[1])
+        app = _make_app(guard, max_upload * 1_000_000)
+        announce(guard.address)
+        if open_browser:  # the socket listens already, so that the browser waits for the answer
+            webbrowser.open(guard.address)
+        _run_app(app, listener)
+
+
+def _listening(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens on a port, by default on 8321 or else on any that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.getaddrinfo(host, None, family)
+    except (OSError, UnicodeError) as problem:
+        raise ValueError(
+            f"--host must be an address or a name of this machine, got {host!r}: leave it out for "
+            f"{LOOPBACK[0]}"
+        ) from problem
+    try:
+        return socket.create_server((host, PORT if port is None else port), family=family)
+    except OSError as problem:
+        if port is None:
+            return socket.create_server((host, 0), family=family)
+        reason = problem.strerror or problem
+        raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
+
+
+def _run_app(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve an application on a socket until it is interrupted or its terminal closes."""
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    with suppress(AttributeError, ValueError):  # not on Windows, nor in another thread
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup it stays ignored
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
 
 _PAGE = Path(__file__).with_name("page")
 _ASSETS = {

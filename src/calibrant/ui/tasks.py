@@ -47,7 +47,12 @@ def look(path: str, memory: int) -> dict[str, Any]:
             f"{path}: its arrays take {size / 1e9:,.1f} GB, and this page reads up to "
             f"{memory / 1e9:,.1f} GB: use the command line, which reads a file in chunks"
         )
-    splits = [split for name in dataset.splits if _is_usable(split := dataset.split(name))]
+    splits = []
+    for split in map(dataset.split, dataset.splits):
+        if {"logits", "probs"} & set(split.keys) and "labels" in split.keys:
+            for column in ("logits", "labels"):
+                split.shards[0].column(column)  # which is checked by its header
+            splits.append(split)
     if not splits:  # raise the error of a file in which no split has scores and labels
         arrays = dataset.split(None, (*dataset.splits, "")).shards[0]
         arrays.column("logits")
@@ -76,15 +81,6 @@ def look(path: str, memory: int) -> dict[str, Any]:
         "methods": list(_methods(dataset, splits, "multilabel" if multilabel else "auto")),
         "onnx": all(map(find_spec, ("onnx", "onnxruntime", "onnxscript"))),
     }
-
-
-def _is_usable(split: Split) -> bool:
-    """Return True if a split has scores and labels, which are then checked by their headers."""
-    if not {"logits", "probs"} & set(split.keys) or "labels" not in split.keys:
-        return False
-    for column in ("logits", "labels"):
-        split.shards[0].column(column)
-    return True
 
 
 def _methods(

@@ -31,7 +31,7 @@ from calibrant.data.formats import Array, NoArrayError
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import Chunk, Report, located
 from calibrant.data.storage import OutputFolder
-from calibrant.workflows.inputs import _check_inputs
+from calibrant.workflows.effect import _check_inputs
 from calibrant.workflows.receipts import (
     WrittenShards,
     _check_outside,

@@ -16,7 +16,7 @@ from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
-from calibrant.calibrators import watch as watching
+from calibrant.calibrators import mistakes
 from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
@@ -29,7 +29,7 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums, method_in_use
+from calibrant.workflows.effect import calibrated_sums, input_names, method_in_use
 from calibrant.workflows.fit import (
     _fit_table,
     _fit_whole,
@@ -39,7 +39,6 @@ from calibrant.workflows.fit import (
     _row_folds,
 )
 from calibrant.workflows.gain import LossReduction, paired_losses
-from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import _halves, _in_memory, _is_many
 
 FOR_SEVERAL_CLASSES = (
@@ -143,10 +142,10 @@ def compare(
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
         some, arrays = _looked_at(splits[0], *calibrators.values())
-        if mistake := watching.mistake_of(some):
+        if mistake := mistakes.mistake_of(some):
             warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
-    with watching.told(mistake), steps(len(calibrators)) as step:
+    with mistakes.told(mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
             step()
@@ -163,7 +162,7 @@ def compare(
         calibrator = fitted[chosen.method]
         features = calibrator.input_features(arrays)
         encoded = None if features is None else calibrator.encoded(features)
-        if undone := watching.off_shares(calibrator, some, encoded):
+        if undone := mistakes.off_shares(calibrator, some, encoded):
             chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
@@ -345,7 +344,7 @@ class _Bench:
                             _fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                with warnings.catch_warnings(), watching.told():
+                with warnings.catch_warnings(), mistakes.told():
                     warnings.simplefilter("ignore")  # the fit on everything has warned
                     for i, one in enumerate(by_fold):
                         assert self.fold is not None

@@ -46,7 +46,7 @@ from calibrant.workflows.apply import (
     empty_array,
 )
 from calibrant.workflows.compare import _fit_and_test
-from calibrant.workflows.inputs import input_names, whole_inputs
+from calibrant.workflows.effect import input_names, whole_inputs
 
 if TYPE_CHECKING:
     import pandas as pd

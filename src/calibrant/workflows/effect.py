@@ -11,15 +11,19 @@ import numpy as np
 from calibrant._core.checks import (
     IGNORED,
     BoolArray,
+    Features,
     FloatArray,
     Values,
     spread,
     warnings_at_caller,
 )
 from calibrant._core.chunks import EstimandChoice
+from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_drawing, as_html, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
-from calibrant.calibrators.by_records import TemperatureCalibrator
+from calibrant.calibrators.features import Multicalibration
+from calibrant.calibrators.records import TemperatureCalibrator
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
@@ -28,7 +32,6 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.registry import METRICS
-from calibrant.workflows.inputs import _check_inputs, input_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -304,3 +307,38 @@ def calibrated_sums(
 def _predicted(logits: Array, *, tags: bool) -> Array:
     """Return the predicted class, or tags; one logit is that of class 1 against 0."""
     return np.asarray(logits > 0 if tags or logits.ndim == 1 else logits.argmax(-1))
+
+
+def _check_inputs(calibrator: Calibrator, split: Split) -> None:
+    """Raise unless every shard of a split has the columns that a calibrator reads."""
+    lacking = [name for name in calibrator.input_columns if name not in split.keys]
+    if not lacking:
+        return
+    keys = comma_separated(full_key(split.name, name) for name in lacking)
+    name, has = type(calibrator).__name__, comma_separated(split.keys)
+    if lacking == ["features"]:
+        columns = "name metadata columns with columns= or --columns, or "
+        other = columns if isinstance(calibrator, Multicalibration) else ""
+        raise ValueError(
+            f"{name} needs features: {split.path} has no {keys} in every shard, only {has}; "
+            f"{other}save the inputs of the last layer as {keys}"
+        )
+    raise ValueError(
+        f"{name} reads the metadata columns {comma_separated(calibrator.input_columns)}: "
+        f"{split.path} has no {keys} in every shard, only {has}; add what is missing"
+    )
+
+
+def input_names(*calibrators: Calibrator | None) -> list[str]:
+    """Return the columns that calibrators read beside the logits, each once."""
+    used = [calibrator for calibrator in calibrators if calibrator is not None]
+    return list(dict.fromkeys(name for one in used for name in one.input_columns))
+
+
+def whole_inputs(calibrator: Calibrator, split: Split, rows: Any = None) -> Features | None:
+    """Return the ``features=`` of a calibrator for a split, or some of its rows, read whole."""
+    arrays = {
+        name: split.features if name == "features" else split.read(name)
+        for name in calibrator.input_columns
+    }
+    return calibrator.input_features(arrays, rows)

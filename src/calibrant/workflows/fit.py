@@ -29,12 +29,11 @@ from calibrant._core.chunks import (
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
-from calibrant.calibrators import watch
+from calibrant.calibrators import mistakes
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.by_records import RecordsCalibrator
-from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.fitting import folds as folds_of
 from calibrant.calibrators.logpartition import Records
-from calibrant.calibrators.records import bounded, records_of
+from calibrant.calibrators.records import RecordsCalibrator, bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
@@ -42,8 +41,14 @@ from calibrant.data.formats import Array
 from calibrant.data.opening import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.workflows.effect import Effect, _effect_of, method_in_use
-from calibrant.workflows.inputs import _check_inputs, input_names, whole_inputs
+from calibrant.workflows.effect import (
+    Effect,
+    _check_inputs,
+    _effect_of,
+    input_names,
+    method_in_use,
+    whole_inputs,
+)
 from calibrant.workflows.large import (
     ShardPasses,
     _in_memory,
@@ -256,7 +261,7 @@ def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None
         if split.rows * math.prod(split.shape) > WHOLE:
             _fit_table(calibrator, split, records)
         else:
-            with watch.watched(calibrator, _looked_at(split)[0]):
+            with mistakes.watched(calibrator, _looked_at(split)[0]):
                 _fit_table(calibrator, split, records)
 
 
@@ -264,7 +269,7 @@ def _looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[s
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
-    most = watch.most_rows(split.classes) * split.classes
+    most = mistakes.most_rows(split.classes) * split.classes
     arrays = _sampled_arrays(split, [*columns, *weight], most)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):
@@ -396,7 +401,7 @@ def cross_fit(
         _fit_whole(calibrator, floored)
     else:
         _fit_watched(calibrator, floored, records)
-    with warnings.catch_warnings(), watch.told():
+    with warnings.catch_warnings(), mistakes.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             _fit_without(one, floored, fold, i, records)

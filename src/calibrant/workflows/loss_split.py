@@ -17,8 +17,8 @@ from calibrant.data.opening import Data, as_dataset
 from calibrant.metrics.intervals import Estimate, loss_interval, normal_interval
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.summary import Moments
+from calibrant.workflows.effect import _check_inputs, input_names
 from calibrant.workflows.fit import _fit_without, _row_folds
-from calibrant.workflows.inputs import _check_inputs, input_names
 from calibrant.workflows.large import _in_memory, _is_many
 
 

@@ -8,26 +8,25 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit, logit
-from scipy.stats import binom
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 import calibrant as cal
 from calibrant import threshold
-from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
+from calibrant.llm.answers.calibrator import (
+    STAGES,
+    AnswerCalibrator,
+    cross_validated_answers,
+    fit_answers,
+)
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
-from calibrant.llm.answers.rows import Source
+from calibrant.llm.answers.rows import AnswerRows, Source
 from tests.support.thresholds import error_threshold
 
 
 @pytest.fixture
 def answers(rng):
     return [rng.uniform(0.01, 1, size=rng.integers(1, 12)) for _ in range(50)]
-
-
-def most(times, chance):
-    """Number of events of a chance that is exceeded once in ten thousand runs."""
-    return int(binom.ppf(0.9999, times, chance))
 
 
 def test_unknown_rule_is_refused():
@@ -196,12 +195,6 @@ def test_all_right_or_all_wrong_warns(stage, right, number, answers):
     assert ((found >= 0.75) if right else (found <= 0.25)).all()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_few_all_right_confidences_warn(stage):
-    with pytest.warns(UserWarning, match="nearly all, are right or wrong"):
-        AnswerCalibrator(None, stage=stage).fit(np.linspace(0.6, 0.9, 5), np.ones(5))
-
-
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_bad_fits_are_refused(answers):
     fitted = AnswerCalibrator().fit(answers, np.arange(50) % 2)
@@ -243,42 +236,6 @@ def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
     # another fit is another scale
     with pytest.raises(RuntimeError, match="call control"):
         fitted.fit(sure, right).abstains(after)
-
-
-def test_error_guarantee_holds(rng):
-    target, delta, times = 0.25, 0.1, 300
-    population = rng.beta(1.2, 1.2, 20_000)
-    chance = expit(1.2 * logit(population) - 0.4)
-    failed = given = 0
-    for _ in range(times):
-        sure, right = drawn_answers(rng, 600, lambda s: expit(1.2 * s - 0.4))
-        fitted = AnswerCalibrator(None).fit(sure[:150], right[:150])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where none is safe, none is given
-            fitted.control(sure[150:], right[150:], max_error=target, certainty=1 - delta)
-        kept = ~fitted.abstains(fitted.predict(population))
-        given += bool(kept.any())
-        failed += bool(kept.any() and 1 - chance[kept].mean() > target)
-    assert failed <= most(times, delta)
-    assert given > 0.9 * times
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_zeros_and_ones_keep_the_guarantee(stage, rng):
-    target, delta, times = 0.25, 0.1, 100
-    failed, given = 0, []
-    for _ in range(times):
-        sure, right = said_answers(rng, 4000)
-        fitted = AnswerCalibrator(None, stage=stage).fit(sure[:500], right[:500])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where none is safe, none is given
-            fitted.control(sure[500:], right[500:], max_error=target, certainty=1 - delta)
-        kept = ~fitted.abstains(fitted.predict(SAID))
-        assert (np.diff(kept.astype(int)) >= 0).all()  # what is surer is answered first
-        failed += bool(kept.any() and HOW_OFTEN[kept] @ (WORTH[kept] - 1 + target) < 0)
-        given.append(HOW_OFTEN[kept].sum())
-    assert failed <= most(times, delta)
-    assert np.mean(given) > 0.3  # 1 and 0.95, with 20.7 % wrong; 0.9 would make it 28 %
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -385,3 +342,93 @@ def test_constant_predictions_warn():
 def test_answers_must_be_numbers(aggregate, answers, message):
     with pytest.raises(ValueError, match=message):
         AnswerCalibrator(aggregate).fit(answers, np.ones(len(answers)))
+
+
+def simulated(rng, n, source):
+    """Answers of an over-confident model."""
+    sure = rng.uniform(0.05, 0.95, n)
+    pairs = zip(sure.tolist(), rng.random(n) < sure**2, strict=True)
+    return AnswerRows.of([{"confidence": c, **source.row(), "correct": y} for c, y in pairs])
+
+
+@pytest.mark.parametrize("source", [Source("geometric", "chat"), Source("judge"), Source()])
+def test_maps_of_files_are_those_of_python(rng, source):
+    graded = simulated(rng, 400, source)
+    fitted = fit_answers(graded, stage="sigmoid")
+    known = source.confidence == "geometric"
+    confidence = graded.confidences()[0]
+    tokens = list(confidence[:, None]) if known else confidence
+    own = AnswerCalibrator("geometric" if known else None, stage="sigmoid")
+    own.fit(tokens, graded.grades())
+    np.testing.assert_array_equal(fitted.predict(tokens), own.predict(tokens))
+    assert fitted.aggregate == own.aggregate
+    assert fitted.source_ == source
+    rows = AnswerRows(["line 1"], [{"confidence": 0.5, "mine": 1, **({"source": source[0]})}])
+    (row,) = fitted.apply(rows)
+    chance = own.predict([[0.5]] if known else [0.5])[0]
+    assert row == {**rows.rows[0], "calibrated": pytest.approx(chance)}
+
+
+def test_maps_are_applied_to_their_source_only(rng):
+    fitted = fit_answers(simulated(rng, 400, Source("geometric", "chat", "0123", "none")))
+
+    def applied(**row):
+        (result,) = fitted.apply(AnswerRows(["line 1"], [row]))
+        return result["calibrated"]
+
+    stated = applied(confidence=0.3, source="geometric", model="0123")
+    assert applied(token_probs=[0.9, 0.1]) == pytest.approx(stated)  # by the aggregate of the map
+    for key, value in {"source": "p_true", "prompt": "short, 5 shots", "model": "4"}.items():
+        with pytest.raises(ValueError, match=f"not {value}: fit one on answers of the same"):
+            applied(**{"confidence": 0.3, "source": "geometric", key: value})
+    with pytest.warns(UserWarning, match="do not say where their confidence comes from"):
+        assert applied(confidence=0.3) == stated
+
+
+def test_a_threshold_is_applied(rng):
+    graded = simulated(rng, 400, Source("judge"))
+    fitted = fit_answers(graded)
+    fitted.control(graded.confidences()[0], graded.grades(), max_error=0.4)
+    rows = AnswerRows(["a", "b"], [{"confidence": c, "source": "judge"} for c in (0.1, 0.9)])
+    assert [row["abstains"] for row in fitted.apply(rows)] == [True, False]
+
+
+def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    seen = []
+    real = AnswerCalibrator.fit
+
+    def spy(self, answers, correct, **options):
+        seen.append(set(np.asarray(answers).tolist()))
+        return real(self, answers, correct, **options)
+
+    def checked(calibrator, confidence):
+        assert not seen[-1] & set(confidence.tolist())
+        return calibrator.predict(confidence)
+
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    monkeypatch.setattr(AnswerCalibrator, "predict_confidences", checked)
+    found = cross_validated_answers(graded)
+    assert [len(one) for one in seen] == [240] * 5
+    assert found["after"]["nll"].value < found["before"]["nll"].value
+    few = simulated(rng, 9, Source("judge"))
+    assert list(cross_validated_answers(few)) == ["before"]
+
+
+def test_answers_to_one_question_stay_in_one_fold(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    confidence, seen = graded.confidences()[0], []
+    for n, row in enumerate(graded.rows):
+        row["question"] = f"question {n // 3}"
+
+    def spy(self, answers, correct, **options):
+        seen.append({int(np.flatnonzero(confidence == c)[0]) // 3 for c in answers})
+        return real(self, answers, correct, **options)
+
+    real = AnswerCalibrator.fit
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    found = cross_validated_answers(graded)
+    assert [len(questions) for questions in seen] == [80] * 5
+    assert found["after"].describe().startswith("300 answers in 100 groups")
+    few = AnswerRows.of([{**r, "question": f"{n // 34}"} for n, r in enumerate(graded.rows)])
+    assert list(cross_validated_answers(few)) == ["before"]

@@ -2,17 +2,31 @@
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
-from calibrant.llm.answers import grading
+import calibrant as cal
+from calibrant._core.checks import IGNORED
+from calibrant.llm.answers import choices, grading
 from calibrant.llm.answers.asking import ask, draw_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.choices import ask_texts_each
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.grading import QuestionSet, grade_questions
+from calibrant.llm.answers.grading import (
+    QuestionSet,
+    answer_question,
+    calibrated_choices,
+    confidence_of,
+    evaluate_graded,
+    grade_questions,
+)
+from calibrant.llm.answers.option_bias import PermutedChoices
 from calibrant.llm.answers.questions import Question, short_prompt
-from calibrant.llm.answers.rows import Source
+from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models.fingerprint import fingerprint_of
+from tests.support.calibrators import Shift
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
+from tests.support.simulate import drawn, preferring
 
 OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]
 SHOTS = [Question("it", ("four",))]
@@ -153,3 +167,125 @@ def test_the_second_prompt_counts_too(model, tokenizer):
 def test_letters_are_not_a_chat(tmp_path):
     with pytest.raises(ValueError, match="is answered by letters, not as a chat"):
         grading.read_question_set(tmp_path, chat=True)
+
+
+class Forgetful(Shift):
+    """Refuses the examples that it was fitted on, by the gap of two of their logits."""
+
+    def _fit(self, examples, context):
+        super()._fit(examples, context)
+        kept = np.asarray(examples.logits)[examples.labels != IGNORED]
+        self.seen = set((kept[:, 1] - kept[:, 0]).round(5).tolist())
+
+    def _transform(self, logits, top, features):
+        gaps = (logits[:, 1] - logits[:, 0]).numpy().round(5).tolist()
+        assert not self.seen & set(gaps), "seen"
+        return super()._transform(logits, top, features)
+
+
+def light(keep_argmax):
+    """Auto with few of its candidates."""
+    names = ["none", "ts"] if keep_argmax else ["none", "ts", "sms"]
+    return cal.Auto(candidates=names, keep_argmax=keep_argmax)
+
+
+@pytest.fixture
+def asked(rng, monkeypatch):
+    """Logits of a model that prefers the letter A, and the right choices."""
+    logits, labels = drawn(rng, 600, 4)
+    logits = log_softmax(preferring(logits), -1)
+    monkeypatch.setattr(grading, "Auto", light)
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: shown(logits, labels))
+    return logits, labels
+
+
+def shown(logits, labels):
+    """What the model says of questions in their own order."""
+    return {"before": PermutedChoices(logits[:, None], labels, [(0, 1, 2, 3)])}
+
+
+def questions(labels):
+    texts = ("a", "b", "c", "d")
+    every = [Question("?", (texts[label],), texts, int(label)) for label in labels]
+    return QuestionSet(every, [], "letters")
+
+
+def evaluations(network, labels, **options):
+    model, tokenizer = network
+    graded = grade_questions(model, tokenizer, questions(labels), **options)
+    return evaluate_graded(graded, level=None)
+
+
+def accuracy(evaluation):
+    return evaluation["accuracy"].value
+
+
+def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
+    logits, labels = asked
+    found = evaluations((model, tokenizer), labels)
+    assert list(found) == ["before", "calibrated"]
+    assert accuracy(found["before"]) == pytest.approx((logits.argmax(-1) == labels).mean())
+    best = (preferring(logits, -3.0).argmax(-1) == labels).mean()
+    assert accuracy(found["before"]) < best - 0.1
+    assert accuracy(found["calibrated"]) == pytest.approx(best, abs=0.02)
+    for name in ("ece", "nll"):
+        assert found["calibrated"][name].value < found["before"][name].value / 1.2
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
+def test_predictions_can_be_kept(asked, model, tokenizer):
+    logits, labels = asked
+    found = calibrated_choices(logits, labels, keep_predictions=True)
+    np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
+    np.testing.assert_allclose(np.exp(found).sum(-1), 1)
+    both = evaluations((model, tokenizer), labels, keep_predictions=True)
+    assert accuracy(both["calibrated"]) == accuracy(both["before"])
+    assert both["calibrated"]["nll"].value < both["before"]["nll"].value
+
+
+def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch):
+    logits, labels = asked
+    monkeypatch.setattr(grading, "Auto", lambda keep_argmax: Forgetful())
+    assert calibrated_choices(logits, labels).shape == (600, 4)
+    with pytest.raises(AssertionError, match="seen"):
+        Forgetful().fit(logits, labels).transform(logits[:1])
+
+
+def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
+    logits, labels = asked
+    few = shown(logits[:99], labels[:99])
+    monkeypatch.setattr(choices, "_ask_choices_each", lambda *_, **__: few)
+    assert list(evaluations((model, tokenizer), labels[:99])) == ["before"]
+
+
+def simulated(rng, source):
+    """Answers of an over-confident model."""
+    sure = rng.uniform(0.05, 0.95, 99)
+    pairs = zip(sure.tolist(), rng.random(99) < sure**2, strict=True)
+    return AnswerRows.of([{"confidence": c, **source.row(), "correct": y} for c, y in pairs])
+
+
+def test_the_confidence_follows_the_map(rng):
+    maps = {name: fit_answers(simulated(rng, Source(name))) for name in ("p_true", "judge")}
+    assert confidence_of(None, None) == "geometric"
+    assert confidence_of(maps["p_true"], None) == "p_true"
+    with pytest.raises(ValueError, match="fitted on p_true confidences, got confidence=first"):
+        confidence_of(maps["p_true"], "first")
+    with pytest.raises(
+        ValueError, match=r"for confidences of judge, .*by calibrant llm answers apply"
+    ):
+        confidence_of(maps["judge"], None)
+
+
+def test_questions_are_answered_by_maps_of_their_source_only(model, tokenizer, rng):
+    digest = fingerprint_of(model).digest
+    asked = Source("geometric", "plain", digest, "none")
+    answer_question(model, tokenizer, "it", calibrator=fit_answers(simulated(rng, asked)))
+    head = FittedHead.from_temperature(2.0, fingerprint_of(model))
+    with pytest.raises(ValueError, match=r"head none, not \w{16}: fit one .*--save-answers"):
+        answer_question(
+            model, tokenizer, "it", fitted=head, calibrator=fit_answers(simulated(rng, asked))
+        )
+    for other in (asked._replace(model="0"), asked._replace(prompt="chat")):
+        with pytest.raises(ValueError, match="the answer calibrator was fitted on"):
+            answer_question(model, tokenizer, "it", calibrator=fit_answers(simulated(rng, other)))

@@ -151,3 +151,10 @@ def test_sources_compare_what_both_state():
     for other in (Source("p_true"), Source(prompt="plain"), Source(model="4"), Source(head="5")):
         with pytest.raises(ValueError, match=f"not {max(other, key=len)}: fit one on answers of"):
             one.check(other)
+
+
+def test_a_log_in_the_place_of_rows_is_told_how_to_read_it(tmp_path):
+    message = {"choices": [{"message": {"content": "Lima"}}]}
+    log = written(tmp_path / "log.jsonl", {"response": message, "correct": True})
+    with pytest.raises(ValueError, match=r"line 1 .* no token_probs.*calibrant llm answers read"):
+        read_answers(log).confidences()

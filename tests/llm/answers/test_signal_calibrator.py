@@ -5,14 +5,16 @@ import json
 import numpy as np
 import pytest
 from scipy.special import expit, logit
+from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
 from calibrant.llm.answers.calibrator import _folds
-from calibrant.llm.answers.rows import Source
-from calibrant.llm.answers.signal_calibrator import Regression
+from calibrant.llm.answers.confidence import evaluate_answers
+from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.llm.answers.signal_calibrator import Regression, fit_signals
 
 N = 900
 
@@ -214,3 +216,57 @@ def test_unfitted_maps_say_so():
 def test_weights_are_shown(fitted):
     assert fitted.table().headings == ("signal", "answers", "weight")
     assert [row[:2] for row in fitted.table().rows] == [(name, "100 %") for name in simulated()[0]]
+
+
+def signal_rows(count):
+    rng = np.random.default_rng(0)
+    chances = rng.random(count)
+    return AnswerRows(
+        [f"line {n}" for n in range(count)],
+        [
+            {"signals": {"judge:x": None if n % 5 == 0 else p}, "correct": bool(rng.random() < p)}
+            for n, p in enumerate(chances.tolist())
+        ],
+    )
+
+
+def test_signals_are_fitted_measured_and_applied():
+    answers = signal_rows(300)
+    result = fit_signals(answers, stage="sigmoid", level=None)
+    assert result.together is result.alone["judge:x"]  # there is one signal
+    assert result.calibrator.coverage_ == {"judge:x": 0.8}
+    assert result.raw["judge:x"].n == 240
+    assert result.alone["judge:x"].n == 300
+    signals = {"judge:x": np.array([r["signals"]["judge:x"] for r in answers.rows], float)}
+    right = answers.grades()
+    assert result.alone["judge:x"]["auroc"].value < cal.auroc(
+        confidence=signals["judge:x"][~np.isnan(signals["judge:x"])],
+        outcome=right[~np.isnan(signals["judge:x"])],
+    )
+    limit = result.calibrator.control(signals, right, max_error=0.4)
+    rows = result.calibrator.apply(answers)
+    for row, p in zip(rows, result.calibrator.predict(signals), strict=True):
+        assert row["calibrated"] == p
+        assert row["abstains"] == (p < limit.threshold)
+    assert {row["abstains"] for row in rows} == {True, False}
+
+
+def test_intervals_of_signals_are_those_of_independent_questions():
+    """Answers to one question share their luck: intervals that forget it are too narrow."""
+    rng, truth, runs = np.random.default_rng(0), 0.75, 60
+    held = {"raw": 0, "alone": 0, "independent": 0}
+    for _ in range(runs):
+        question = np.repeat(np.arange(50), 6)
+        confidence = rng.uniform(0.5, 1, 300)
+        right = rng.random(50)[question] < confidence
+        rows = [
+            {"question": f"q{q}", "signals": {"own": c}, "correct": bool(y)}
+            for q, c, y in zip(question, confidence.tolist(), right, strict=True)
+        ]
+        fitted = fit_signals(AnswerRows.of(rows), stage="sigmoid")
+        alone = evaluate_answers(confidence, right)
+        found = {"raw": fitted.raw["own"], "alone": fitted.alone["own"], "independent": alone}
+        for name, evaluation in found.items():
+            held[name] += evaluation["accuracy"].low <= truth <= evaluation["accuracy"].high
+    assert held["independent"] < 0.7 * runs
+    assert min(held["raw"], held["alone"]) >= binom.ppf(0.001, runs, 0.9)

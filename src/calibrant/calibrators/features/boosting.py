@@ -317,7 +317,17 @@ def _largest_corrections(run: Boosting, scale: float) -> list[Correction]:
     predictions, correction = run.predictions.take(seen), scale * run.correction[seen]
     codes, share = run.codes[:, seen].T.astype(np.int64), run.weight[seen] / run.weight[seen].sum()
     columns, found = run.learner.columns, []
-    for subgroup in _subgroups(run.trees, columns):
+    # conditions on metadata: each of a column in use, and all of each leaf
+    current = len(columns) - 1
+    used = {int(i) for tree in run.trees for i in tree.column[tree.low < tree.high]} - {current}
+    single = [condition for i in sorted(used) for condition in columns[i].conditions(i)]
+    subgroups: dict[tuple[Condition, ...], None] = {(condition,): None for condition in single}
+    for tree in run.trees:
+        for leaf in range(len(tree.leaf)):
+            conditions = [c for c in tree.conditions(leaf, columns) if c.column != current]
+            if conditions:
+                subgroups[tuple(sorted(conditions))] = None
+    for subgroup in subgroups:
         member = np.logical_and.reduce([condition.holds(codes) for condition in subgroup])
         size = float(share @ member)
         if not size:
@@ -332,22 +342,6 @@ def _largest_corrections(run: Boosting, scale: float) -> list[Correction]:
         Correction(conjunction_text(columns, subgroup), mean.tolist(), size)
         for _, subgroup, _, mean, size in kept
     ]
-
-
-def _subgroups(
-    trees: Sequence[Tree], columns: Sequence[MetadataColumn]
-) -> list[tuple[Condition, ...]]:
-    """Return conditions on metadata: each of a column in use, and all of each leaf."""
-    current = len(columns) - 1
-    used = {int(i) for tree in trees for i in tree.column[tree.low < tree.high]} - {current}
-    single = [condition for i in sorted(used) for condition in columns[i].conditions(i)]
-    found: dict[tuple[Condition, ...], None] = {(condition,): None for condition in single}
-    for tree in trees:
-        for leaf in range(len(tree.leaf)):
-            conditions = [c for c in tree.conditions(leaf, columns) if c.column != current]
-            if conditions:
-                found[tuple(sorted(conditions))] = None
-    return list(found)
 
 
 def _alike(member: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:

@@ -16,8 +16,7 @@ from calibrant._core.chunks import Examples
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.data_checks import _warn_of_constant
-from calibrant.calibrators.folds import folds
+from calibrant.calibrators.fitting import _warn_of_constant, folds
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.scaling import best_sharpness
 

@@ -41,7 +41,7 @@ from calibrant.calibrators.features.metadata_inputs import (
     check_columns,
     metadata_arrays,
 )
-from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.fitting import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, _keeps_by_task, _maps_class_one, _top_odds
@@ -396,7 +396,14 @@ class Multicalibration(Calibrator):
         result = start
         for i in range(len(self.leaf_)):
             odds = self._prediction_odds(result)
-            leaf = self._leaf(i, torch.cat([numbers, odds.to(numbers.dtype)], -1))
+            inputs = torch.cat([numbers, odds.to(numbers.dtype)], -1)  # (..., width + 1)
+            node = torch.zeros_like(inputs[..., 0], dtype=torch.int64)
+            for _ in range(self.depth):
+                number = inputs.gather(-1, self.column_[i][node][..., None])[..., 0]
+                inside = (number >= self.low_[i][node]) & (number < self.high_[i][node])
+                lacking = torch.isnan(number) & (self.missing_[i][node] > 0)
+                node = 2 * node + 1 + (inside | lacking).to(torch.int64)
+            leaf = node - self.column_.shape[1]
             correction = correction + self.leaf_[i][leaf].to(start.dtype)
             result = self._moved(start, correction)
         return self._moved(start, correction * self.scale_.to(start.dtype))
@@ -418,16 +425,6 @@ class Multicalibration(Calibrator):
         if _maps_class_one(self, logits.shape[-1]):
             return (logits[..., 1:] - logits[..., :1]).clamp(-MAX_ODDS, MAX_ODDS)
         return _top_odds(logits - logits.amax(-1, keepdim=True))
-
-    def _leaf(self, tree: int, numbers: Tensor) -> Tensor:
-        """Leaves ``(...)`` of a tree for numbers ``(..., width + 1)``."""
-        node = torch.zeros_like(numbers[..., 0], dtype=torch.int64)
-        for _ in range(self.depth):
-            number = numbers.gather(-1, self.column_[tree][node][..., None])[..., 0]
-            inside = (number >= self.low_[tree][node]) & (number < self.high_[tree][node])
-            lacking = torch.isnan(number) & (self.missing_[tree][node] > 0)
-            node = 2 * node + 1 + (inside | lacking).to(torch.int64)
-        return node - self.column_.shape[1]
 
     # Descriptions and saved state
 

@@ -19,7 +19,7 @@ from calibrant._core.torch_models import device_of, evaluating, moved, taken_apa
 CHUNK = 4096  # rows converted at a time for checks and for the control of the keep rate
 
 
-class Batch(NamedTuple):
+class FeatureBatch(NamedTuple):
     """Features ``(n, width)``, labels ``(n,)`` and weights ``(n,)`` on one device."""
 
     features: Tensor
@@ -35,19 +35,19 @@ class LabelledFeatures(NamedTuple):
     weight: FloatArray
     kept: IntArray  # rows with a label and a positive weight
 
-    def batch(self, index: IntArray, device: torch.device) -> Batch:
+    def batch(self, index: IntArray, device: torch.device) -> FeatureBatch:
         """Return the rows at an index."""
         if isinstance(self.features, Tensor):
             features = self.features[torch.from_numpy(index)].detach()
         else:
             features = as_tensor(self.features[index])
-        return Batch(
+        return FeatureBatch(
             features.to(device, torch.float32),
             torch.from_numpy(self.labels[index]).to(device),
             torch.from_numpy(self.weight[index]).to(device, torch.float32),
         )
 
-    def chunks(self, device: torch.device) -> Iterator[Batch]:
+    def chunks(self, device: torch.device) -> Iterator[FeatureBatch]:
         """Yield all kept rows, in order."""
         for start in range(0, len(self.kept), CHUNK):
             yield self.batch(self.kept[start : start + CHUNK], device)

@@ -26,7 +26,7 @@ from calibrant.llm.answers.confidence import (
     Answers,
     evaluate_answers,
 )
-from calibrant.llm.answers.judges.judged import read_judged
+from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of

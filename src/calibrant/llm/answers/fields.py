@@ -1,9 +1,8 @@
 r"""Confidence for each field of a structured answer, from the probabilities of its tokens.
 
-The values in the JSON of an answer, its *leaves*, are found with their places in the text that the
-tokens spell, and with them the tokens of each. The confidence of a leaf is the probability with
-which the model writes exactly this value at this place: the product over its tokens, end included.
-Where a service shows the likeliest tokens (``top_logprobs``),
+The confidence of a value in JSON, a *leaf*, is the probability with which the model writes exactly
+this value at this place: the product over its tokens, end included. Where a service shows the
+likeliest tokens (``top_logprobs``),
 
 - the token in which a value ends counts with all others that end it in the same way, such as
   ``",`` and ``"}`` of a text, and that of a number with all that do not go on with a digit;
@@ -12,8 +11,7 @@ Where a service shows the likeliest tokens (``top_logprobs``),
   taken to arrive at one of them.
 
 Each field is then a graded answer of its own, with its document as ``question`` and
-``conversation``. Its ``signals`` repeat the confidence under the name of its ``kind``: from them a
-map learns a line for each kind.
+``conversation``, and its confidence also as a signal under the name of its ``kind``.
 """
 
 from __future__ import annotations

@@ -127,23 +127,19 @@ class RequestPlan:
 
     Parameters
     ----------
-    model : str
-        Name of the model.
+    model, system : str
+        Name of the model, and first message of every chat.
     logprobs : bool
         Request the log-probabilities of the tokens of the answer.
     samples : int
         Further answers, drawn at temperature 1, for their agreement.
-    stated : bool
-        Ask the model to state its confidence on a last line.
-    p_true : bool
-        Ask in a second chat if the answer is true, for the probability of True against False.
+    stated, p_true : bool
+        Ask the model to state its confidence on a last line; ask in a second chat if the answer is
+        true, for the probability of True against False.
     max_tokens : int
         Largest length of an answer.
-    system : str
-        First message of every chat.
     grade : {"contains", "exact", "none"}
-        An answer is right if it contains a reference, or if it equals one; or leave the grade to
-        others.
+        An answer is right if it contains a reference, or equals one; or leave that to others.
     fields : dict
         Fields of the requests, such as ``{"seed": 1}``; None leaves out one that is there.
     """

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -245,21 +245,17 @@ def _placed_rows(file: Path) -> Iterator[Item]:
                     place = f"line {number} of {file}"
                     yield place, _parsed(line, place, is_whole=line.endswith(b"\n"))
         return
+    wrong = "must have as many cells as the first line has names"
     with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
         try:
-            yield from _cells(stream, file)
+            for row in reader:
+                place = f"line {reader.line_num} of {file}"
+                cells = {name: value for name, value in row.items() if value != ""}
+                is_whole = None not in row and None not in row.values()
+                yield place, cells if is_whole else BadDocument(place, wrong)
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error})") from error
-
-
-def _cells(stream: IO[str], file: Path) -> Iterator[Item]:
-    reader = csv.DictReader(stream)
-    for row in reader:
-        place = f"line {reader.line_num} of {file}"
-        if None in row or None in row.values():
-            yield place, BadDocument(place, "must have as many cells as the first line has names")
-        else:
-            yield place, {name: value for name, value in row.items() if value != ""}
 
 
 def _parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:

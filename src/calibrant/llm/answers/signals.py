@@ -49,11 +49,8 @@ def top_token_confidence(
 
     - ``top_probability``: geometric mean of the probabilities of the likeliest tokens;
     - ``top_margin``: mean of its distance to the second; left out if some position shows only one;
-    - ``top_entropy``: :math:`e^{-H}`, with the mean entropy H of the positions.
-
-    The first two are exact. The entropy depends on hidden tokens too: it is largest if they all are
-    equally likely, and smallest if as few of them as possible hold the rest
-    (``calibrant.llm.answers.topk``).
+    - ``top_entropy``: :math:`e^{-H}`, with the mean entropy H of the positions. It depends on
+      hidden tokens too, and is bounded as in ``calibrant.llm.answers.topk``.
 
     Parameters
     ----------
@@ -111,26 +108,11 @@ def signals_of(
 ) -> AnswerRows:
     """Compute every signal that the material of the rows allows.
 
-    ====================  =============================================================
-    material              signals
-    ====================  =============================================================
-    ``token_probs``       ``geometric``, ``product``, ``arithmetic``, ``first``,
-                          ``minimum``: see :func:`~calibrant.llm.answer_confidence`
-    ``top_logprobs``      ``top_probability``, ``top_margin``, ``top_entropy``: see
-                          :func:`~calibrant.llm.answers.signals.top_token_confidence`
-    ``stated``            ``stated``: see :func:`~calibrant.llm.stated_confidence`
-    ``samples``           ``agreement_exact``, ``agreement``: shares of samples that
-                          equal the answer, as written and normalised;
-                          ``semantic_negentropy``: 1 minus the normalised
-                          :func:`~calibrant.llm.answers.samples.semantic_entropy` of the
-                          samples; ``semantic_sets``: 1 if they have one meaning, 0 if
-                          all differ, linear in the number of clusters between
-    ``option_logits``     ``option_probability``, ``option_margin``: the probability of
-                          the likeliest option, and its distance to the second
-    ``judges``            ``judge:NAME`` for each ``{NAME: {"score", "scale"}}``, with a
-                          scale such as ``[1, 10]``, or ``{NAME: {"votes"}}``
-    ``confidence``        one by the name in ``source``, or ``confidence``
-    ====================  =============================================================
+    The guide to signals lists what each material gives: ``token_probs``
+    (:func:`~calibrant.llm.answer_confidence`), ``top_logprobs`` (:func:`top_token_confidence`),
+    ``stated`` (:func:`~calibrant.llm.stated_confidence`), ``samples`` (shares that equal the
+    answer, and the entropy and number of their meanings), ``option_logits``, ``judges``, and
+    ``confidence`` under the name of its ``source``.
 
     Parameters
     ----------

@@ -41,9 +41,8 @@ from calibrant.show.figures.look import SizeName, _figure_of, _pyplot, _set_titl
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.compare import compare
 from calibrant.workflows.decide import decide
-from calibrant.workflows.effect import effect
+from calibrant.workflows.effect import effect, whole_inputs
 from calibrant.workflows.evaluate import evaluate
-from calibrant.workflows.inputs import whole_inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from calibrant.estimate.result import PerformanceEstimate
+    from calibrant.estimate.performance_estimate import PerformanceEstimate
     from calibrant.metrics.reliability import Estimate
-    from calibrant.monitor.report import MonitorReport
+    from calibrant.monitor.monitor_report import MonitorReport
 
 
 KINDS = {

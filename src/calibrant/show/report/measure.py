@@ -45,7 +45,7 @@ from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
 from calibrant.workflows.gain import paired_losses
-from calibrant.workflows.good_shards import describe_skipped
+from calibrant.workflows.large import describe_skipped
 
 SURE = 0.9
 """Confidence above which answers are looked at on their own."""

@@ -81,15 +81,10 @@ def read_log(
     Parameters
     ----------
     path : path
-        One of
-
-        - ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness, the ``results_DATE.json`` beside
-          it, or their folder (``lm_eval``);
-        - ``.eval`` or ``.json`` of Inspect, or a folder of these (``inspect``);
-        - JSON lines of chat completions or responses of OpenAI's interface, bare, as ``response``
-          beside ``request``, or as the output of a batch (``openai``);
-        - ``.jsonl`` or ``.csv`` of graded answers, as for :func:`calibrant.llm.read_answers`
-          (``answers``).
+        Samples of lm-evaluation-harness, their folder, or the results beside them (``lm_eval``); a
+        log of Inspect, or a folder of these (``inspect``); JSON lines of chat completions or
+        responses of OpenAI's interface (``openai``); or rows as for
+        :func:`calibrant.llm.read_answers` (``answers``).
     format : str, optional
         Name of the format; by default it is told from the content.
     outcome : str, optional

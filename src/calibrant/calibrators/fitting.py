@@ -1,4 +1,4 @@
-"""Checks of the inputs of fits and of calls, and warnings where a fit is likely to go wrong.
+"""Checks and warnings about the examples of a fit, folds, and passes over more than memory holds.
 
 :class:`~calibrant.calibrators.base.Calibrator` has the first three functions as methods.
 """
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import FEW, IGNORED, FloatArray, Logits, Values, warn
+from calibrant._core.checks import FEW, IGNORED, FloatArray, IntArray, Logits, Values, warn
 from calibrant._core.chunks import Examples, mask_gap, range_of, with_masks
 from calibrant._core.torch_models import check_place
 
@@ -161,3 +162,38 @@ def _warn_of_constant(name: str, features: Tensor) -> None:
     if len(features) > 1 and bool((features == features[:1]).all()):
         which = f"{name}: all {len(features):,} examples have the same features"
         warn(f"{which}; are these the inputs of the last layer?")
+
+
+def folds(
+    labels: IntArray, count: int, *, groups: NDArray[Any] | None = None, seed: int = 0
+) -> list[IntArray]:
+    """Split examples into parts of nearly equal size, each with its share of every class.
+
+    Returns the sorted indices of each part; fewer parts than ``count`` where there are fewer
+    examples or groups. Examples of one group stay together; classes are then left to chance.
+    """
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        # Dealing out the examples class by class gives each part its share of every class.
+        order = np.lexsort((rng.random(len(labels)), labels))
+        part = np.empty(len(labels), dtype=np.int64)
+        part[order] = np.arange(len(labels)) % count
+    else:
+        names, member = np.unique(groups, return_inverse=True)
+        part = (rng.permutation(len(names)) % count)[member]
+    parts = [np.flatnonzero(part == i) for i in range(count)]
+    return [indices for indices in parts if len(indices)]
+
+
+Sums: TypeAlias = Sequence[Any]  # arrays and numbers, which add one by one
+Task: TypeAlias = Callable[[Examples], Sums]
+
+
+class Passes(Protocol):
+    """All examples, some at a time, as often as a method asks."""
+
+    classes: int
+
+    def sums(self, task: Task) -> list[FloatArray]:
+        """Return the sums of ``task(examples)`` over all examples; the task can be pickled."""
+        ...

@@ -18,7 +18,6 @@ new and old frequencies, then has the distributions of the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +25,7 @@ from scipy.special import chdtrc, chdtri, chndtrinc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
-from calibrant.estimate.cells import CELLS, Rows, _effective, _log_odds_cell, _sums_by
-from calibrant.estimate.strata import _equal_parts
+from calibrant.estimate.cells import CELLS, Rows, _effective, _equal_parts, _log_odds_cell, _sums_by
 
 BINS = 20
 """Bins of confidence and of margin."""
@@ -91,7 +89,9 @@ def _find_shifts(batch: Seen, reference: Seen, *, seed: int) -> list[Shift]:
         views["margin"] = (batch.margin, reference.margin)
     cut = {view: _equal_parts(old, bins) for view, (_, old) in views.items()}
     views["predicted class"] = batch.predicted, reference.predicted
-    cut["predicted class"] = _frequent(reference.predicted, reference.size)
+    # classes that are predicted often have numbers of their own; all others share the last one
+    often = reference.predicted / reference.predicted.sum() * reference.size >= PER_BIN
+    cut["predicted class"] = np.where(often, np.cumsum(often) - 1, often.sum())
     shifts = []
     for view, index in cut.items():
         new, old = (_sums_by(index, values, int(index.max()) + 1) for values in views[view])
@@ -100,12 +100,6 @@ def _find_shifts(batch: Seen, reference: Seen, *, seed: int) -> list[Shift]:
         weights = batch.weight, reference.weight
         shifts.append(_feature_shift(batch.features, reference.features, *weights, seed))
     return shifts
-
-
-def _frequent(predicted: FloatArray, size: float) -> IntArray:
-    """Number the classes that are predicted often; all others share the last number."""
-    often = predicted / predicted.sum() * size >= PER_BIN
-    return np.where(often, np.cumsum(often) - 1, often.sum())
 
 
 def _binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float) -> Shift:
@@ -128,7 +122,7 @@ def _binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: floa
     return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)), freedom)
 
 
-class Moments(NamedTuple):
+class FeatureMoments(NamedTuple):
     """Mean and covariance of functions of the features, and the number of examples behind them."""
 
     mean: FloatArray
@@ -145,9 +139,16 @@ def _feature_shift(
             f"features must have the shape {old.shape[1:]} of those of the reference, got "
             f"{new.shape[1:]}: take both from one layer"
         )
-    functions = _cosines(old, seed)
-    first = _moments(functions(new), new_weight)
-    second = _moments(functions(old), old_weight)
+    new, old = (x.reshape(len(x), -1).astype(np.float64) for x in (new, old))
+    # the scale of the functions is the distance of two examples of the reference
+    centre, scale = old.mean(0), old.std(0)
+    varies = scale > 1e-9 * np.maximum(np.abs(old).max(0), 1e-300)
+    rng = np.random.default_rng(seed)
+    frequencies = rng.normal(size=(centre.size, COSINES)) / math.sqrt(max(varies.sum(), 1))
+    frequencies = np.where(varies[:, None], frequencies / np.where(varies, scale, 1)[:, None], 0)
+    phases = rng.uniform(0, 2 * np.pi, COSINES)
+    cosines = (np.cos((x - centre) @ frequencies + phases) for x in (new, old))
+    first, second = map(_moments, cosines, (new_weight, old_weight))
     n, m, change = first.size, second.size, first.mean - second.mean
     freedom = n + m - COSINES - 1
     if freedom < COSINES:
@@ -160,26 +161,10 @@ def _feature_shift(
     return Shift("features", max(size, 0.0), float(fdtrc(COSINES, freedom, statistic)), COSINES)
 
 
-def _cosines(old: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:
-    """Return random functions; their scale is the distance of two examples of the reference."""
-    flat = _flat(old)
-    centre, scale = flat.mean(0), flat.std(0)
-    varies = scale > 1e-9 * np.maximum(np.abs(flat).max(0), 1e-300)
-    rng = np.random.default_rng(seed)
-    frequencies = rng.normal(size=(centre.size, COSINES)) / math.sqrt(max(varies.sum(), 1))
-    frequencies = np.where(varies[:, None], frequencies / np.where(varies, scale, 1)[:, None], 0)
-    phases = rng.uniform(0, 2 * np.pi, COSINES)
-    return lambda features: np.cos((_flat(features) - centre) @ frequencies + phases)
-
-
-def _flat(features: FloatArray) -> FloatArray:
-    return features.reshape(len(features), -1).astype(np.float64)
-
-
-def _moments(values: FloatArray, weight: FloatArray) -> Moments:
+def _moments(values: FloatArray, weight: FloatArray) -> FeatureMoments:
     scatter = np.cov(values, rowvar=False, aweights=weight) + 1e-9 * np.eye(COSINES)
     size = _effective(weight.sum(), float(weight @ weight))
-    return Moments(np.average(values, 0, weight), scatter, size)
+    return FeatureMoments(np.average(values, 0, weight), scatter, size)
 
 
 def _label_shift_weights(

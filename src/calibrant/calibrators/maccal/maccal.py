@@ -29,9 +29,12 @@ from calibrant._core.showing import frame
 from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import frozen
-from calibrant.calibrators.maccal.frozen import Batch, LabelledFeatures, _as_labelled_features
-from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier
-from calibrant.calibrators.maccal.training import Training
+from calibrant.calibrators.maccal.frozen import (
+    FeatureBatch,
+    LabelledFeatures,
+    _as_labelled_features,
+)
+from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -263,7 +266,7 @@ class MaCCal(Calibrator):
     ) -> None:
         """Train on features that are all known, in an order that each epoch draws."""
 
-        def batches(epoch: int) -> Iterator[Batch]:
+        def batches(epoch: int) -> Iterator[FeatureBatch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
             for start in range(0, len(order), self.batch_size):
                 yield train.batch(order[start : start + self.batch_size], self.device)
@@ -305,7 +308,7 @@ class MaCCal(Calibrator):
         layer = frozen._last_layer(model, classes, name)
         self.to(device_of(model, self.device))
 
-        def batches(_: int) -> Iterator[Batch]:
+        def batches(_: int) -> Iterator[FeatureBatch]:
             for features, labels in frozen._feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
                     data = _as_labelled_features(features, labels, classes=classes)
@@ -354,7 +357,7 @@ class MaCCal(Calibrator):
 
     def _train(
         self,
-        batches: Callable[[int], Iterable[Batch]],
+        batches: Callable[[int], Iterable[FeatureBatch]],
         sizes: tuple[int, int],
         data: str,
         watched: LabelledFeatures | None,

@@ -32,10 +32,10 @@ from calibrant.estimate.cells import (
     _fill_cells,
     _reduce_rows,
 )
-from calibrant.estimate.watch import Seen, _seen_rows
+from calibrant.estimate.shifts import Seen, _seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
-from calibrant.workflows.inputs import input_names
+from calibrant.workflows.effect import input_names
 
 SAMPLE = 20_000
 """Rows whose probabilities and features are kept, for class frequencies and feature distances."""
@@ -57,7 +57,7 @@ class _Reduction(NamedTuple):
     labelled_only: bool
 
 
-class Summary(NamedTuple):
+class PredictionSummary(NamedTuple):
     """Sums over a split, its labelled rows, and a sample of all rows."""
 
     n: int
@@ -96,13 +96,13 @@ class Summary(NamedTuple):
         size = _effective(cells.weight.sum(), self.square)
         return Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
 
-    def plus(self, other: Summary) -> Summary:
+    def plus(self, other: PredictionSummary) -> PredictionSummary:
         """Return the sums of both."""
 
         def both(name: str) -> Any:
             return np.concatenate([getattr(self, name), getattr(other, name)])
 
-        return Summary(
+        return PredictionSummary(
             self.n + other.n,
             self.unlabelled.plus(other.unlabelled),
             self.labelled.plus(other.labelled),
@@ -145,7 +145,7 @@ def _summarise(
     threshold: float | None,
     labels: bool,
     labelled_only: bool = False,
-) -> Summary:
+) -> PredictionSummary:
     """Sum up the predictions of a split, with its labels if they are to be used.
 
     ``labelled_only`` leaves out the other examples, as in a reference.
@@ -181,10 +181,11 @@ def _chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     return probs.reshape(-1, probs.shape[-1])
 
 
-def _chunk_summary(settings: _Reduction, chunk: Chunk) -> Summary:
+def _chunk_summary(settings: _Reduction, chunk: Chunk) -> PredictionSummary:
     probs = _chunk_probs(settings.calibrator, chunk)
     shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
-    weight, labels = _weights(chunk, shape), _chunk_labels(chunk, shape)
+    weight, labels = chunk.get("sample_weight"), _chunk_labels(chunk, shape)
+    weight = np.ones(math.prod(shape)) if weight is None else as_weight(weight, shape)
     inclusion = _inclusion(chunk, shape)
     rows = _reduce_rows(probs, labels)
     if settings.labelled_only:
@@ -195,7 +196,7 @@ def _chunk_summary(settings: _Reduction, chunk: Chunk) -> Summary:
     seen = _seen_rows(rows, weight, settings.classes, cell)
     sampled = counted & (np.arange(len(probs)) % settings.step == 0)
     features = chunk.get("features")
-    return Summary(
+    return PredictionSummary(
         int(counted.sum()),
         _fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
         _fill_cells(rows.take(known), cell[known], weight[known]),
@@ -210,11 +211,6 @@ def _chunk_summary(settings: _Reduction, chunk: Chunk) -> Summary:
         weight[sampled],
         rows.label[sampled],
     )
-
-
-def _weights(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
-    given = chunk.get("sample_weight")
-    return np.ones(math.prod(shape)) if given is None else as_weight(given, shape)
 
 
 def _chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:

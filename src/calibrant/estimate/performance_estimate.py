@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
-from calibrant.estimate.watch import Shift
+from calibrant.estimate.shifts import Shift
 from calibrant.metrics.intervals import Estimate
 
 if TYPE_CHECKING:

@@ -91,18 +91,11 @@ def read_judged(
 ) -> JudgedAnswers:
     """Read judged answers from JSON lines, or from a CSV file with a line of names.
 
-    Each row has ``judge``, a score or vote, and some have ``human``: true or false (1 or 0, yes or
-    no, right or wrong), or a grade in [0, 1]. Optional are ``label_probability``, that of being
-    drawn for labelling; ``stratum``; ``question``; ``system``; ``length``, or else the ``answer``,
-    whose characters are counted; and ``source``, the name of the judge, which must be the same for
-    all.
-
-    Parameters
-    ----------
-    file : path or AnswerRows
-        ``.jsonl`` or ``.csv``, or its rows.
-    scale : (float, float), optional
-        Lowest and highest score. By default scores are votes, or numbers in [0, 1].
+    Each row has ``judge``, a score on ``scale`` (lowest, highest; by default a vote, or a number in
+    [0, 1]), and some have ``human``: true or false, or a grade in [0, 1]. Optional are
+    ``label_probability``, that of being drawn for labelling; ``stratum``; ``question``;
+    ``system``; ``length``, or else the ``answer``, whose characters are counted; and ``source``,
+    the name of the judge, which must be the same for all.
 
     Examples
     --------
@@ -128,11 +121,12 @@ def read_judged(
             np.array([str(row.get(key) or other) for row, other in pairs]) if key in keys else None
         )
 
+    words = (low, high) == _VOTES
     every, nothing = np.ones(len(answers.rows), dtype=bool), [""] * len(answers.rows)
     known = np.array([row.get("human") not in (None, "") for row in answers.rows])
     remedy = "state another scale, as 1,10" if scale is None else "correct the scale or the score"
     wanted = f"must be a score from {low:g} to {high:g}, got {{}}: {remedy}"
-    judge = _numbers(answers, "judge", every, wanted, lambda x: low <= x <= high, scale is None)
+    judge = _numbers(answers, "judge", every, wanted, lambda x: low <= x <= high, words)
     wanted = "must be true or false, or a grade from 0 to 1, got {}"
     human = _numbers(answers, "human", known, wanted, lambda x: 0 <= x <= 1, True)
     probability = lengths = None

@@ -10,7 +10,7 @@ from scipy.special import expit
 import calibrant as cal
 from calibrant.llm import read_judged
 from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
-from calibrant.llm.answers.judges.judged import JudgedAnswers
+from calibrant.llm.answers.judged import JudgedAnswers
 from calibrant.llm.answers.rows import AnswerRows
 
 
@@ -111,6 +111,15 @@ def test_the_map_is_the_truth_that_labels_were_drawn_from(rng, tmp_path):
     figures = cross_validated_answers(graded, stage="isotonic")
     assert figures["after"].n == 1500
     assert figures["after"]["nll"].value < figures["before"]["nll"].value
+
+
+def test_maps_of_votes_take_votes_in_words():
+    votes, labels = ["yes", "no", "no", "yes"] * 10, [1.0, 0.0, 1.0, 1.0] * 10
+    fitted = fit_answers(read_judged(rows_of(votes, labels)).graded(), stage="isotonic")
+    assert [row["calibrated"] for row in fitted.apply(rows_of(["Yes", 0], [np.nan] * 2))] == [
+        pytest.approx(0.9875),
+        pytest.approx(0.5),
+    ]
 
 
 def test_grades_are_predicted_in_the_mean(rng):

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from calibrant.estimate.cells import _event_cell, _reduce_rows
-from calibrant.estimate.watch import (
+from calibrant.estimate.shifts import (
     _binned_shift,
     _feature_shift,
     _find_shifts,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.calibrators.maccal import MaCCal, calibrator as maccal, training
+from calibrant.calibrators.maccal import MaCCal, maccal, masked
 from calibrant.calibrators.maccal.masked import KeepRate, MaskedClassifier
 from tests.support.features import CLASSES, QUICK, WIDTH, clustered_features
 
@@ -81,7 +81,7 @@ def test_control_on_the_training_set_brings_masked_confidence_to_its_target():
 
 
 def test_history_has_the_figures_that_the_controller_used(data, rng, monkeypatch):
-    monkeypatch.setattr(training, "_WARM_UP_STEPS", 1)
+    monkeypatch.setattr(masked, "_WARM_UP_STEPS", 1)
     val = clustered_features(rng, 200, 1.5)
     options = {**QUICK, "epochs": 4, "step": 1.0, "gamma": 1.0, "rate": 0.01}
     with pytest.warns(UserWarning, match="did not settle"):
@@ -177,13 +177,13 @@ def test_weight_two_counts_an_example_twice(data):
 
 def test_held_out_share_is_stratified_and_not_learned_from(data, monkeypatch):
     seen, module = [], MaCCal(**QUICK)
-    step = training.Training._step
+    step = masked.Training._step
 
     def spy(self, batch, random):
         seen.append(batch.features.numpy())
         return step(self, batch, random)
 
-    monkeypatch.setattr(training.Training, "_step", spy)
+    monkeypatch.setattr(masked.Training, "_step", spy)
     module.fit(*data, held_out=0.2)
     learned = np.unique(np.concatenate(seen), axis=0)
     assert abs(len(learned) - 240) < CLASSES  # each class is rounded
@@ -199,7 +199,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("warm_up", [1, 35])  # of 10 steps in an epoch
 def test_stopped_run_continues_to_the_same_result(data, rng, tmp_path, monkeypatch, warm_up):
-    monkeypatch.setattr(training, "_WARM_UP_STEPS", warm_up)
+    monkeypatch.setattr(masked, "_WARM_UP_STEPS", warm_up)
     val = clustered_features(rng, 100, 1.0)
     options = {**QUICK, "epochs": 6, "step": 2.0, "gamma": 0.8, "keep": 0.6, "decay": 1e-3}
 

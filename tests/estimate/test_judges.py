@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from calibrant.llm.answers.judges.biases import agreement, length_bias, position_bias
+from calibrant.estimate.judges import agreement, length_bias, position_bias
 
 
 def test_position_bias_by_hand():

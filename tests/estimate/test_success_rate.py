@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from calibrant.llm.answers.judges.rates import rate_difference, success_rate
+from calibrant.estimate.success_rate import rate_difference, success_rate
 
 quiet = pytest.mark.filterwarnings("ignore:all .* labels are", "ignore:the labelled answers")
 

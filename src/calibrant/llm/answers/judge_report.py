@@ -11,15 +11,15 @@ import numpy as np
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import printable_name
 from calibrant._core.showing import as_html, frame, one_line
-from calibrant.llm.answers.judges.biases import (
+from calibrant.estimate.judges import (
     JudgeAgreement,
     PositionBias,
     agreement,
     length_bias,
     position_bias,
 )
-from calibrant.llm.answers.judges.judged import JudgedAnswers
-from calibrant.llm.answers.judges.rates import RateEstimate, rate_difference, success_rate
+from calibrant.estimate.success_rate import RateEstimate, rate_difference, success_rate
+from calibrant.llm.answers.judged import JudgedAnswers
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.box import Box, box_of

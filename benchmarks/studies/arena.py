@@ -51,8 +51,7 @@ OTHERS = (
     *("netcal:TemperatureScaling", "netcal:HistogramBinning"),
 )
 SPLINE = "spline_logistic:SplineLogistic"
-FREE, KEPT = "auto:keep_argmax=false", "auto:keep_argmax=true"
-LABELS = {FREE: "auto, keep_argmax=False", KEPT: "auto, keep_argmax=True"}
+KEPT, KEPT_TITLE = "auto:keep_argmax=true", "auto, keep_argmax=True"
 SLOW = (
     *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
     *("probmetrics:ivap", "venn_abers:inductive"),
@@ -63,10 +62,10 @@ METHODS = {
         *(*OWN, "dirichlet", "quadratic", "robust_sigmoid", "venn_abers", *OTHERS, *SLOW),
         *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ", SPLINE),
     ),
-    "multiclass": (*OWN, "dirichlet", KEPT, FREE, *OTHERS),
-    "smart_networks": (*OWN, "dirichlet", KEPT, FREE, *OTHERS),
-    "choices": (*OWN, "dirichlet", KEPT, FREE, *OTHERS, *SLOW),
-    "thousand": (*OWN, KEPT, FREE, *OTHERS),
+    "multiclass": (*OWN, "dirichlet", KEPT, *OTHERS),
+    "smart_networks": (*OWN, "dirichlet", KEPT, *OTHERS),
+    "choices": (*OWN, "dirichlet", KEPT, *OTHERS, *SLOW),
+    "thousand": (*OWN, KEPT, *OTHERS),
 }
 """Methods of each suite."""
 TITLES = {
@@ -205,7 +204,7 @@ def auto_against_others(rows: Rows) -> Table:
     ]
     for suite in ON_FRONT:
         nll = table_of(rows, suite)
-        for method in (name for name in ("auto", KEPT, FREE) if name in nll.methods):
+        for method in (name for name in ("auto", KEPT) if name in nll.methods):
             ours = column(nll, method)
             for rival in ("none", "ts", *best_single(nll)[:1], *best_of_peers(nll)):
                 theirs = column(nll, rival)
@@ -295,7 +294,7 @@ def figure(table: Table) -> "Figure":
 
 
 def label(method: str) -> str:
-    return LABELS.get(method, method.replace(":", " "))
+    return KEPT_TITLE if method == KEPT else method.replace(":", " ")
 
 
 def draw_change(axes: "Axes", place: int, method: str, change: Change) -> None:
@@ -321,7 +320,7 @@ def front_table(rows: Rows) -> str:
         ]
         cells[2] += f" ({label(peer)})"
         lines.append((f"{TITLES[suite]}, {len(nll.tasks)} models", *cells))
-    headings = "log loss / Brier / ECE %", "none", "ts", "best peer", "auto", LABELS[KEPT]
+    headings = "log loss / Brier / ECE %", "none", "ts", "best peer", "auto", KEPT_TITLE
     return markdown(View("", headings, lines, "")).rstrip("\n") + "\n"
 
 

@@ -1,10 +1,12 @@
 """Cost of fits, calls and metrics, as ratios to one pass over the same logits in the same run.
 
     python benchmarks/speed.py
+    python benchmarks/speed.py --processor --out docs/data/speed.csv
     python benchmarks/speed.py --device cuda --out speed.csv
 
 One pass is ``torch.logsumexp``: machines differ, ratios travel. Every row is the least of several
-rounds, between which passes are measured, so that other work on the machine slows both. Peers are
+rounds, between which passes are measured, so that other work on the machine slows both. With
+``--processor`` it is the processor time of one thread, for machines that are busy. Peers are
 measured where they are installed: scikit-learn, torchmetrics and probmetrics. Training steps,
 MaC-Cal and a language model of the shape of SmolLM2-135M, with random weights, are measured on
 CUDA only, in milliseconds. Asserts nothing.
@@ -21,11 +23,12 @@ import argparse
 import csv
 import math
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -47,6 +50,9 @@ LOSSES = ("ce", "focal", "mbls", "soft_ece", "fedlas_ls", "fedlas_mbls")
 ROUNDS = 3
 
 
+Timer: TypeAlias = Callable[[Callable[[], object], str, int], float]
+
+
 class Row(NamedTuple):
     """Least time of a piece of work."""
 
@@ -61,13 +67,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", default="", help="pieces of work whose names begin so")
+    parser.add_argument("--processor", action="store_true", help="processor time of one thread")
     parser.add_argument("--out", help="a .csv file for the rows")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    clock = time.process_time if options.processor else time.perf_counter
+    if options.processor:
+        torch.set_num_threads(1)
     print(f"{options.device}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"{'':<36}{'rows':>8}{'classes':>9}{'passes':>10}{'ms':>11}")
     found = []
-    for row in measured(options.device, options.only):
+    for row in measured(options.device, options.only, partial(timed, clock=clock)):
         found.append(row)
         print(
             f"{row.work:<36}{row.rows:>8}{row.classes:>9}{row.passes:>10.1f}"
@@ -76,9 +86,9 @@ def main() -> None:
         )
     if options.out:
         with open(options.out, "w", newline="") as file:
-            csv.writer(file).writerows(
-                [("device", *Row._fields), *((options.device, *r) for r in found)]
-            )
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["device", *Row._fields])
+            table.writerows([options.device, *cells(row)] for row in found)
     if options.device == "cpu" and not options.only:
         small = "cal.SMART(steps=3).fit(torch.randn(2000, 10), torch.randint(10, (2000,)))"
         work = "cal.SMART(steps=20).fit(logits, labels)"
@@ -88,7 +98,13 @@ def main() -> None:
         )
 
 
-def measured(device: str, only: str) -> Iterator[Row]:
+def cells(row: Row) -> list[str]:
+    """Return a row for people: rounded, and empty where there are no passes."""
+    passes = "" if math.isnan(row.passes) else f"{row.passes:.1f}"
+    return [row.work, f"{row.rows:,}", f"{row.classes:,}", passes, f"{row.milliseconds:,.4g}"]
+
+
+def measured(device: str, only: str, timed: Timer) -> Iterator[Row]:
     """Yield all rows for a device."""
     makers = {"call": calls, "fit": fits, "measure": measures}
     for kind, sizes in SIZES[device].items():
@@ -96,7 +112,7 @@ def measured(device: str, only: str) -> Iterator[Row]:
             logits, labels = predictions(*size, device)
             for name, work in makers[kind](logits, labels):
                 if name.startswith(only):
-                    yield compared(name, work, logits)
+                    yield compared(name, work, logits, timed)
     for name, work in one_row(device):
         if name.startswith(only):
             yield Row(name, 1, 100, math.nan, 1000 * timed(work, device, 50))
@@ -108,14 +124,19 @@ def measured(device: str, only: str) -> Iterator[Row]:
 
 
 def predictions(rows: int, classes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of temperature 2: labels are drawn from the softmax of their halves."""
+    """Over-confident logits, by more in some rows and classes, so that ``auto`` averages methods.
+
+    Labels are drawn from the softmax of about their halves, with a bias of each class.
+    """
     rng = np.random.default_rng(0)
     logits = 3 * rng.standard_normal((rows, classes), dtype=np.float32)
-    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    sharpness = np.exp(rng.normal(0, 0.5, (rows, 1))) / 2
+    bias = 0.5 * rng.standard_normal(classes)
+    labels = (sharpness * logits + bias + rng.gumbel(size=logits.shape)).argmax(-1)
     return torch.from_numpy(logits).to(device), torch.from_numpy(labels).to(device)
 
 
-def compared(name: str, work: Callable[[], object], logits: torch.Tensor) -> Row:
+def compared(name: str, work: Callable[[], object], logits: torch.Tensor, timed: Timer) -> Row:
     """Least time of some work, and of one pass measured in turn with it."""
     device = logits.device.type
     one_pass = least = math.inf
@@ -132,7 +153,12 @@ Work = Iterator[tuple[str, Callable[[], object]]]
 def calls(logits: torch.Tensor, labels: torch.Tensor) -> Work:
     for name in CALLS:
         fitted = cal.CALIBRATORS[name]().fit(logits[:5000], labels[:5000])
-        yield f"call {name}", lambda fitted=fitted: fitted(logits)
+        yield f"call {name}{_chosen(fitted)}", lambda fitted=fitted: fitted(logits)
+
+
+def _chosen(fitted: cal.Calibrator) -> str:
+    """Return what ``auto`` has chosen, in brackets."""
+    return f" ({type(fitted.chosen_).__name__})" if isinstance(fitted, cal.Auto) else ""
 
 
 def fits(logits: torch.Tensor, labels: torch.Tensor) -> Work:
@@ -181,7 +207,7 @@ def one_row(device: str) -> Work:
     logits, labels = predictions(5000, 100, device)
     for name in ("ts", "smart", "isotonic", "auto"):
         fitted = cal.CALIBRATORS[name]().fit(logits, labels)
-        yield f"call {name}, one row", lambda fitted=fitted: fitted(logits[:1])
+        yield f"call {name}{_chosen(fitted)}, one row", lambda fitted=fitted: fitted(logits[:1])
 
 
 Sized = Iterator[tuple[str, int, int, Callable[[], object]]]

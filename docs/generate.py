@@ -41,9 +41,9 @@ MORE = {
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
-    "monitor": ("report.Alarm", "report.Drift", "windows.WindowEstimate"),
+    "monitor": ("monitor_report.Alarm", "monitor_report.Drift", "windows.WindowEstimate"),
     "estimate": (
-        *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
+        *("performance.PerformanceEstimator", "performance_estimate.PerformanceEstimate"),
         *("sampling.choose_labels", "sampling.LabelSample"),
         *("success_rate.RateEstimate", "success_rate.rate_difference"),
         *("judges.agreement", "judges.position_bias", "judges.length_bias"),
@@ -67,10 +67,10 @@ MORE = {
         *("gate.gate.Verdict", "gate.gate.Terms", "gate.gate.Band"),
         "gate.watch.judge_rows",
         *("answers.signal_calibrator.fit_signals", "answers.signal_calibrator.SignalFit"),
-        "answers.samples.agreement",
-        *("answers.samples.clusters", "answers.samples.semantic_entropy"),
+        "answers.signals.agreement",
+        *("answers.signals.clusters", "answers.signals.semantic_entropy"),
         "answers.asking.draw_answers",
-        *("answers.samples.by_entailment", "answers.samples.by_embedding"),
+        *("answers.signals.by_entailment", "answers.signals.by_embedding"),
         "answers.signals.top_token_confidence",
         "answers.logs.report.save_answer_report",
         "answers.requesting.RequestPlan",
@@ -78,7 +78,7 @@ MORE = {
         *("answers.requesting.request_answers", "answers.requesting.cost_of"),
         *("models.services.service_for", "models.services.Connection"),
         *("heads.official.read_official", "heads.tables.TokenTable"),
-        *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
+        *("answers.choices.option_bias", "answers.choices.OptionBias"),
     ),
     "integrations": (
         *("lightning.CalibrationCallback", "huggingface.CalibrationMetrics"),
@@ -106,7 +106,7 @@ SKLEARN = """## scikit-learn
 def write(folder: Path) -> None:
     """Write all pages under the folder of the documentation."""
     (folder / "_generated").mkdir(exist_ok=True)
-    for make in (methods, properties, tag_methods, metrics, losses):
+    for make in (methods, properties, tag_methods, metrics, losses, findings):
         (folder / "_generated" / f"{make.__name__}.md").write_text(make(), encoding="utf-8")
     (folder / "api").mkdir(exist_ok=True)
     for name, text in api_pages().items():
@@ -184,6 +184,17 @@ def losses() -> str:
         for name, loss in LOSSES.items()
     )
     return table(("name", "definition", "options", "reference"), rows)
+
+
+def findings() -> str:
+    """The findings of reports: what each means, and what to do about it."""
+    from calibrant.show.report import CHECKS
+
+    return "\n".join(
+        f"({code.lower()})=\n### {code}: {check.title}\n\n{check.meaning}\n\n"
+        f"**What to do:** {check.fix}\n"
+        for code, check in sorted(CHECKS.items())
+    )
 
 
 def options(loss) -> str:

@@ -27,3 +27,11 @@ def test_the_command_line_page_has_every_command():
         for inner in getattr(command, "commands", {}):
             assert f"### calibrant {name} {inner}\n" in page
     assert max(map(len, page.splitlines())) <= 80
+
+
+def test_the_page_of_reports_has_every_finding():
+    from calibrant.show.report import CHECKS
+
+    page = GENERATE["findings"]()
+    assert re.findall(r"^### (\w+):", page, re.M) == sorted(CHECKS)
+    assert all(check.meaning in page and check.fix in page for check in CHECKS.values())

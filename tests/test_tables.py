@@ -25,7 +25,7 @@ def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
-        *("default_head", "fields", "decisions", "auto_constants"),
+        *("default_head", "features", "fields", "decisions", "monitor", "online", "auto_constants"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -228,6 +228,56 @@ def test_claims_about_tags(tables):
     assert all(a < b - 0.5 for a, b in zip(ours[:-1], platt[:-1], strict=True))
     assert abs(ours[-1] - platt[-1]) < 0.1
     assert all(a < b - 1 for a, b in zip(ours, isotonic, strict=True))
+
+
+def test_every_feature_was_checked_in_every_library(tables):
+    with (DATA / "features.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    listed = [row[0] for row in tables["table_features"][1:] if "**" not in row[0]]
+    for library in {row["library"] for row in rows}:
+        own = [row for row in rows if row["library"] == library]
+        assert [row["feature"] for row in own] == listed
+        assert all(row["checked"] for row in own)
+
+
+def test_claims_about_smart_for_tags(tables):
+    headings, *rows = tables["table_multilabel_smart"]
+    assert headings[1:6] == ["100", "200", "500", "1,000", "11,216"]
+    pairs = [[(*map(float, cell.split(" ± ")), 0.0)[:2] for cell in row[1:]] for row in rows]
+    cells = dict(zip((row[0] for row in rows), pairs, strict=True))
+    alone, one = cells["SMART, all tags together"], cells["`ts`, all tags together"]
+    assert all(ours[0] > other[0] for ours, other in zip(alone[:4], one[:4], strict=True))
+    assert abs(alone[4][0] - one[4][0]) < 0.03
+    for way in ("SMART behind `tags`", "SMART behind `tags`, fitted on held-out folds"):
+        assert all(value > error for value, error in cells[way][:4])
+        assert cells[way][4][0] == -0.08 < -3 * cells[way][4][1]
+        assert cells[way][5][0] < 0.14 < 0.24 == cells["`tags`"][5][0]
+    second = cells["`auto` behind `tags`"]
+    assert max(value for value, _ in second[:5]) <= 0
+    assert second[4][0] == -0.08
+
+
+def test_recall_of_tags_holds(tables):
+    _, *rows = tables["table_multilabel_recall"]
+    assert max(float(row[2]) for row in rows) == 4.5
+    assert [row[4] for row in rows if row[1] == "1,000"] == ["8.8 of 14", "4.4 of 14"]
+
+
+def test_claims_about_updates(tables):
+    _, *rows = tables["table_online"]
+    for _, drift, half_life, _, better, alarms, frozen, gain in rows:
+        value, error = map(float, gain.split("±"))
+        if drift == "none":
+            assert (alarms, frozen) == ("0", "0")
+            assert -0.6 < value < (-2 * error if half_life == "500" else 2 * error)
+        else:
+            assert frozen == "100"
+            assert int(better) > 50
+            assert value > 17 > 8 * error
+    cells = {tuple(row[:3]): float(row[-1].split("±")[0]) for row in rows}
+    for method, drift, half_life in cells:
+        if half_life == "500" and drift != "none":
+            assert cells[method, drift, "500"] > cells[method, drift, "2000"]
 
 
 def test_claims_about_ensembles(tables):

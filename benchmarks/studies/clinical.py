@@ -1,10 +1,13 @@
 """How often the intervals of the clinical figures contain the truth, by simulation.
 
     python benchmarks/studies/clinical.py > docs/data/coverage_clinical.csv
+    python benchmarks/studies/clinical.py --losses > docs/data/coverage_losses.csv
 
 Outcomes are drawn from a probability that is a known function of the claimed one, so that the
 distances behind ICI, E50 and E90 are known exactly; the other figures are those of half a million
-examples. Empty where there is no interval. Takes about ten minutes on one core.
+examples. Empty where there is no interval. The second form is about the terms of ``loss_split`` by
+a sigmoid: what fits on four fifths of as many examples save of the expected loss, and what they
+leave. Each takes some minutes on one core.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 import calibrant as cal
+from calibrant.workflows.loss_split import LossTerms, loss_split
 
 FIGURES = (
     *("calibration_slope", "calibration_intercept", "citl"),
@@ -34,7 +38,8 @@ THRESHOLD = 0.3
 
 def main(repetitions: int) -> None:
     table = csv.writer(sys.stdout)
-    table.writerow(["model", "n", *(name.replace("_", " ") for name in FIGURES), "z", "HL"])
+    titles = [cal.METRICS[name].title if name in cal.METRICS else "net benefit" for name in FIGURES]
+    table.writerow(["model", "n", *titles, "z", "HL"])
     for title, case in CASES.items():
         truth = true_figures(case)
         for n in SIZES:
@@ -56,6 +61,45 @@ def main(repetitions: int) -> None:
             tests = [round(100 * count / repetitions) for count in rejected.values()]
             table.writerow([title, n, *shares, *tests])
             sys.stdout.flush()
+
+
+def losses(repetitions: int) -> None:
+    table = csv.writer(sys.stdout)
+    table.writerow(["model", "n", "loss", *LossTerms._fields])
+    for title, case in CASES.items():
+        for n in SIZES:
+            truth = true_terms(case, n, repetitions)
+            hits = {name: np.zeros(3) for name in truth}
+            for seed in range(repetitions):
+                claimed, outcome, _ = drawn(np.random.default_rng([seed, n]), n, case)
+                found = loss_split(logit(claimed), outcome, method="sigmoid", seed=seed)
+                for name, terms in found.items():
+                    pairs = zip(terms, truth[name], strict=True)
+                    hits[name] += [one.low <= true <= one.high for one, true in pairs]
+            for name, counts in hits.items():
+                shares = (round(100 * count / repetitions) for count in counts)
+                table.writerow([title, n, name, *shares])
+            sys.stdout.flush()
+
+
+def true_terms(case, n: int, repetitions: int) -> dict[str, list[float]]:
+    """Expected loss, what a fit on four fifths of the examples saves of it, and what is left."""
+    claimed, _, right = drawn(np.random.default_rng(1), 100_000, case)
+    total, left = expected(claimed, right), np.zeros(2)
+    for seed in range(repetitions):
+        some, outcome, _ = drawn(np.random.default_rng([seed, n, 1]), round(0.8 * n), case)
+        fitted = cal.CALIBRATORS["sigmoid"]().fit(logit(some), outcome)
+        left += expected(fitted.predict_proba(logit(claimed)), right) / repetitions
+    return {
+        name: [total[k], total[k] - left[k], left[k]] for k, name in enumerate(("nll", "brier"))
+    }
+
+
+def expected(claimed, right) -> np.ndarray:
+    """NLL and Brier score over both classes, of which outcomes have the chance ``right``."""
+    nll = -(right * np.log(claimed) + (1 - right) * np.log1p(-claimed))
+    brier = 2 * (right * (1 - claimed) ** 2 + (1 - right) * claimed**2)
+    return np.array([nll.mean(), brier.mean()])
 
 
 def drawn(rng, n, case):
@@ -85,4 +129,6 @@ def decisions(claimed, outcome):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=200)
-    main(parser.parse_args().repetitions)
+    parser.add_argument("--losses", action="store_true")
+    options = parser.parse_args()
+    (losses if options.losses else main)(options.repetitions)

@@ -19,9 +19,13 @@ import numpy as np
 
 import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.choices import _ask_choices_each
+from calibrant.llm.answers.choices import (
+    PermutedChoices,
+    _ask_choices_each,
+    _option_orders,
+    option_bias,
+)
 from calibrant.llm.answers.grading import calibrated_choices, read_question_set
-from calibrant.llm.answers.option_bias import PermutedChoices, _option_orders, option_bias
 
 FIGURES = ("accuracy", "nll", "ece")
 

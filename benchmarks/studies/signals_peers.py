@@ -11,8 +11,12 @@ from importlib.util import find_spec
 import numpy as np
 
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.samples import agreement, clusters, semantic_entropy
-from calibrant.llm.answers.signals import top_token_confidence
+from calibrant.llm.answers.signals import (
+    agreement,
+    clusters,
+    semantic_entropy,
+    top_token_confidence,
+)
 
 CASES = 300
 Signals = Mapping[str, np.ndarray]

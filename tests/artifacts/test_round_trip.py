@@ -16,7 +16,7 @@ from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
 from calibrant.llm import AnswerCalibrator, FittedHead
 from calibrant.llm.heads.fitted import HEADS, _make_head
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind
 from tests.support.calibrators import EVERY_METHOD

@@ -33,7 +33,7 @@ from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.llm.models.loading import load_model
 from tests.support.language_models import (
     PROMPTS,

@@ -12,7 +12,7 @@ from calibrant.cli.llm_answers import STAGES
 from calibrant.llm import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import Source, read_answers
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers

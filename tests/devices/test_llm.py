@@ -13,7 +13,7 @@ from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import HEADS, _make_head
 from calibrant.llm.heads.modules import _shape_features_of_logits
 from calibrant.llm.heads.tables import TokenTable
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 
 
 def table(width=16):

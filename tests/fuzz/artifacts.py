@@ -21,7 +21,7 @@ from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.fitted import HEADS, FittedHead, _make_head
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.calibrators import quick

@@ -17,7 +17,7 @@ from calibrant.llm.heads.tables import (
     _write_header,
     open_table,
 )
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from tests.fuzz import damage
 
 TOKENS, WIDTH, VOCABULARY = 6, 4, 5

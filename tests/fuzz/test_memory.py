@@ -15,7 +15,7 @@ import torch
 from calibrant import artifacts
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.fitted import _make_head
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.artifacts import original, saved

@@ -41,7 +41,7 @@ def callback_of(module):
 
 @pytest.fixture(scope="module")
 def ignore_repeated(module):
-    return module.ignore_repeated
+    return module._ignore_repeated
 
 
 def network_of(library):

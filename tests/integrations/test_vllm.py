@@ -11,7 +11,7 @@ import torch
 import calibrant as cal
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import random_head, tiny_model
 
 

@@ -20,7 +20,7 @@ from calibrant.llm import (
     shaded_text,
 )
 from calibrant.llm.answers.asking import Answer
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.metrics.curves import (
     confidence_histogram,
     reliability,

@@ -8,7 +8,7 @@ from torch import nn
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead, _make_head
 from calibrant.llm.heads.modules import _shape_features_of_logits
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import tiny_model
 
 HEAD_KINDS = ("global", "linear", "mlp", "shape", "ats")

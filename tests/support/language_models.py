@@ -10,7 +10,7 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fitted import _make_head
 from calibrant.llm.heads.tables import TokenTable
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -23,6 +23,15 @@ def test_terms_are_the_losses_before_and_after_a_cross_fit(rng, weighted):
         assert np.ptp(terms.calibration[1:]) < np.ptp(terms.total[1:]) / 2
 
 
+def test_terms_equal_those_of_probmetrics():
+    """1.3.0: MetricsWithCalibration of "temp-scaling", with a splitter of the same five folds."""
+    logits, labels = drawn(np.random.default_rng(0), 900, 4, 1.8)
+    found = loss_split(logits, labels)
+    nll, brier = ([term.value for term in found[name][1:]] for name in ("nll", "brier"))
+    assert nll == pytest.approx([0.13609212261134, 1.10396376431981], abs=1e-7)
+    assert brier == pytest.approx([0.03728512031653, 0.59560930258084], abs=1e-7)
+
+
 def test_the_calibration_term_is_that_of_the_truth():
     hits = 0
     for seed in range(20):

@@ -23,7 +23,6 @@ AUTOCAST_DEVICES = [
     kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
 ]
 _CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
-_MAX_TOPK = 1000  # numbers up to which topk is the fastest
 
 
 def _autocast_devices() -> list[str]:
@@ -65,16 +64,6 @@ def top_class(logits: Tensor) -> Tensor:
     else:
         top = values.argmax(-1)
     return torch.from_numpy(np.asarray(top))[..., None]
-
-
-def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two largest logits of each row, ``(..., 1)`` each."""
-    if plain_on_cpu(logits) and logits.numel() <= _MAX_TOPK:
-        first, second = logits.topk(2, dim=-1).values.split(1, -1)
-        return first, second
-    # topk looks for any number, which takes several times as long for many rows
-    others = logits.scatter(-1, top_class(logits), -torch.inf)
-    return logits.amax(-1, keepdim=True), others.amax(-1, keepdim=True)
 
 
 def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

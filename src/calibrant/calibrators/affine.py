@@ -19,7 +19,12 @@ from calibrant._core.solve import Solution
 from calibrant.calibrators import affine_fit as fit
 from calibrant.calibrators.affine_fit import RIDGE, Penalties
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.fitting import Passes, _absent_classes, _missing_classes, _warn_together
+from calibrant.calibrators.fit_inputs import (
+    Passes,
+    _absent_classes,
+    _missing_classes,
+    _warn_together,
+)
 from calibrant.calibrators.scaling import _fitted_sharpness
 
 MAX_MATRIX_CLASSES = 200  # above, only the diagonal of a matrix is fitted

@@ -29,7 +29,7 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Examples, LabelledRows, exponential
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import BOUNDS
-from calibrant.calibrators.fitting import Passes, Sums, _masked_row, folds
+from calibrant.calibrators.fit_inputs import Passes, Sums, _masked_row, folds
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import best_sharpness
 

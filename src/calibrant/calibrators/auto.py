@@ -17,7 +17,7 @@ from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, _averaged
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.fitting import ENOUGH, folds
+from calibrant.calibrators.fit_inputs import ENOUGH, folds
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import _memberships
 from calibrant.calibrators.parts import structured

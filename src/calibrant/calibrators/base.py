@@ -48,8 +48,8 @@ from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
-from calibrant.calibrators import description, fitting, online
-from calibrant.calibrators.fitting import Passes
+from calibrant.calibrators import description, fit_inputs, online
+from calibrant.calibrators.fit_inputs import Passes
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.mistakes import watched
 
@@ -340,7 +340,7 @@ class Calibrator(nn.Module):
                     f"{name} needs the last layer: pass head=(weight, bias), of shapes "
                     "(classes, width) and (classes,)"
                 )
-            members = None if groups is None else fitting._flat_groups(groups, shape)
+            members = None if groups is None else fit_inputs._flat_groups(groups, shape)
             self._warn_of_examples(examples, grouped=groups is not None)
             self.set_floor(0)
             with watched(self, examples, inputs):
@@ -354,7 +354,7 @@ class Calibrator(nn.Module):
         if self.multilabel:  # labels of one row of tags are several
             self._warn_of_few(count, examples.columns, None)
             return
-        distinct = fitting._distinct_rows(fitting._first_rows(examples.logits))
+        distinct = fit_inputs._distinct_rows(fit_inputs._first_rows(examples.logits))
         self._warn_of_few(count, examples.columns, distinct)
         if not grouped:
             warn_of_copies(examples.logits, examples.labels)
@@ -391,9 +391,9 @@ class Calibrator(nn.Module):
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)
-        enough = fitting.ENOUGH * self.effective_size(classes)
+        enough = fit_inputs.ENOUGH * self.effective_size(classes)
         fewest = "pooled has two" if self.multilabel else "ts has one"
-        fitting._warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
+        fit_inputs._warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
     # -------------------------------------------------------------------------------------- call
 
@@ -554,9 +554,9 @@ class Calibrator(nn.Module):
 
     # ------------------------------------------------------------------------------------ checks
 
-    check_logits = fitting._check_logits
-    check_features = fitting._check_features
-    _checked = fitting._checked_logits
+    check_logits = fit_inputs._check_logits
+    check_features = fit_inputs._check_features
+    _checked = fit_inputs._checked_logits
 
     def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""

@@ -17,7 +17,7 @@ from calibrant._core.options import Count
 from calibrant._core.solve import Solution, check_time
 from calibrant.calibrators.affine_fit import FitData, _centred, _gather
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.fitting import _missing_classes, _warn_together
+from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 
 _FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""

@@ -23,7 +23,7 @@ from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import fit_platt
-from calibrant.calibrators.fitting import _missing_classes, _warn_together
+from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 from calibrant.calibrators.logpartition import _gap_chunks
 from calibrant.calibrators.piecewise import BEYOND, _at_place, _place
 from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, _top_odds

@@ -23,7 +23,7 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, che
 from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.fitting import _missing_classes, _warn_together
+from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 from calibrant.calibrators.histogram import _by_class
 from calibrant.calibrators.piecewise import _at_place, _place
 from calibrant.calibrators.scaling import TemperatureScaling

@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, picked
-from calibrant.calibrators.fitting import _one_label
+from calibrant.calibrators.fit_inputs import _one_label
 from calibrant.metrics.evaluation import ENOUGH, Figures, Ranks, mistake_in
 from calibrant.metrics.ranking import roc_auc
 

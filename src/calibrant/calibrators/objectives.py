@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.special import expit
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import chunk_slices
@@ -63,6 +64,25 @@ def _mse(records: Records, u: LogSharpness) -> Measured:
     """The Brier score as a mean over the classes instead of their sum."""
     value, gradient = brier(records, u)
     return Measured(value / records.classes, gradient / records.classes)
+
+
+def confidence_nll(records: Records, u: LogSharpness) -> Measured:
+    r"""Log-loss of the confidence p that the top token is right.
+
+    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
+    """
+    rest, slope = records.log_rest(np.exp(u))
+    sign, share = np.where(records.correct, 1.0, -1.0), records.share
+    value = share @ np.logaddexp(0, sign * rest)
+    return Measured(float(value), share * sign * expit(sign * rest) * slope)
+
+
+def confidence_brier(records: Records, u: LogSharpness) -> Measured:
+    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
+    rest, slope = records.log_rest(np.exp(u))
+    confidence, share = expit(-rest), records.share
+    gap = confidence - records.correct
+    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
 
 
 def soft_ece(

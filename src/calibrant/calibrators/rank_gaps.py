@@ -18,7 +18,7 @@ from calibrant._core.solve import Solution, check_time, minimise
 from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.fitting import _warn_together
+from calibrant.calibrators.fit_inputs import _warn_together
 from calibrant.calibrators.logpartition import LARGEST_GAP
 from calibrant.calibrators.scaling import _fitted_sharpness
 

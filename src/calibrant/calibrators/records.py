@@ -22,7 +22,7 @@ from calibrant._core.chunks import Examples, examples
 from calibrant._core.class_names import in_order
 from calibrant._core.rows import Sample
 from calibrant._core.torch_models import full_precision
-from calibrant.calibrators import fitting, logpartition
+from calibrant.calibrators import fit_inputs, logpartition
 from calibrant.calibrators.base import PASS_LOGARITHM, Calibrator, Context
 from calibrant.calibrators.logpartition import Records, concatenate, tabulate
 from calibrant.data.dataset import Split
@@ -160,8 +160,8 @@ class RecordsCalibrator(Calibrator):
         with checks.warnings_at_caller(), full_precision():
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
-            self._warn_of_few(len(records), records.classes, fitting._distinct_rows(rows))
-            if same := fitting._one_label(records.labels):
+            self._warn_of_few(len(records), records.classes, fit_inputs._distinct_rows(rows))
+            if same := fit_inputs._one_label(records.labels):
                 checks.warn(same)
             self.set_floor(0)
             self._fit_records(records.scale_free())

@@ -19,7 +19,7 @@ PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "rank_gaps"),
     *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic"),
-    *("features.groups", "features.proximity", "features.clipping"),
+    *("features.group_calibration", "features.proximity", "features.clipping"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""
 

@@ -17,10 +17,10 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray
 from calibrant._core.chunks import Examples
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators import fitting
+from calibrant.calibrators import fit_inputs
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import MAX_MEAN_ODDS, MAX_SLOPE, fit_platt
-from calibrant.calibrators.fitting import Passes, Sums
+from calibrant.calibrators.fit_inputs import Passes, Sums
 
 _PRIOR_SPREAD = 0.1  # standard deviation of lines among tags, expected before any are seen
 _PRIOR_TAGS = 2.0  # tags that this expectation counts for
@@ -325,7 +325,7 @@ def _warn_of_rare_tags(calibrator: TagCalibrator, labelled: FloatArray, hits: Fl
     if alike.size and calibrator.parameter_count is None:
         named = comma_separated([str(tag) for tag in alike[:5]] + ["..."] * (alike.size > 5))
         note = f"{alike.size:,} of {len(hits):,} tags have no label 0 or no label 1 ({named})"
-        fitting._warn_together(calibrator, [f"{note}: they lean on the line of the others"])
+        fit_inputs._warn_together(calibrator, [f"{note}: they lean on the line of the others"])
 
 
 # -------------------------------------------------------------------------------------- the lines

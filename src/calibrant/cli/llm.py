@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from calibrant.llm import Answer
+    from calibrant.llm.answers.choices import OptionBias
     from calibrant.llm.answers.grading import QuestionSet
-    from calibrant.llm.answers.option_bias import OptionBias
     from calibrant.llm.heads.fitted import Gains
     from calibrant.metrics.clustered import Evaluations
 
@@ -112,10 +112,14 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
 @_option(
     "--alpha",
     metavar="NUMBER|search",
-    help="Weight of wrong tokens in the selective objective.  [default: 0.5]",
+    help="Weight of wrong tokens in the selective objective; search tries six.  [default: 0.5]",
 )
 @_option(
-    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of head or objective."
+    "--set",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the head or its objective, such as units=128 or over=5; repeatable.",
 )
 @_option("--epochs", default=40, metavar="N", help="Largest number of epochs.")
 @_option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")

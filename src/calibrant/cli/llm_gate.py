@@ -66,7 +66,7 @@ def gate() -> None:
     metavar="FRACTION",
     help="Probability of ever withdrawing the guarantee without drift.",
 )
-@click.option("--seed", default=0, help="Seed of the split.")
+@click.option("--seed", default=0, metavar="N", help="Random seed of the split.")
 @AS_JSON
 def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
     """Find from graded answers which ones to accept.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHOWN = ("auroc", "ece", "nll", "brier")
 """Metrics of the table, each with its interval."""
 LEVEL = 0.9
-MOST_REASONS = 10
+_MOST_REASONS = 10
 
 
 @click.command("signals")
@@ -69,7 +69,7 @@ def signals(file: str, out: str, stated_scale: float, vocabulary: int) -> None:
 
 
 def _say_reasons(reasons: Counter[tuple[str, str]]) -> None:
-    for (name, reason), count in reasons.most_common(MOST_REASONS):
+    for (name, reason), count in reasons.most_common(_MOST_REASONS):
         say(f"{count:,} answers without the signal {name}: {reason}")
 
 

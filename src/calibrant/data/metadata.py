@@ -243,19 +243,16 @@ def _learn_numbers(
     if quantiles.size < 2:  # nearly all values are equal: tell the others apart
         quantiles = np.unique(np.quantile(np.unique(known), share, method="higher"))
     ends = np.unique([known.min(), *quantiles, known.max()])
-    rounded = (
-        _rounded(float(cut), float(min(cut - before, after - cut)), whole_days=kind == "date")
-        for before, cut, after in zip(ends, ends[1:], ends[2:], strict=False)
-    )
-    cuts = sorted({cut for cut in rounded if known.min() < cut <= known.max()})
+    rounded = set()
+    for before, cut, after in zip(ends, ends[1:], ends[2:], strict=False):
+        # with few digits, at most half of the room to its neighbours away
+        room = float(min(cut - before, after - cut))
+        if kind == "date" and room >= _DAY:
+            rounded.add(round(float(cut) / _DAY) * _DAY)
+        else:
+            rounded.add(round(float(cut), -math.floor(math.log10(room))) + 0.0)  # no negative zero
+    cuts = sorted(cut for cut in rounded if known.min() < cut <= known.max())
     return MetadataColumn(name, kind, cuts=tuple(cuts)) if cuts else None
-
-
-def _rounded(cut: float, room: float, *, whole_days: bool) -> float:
-    """Return a cut with few digits, at most half of the ``room`` to its neighbours away."""
-    if whole_days and room >= _DAY:
-        return round(cut / _DAY) * _DAY
-    return round(cut, -math.floor(math.log10(room))) + 0.0  # no negative zero
 
 
 def _numbers_or_none(values: Array) -> FloatArray | None:

@@ -8,8 +8,7 @@ from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
 from calibrant.llm.answers.fields import documents_of, field_rows, fields_of
-from calibrant.llm.answers.judge_report import judge_report
-from calibrant.llm.answers.judged import read_judged
+from calibrant.llm.answers.judged import judge_report, read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
 from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
 from calibrant.llm.answers.questions import (
@@ -35,7 +34,7 @@ from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.llm.models.loading import load_model
 from calibrant.metrics.clustered import evaluate_tokens
 from calibrant.show.tokens import shaded_text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -175,11 +175,26 @@ class Evaluation(Mapping[str, Estimate]):
         """
         limits = limits_of(most, least)
         sets: list[tuple[str | None, Evaluation]] = [(None, self), *self.by.items()]
-        return [
-            checked
-            for name, part in sets
-            for checked in _compared(limits, part.metrics, part.n, name, self.level)
-        ]
+        checked = []
+        for subgroup, part in sets:
+            for metric, end, bound in limits:
+                if metric not in part.metrics:
+                    raise ValueError(
+                        f"the limit of {metric} needs {metric} among the metrics that are "
+                        f"measured; they are {', '.join(part.metrics)}"
+                    )
+                if end != "value" and not self.level:
+                    raise ValueError(
+                        f"the limit of {metric}.{end} needs intervals: pass a level above 0"
+                    )
+                value = float(getattr(part.metrics[metric], end))
+                beyond = value < bound if METRICS[metric].higher_is_better else value > bound
+                judged = not math.isnan(value) and (subgroup is None or part.n >= FEWEST)
+                certain = subgroup is None or end != "value"
+                exceeded = beyond if judged else certain
+                figure = (subgroup, part.n, metric, end, bound, value)
+                checked.append(CheckedLimit(*figure, exceeded=exceeded, judged=judged))
+        return checked
 
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
@@ -442,34 +457,3 @@ def _limit(text: str, bound: float, which: str, end: str) -> Limit:
     if not math.isfinite(bound):
         raise ValueError(f"the limit of {name} must be a finite number, got {bound:g}")
     return Limit(name, asked or "value", float(bound))
-
-
-def _compared(
-    limits: Sequence[Limit],
-    metrics: Mapping[str, Estimate],
-    n: int,
-    subgroup: str | None,
-    level: float | None,
-) -> list[CheckedLimit]:
-    """Return the limits beside the figures of all examples, or of a subgroup."""
-    results = []
-    for metric, end, bound in limits:
-        if metric not in metrics:
-            raise ValueError(
-                f"the limit of {metric} needs {metric} among the metrics that are measured; they "
-                f"are {', '.join(metrics)}"
-            )
-        if end != "value" and not level:
-            raise ValueError(f"the limit of {metric}.{end} needs intervals: pass a level above 0")
-        value = float(getattr(metrics[metric], end))
-        beyond = value < bound if METRICS[metric].higher_is_better else value > bound
-        judged = not math.isnan(value) and (subgroup is None or n >= FEWEST)
-        certain = subgroup is None or end != "value"
-        results.append(
-            CheckedLimit(
-                *(subgroup, n, metric, end, bound, value),
-                exceeded=beyond if judged else certain,
-                judged=judged,
-            )
-        )
-    return results

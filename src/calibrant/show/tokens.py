@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STRONGEST = 55
 """Share of orange behind a token of probability 0, in percent; text stays readable on it."""
-DOUBTFUL = 0.5
+_DOUBTFUL = 0.5
 """Probability below which tokens are underlined as well."""
 LISTED = 200
 """Tokens that the table below the text has at most."""
@@ -85,7 +85,7 @@ def _shaded(tokens: Sequence[str], probs: Sequence[float]) -> Html:
         if math.isnan(prob):
             return {}
         strength = round(STRONGEST * (1 - prob))
-        return {"strength": strength, "number": f"{100 * prob:.1f} %", "doubtful": prob < DOUBTFUL}
+        return {"strength": strength, "number": f"{100 * prob:.1f} %", "doubtful": prob < _DOUBTFUL}
 
     shown = [(text.split("\n"), look(float(p))) for text, p in zip(tokens, probs, strict=True)]
     style = Html("".join(_asset("tokens.css").splitlines()))

@@ -31,7 +31,7 @@ from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
 from calibrant.calibrators import mistakes
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.fitting import folds as folds_of
+from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.records import RecordsCalibrator, bounded, records_of
 from calibrant.calibrators.registry import make_calibrator

@@ -18,7 +18,7 @@ from calibrant._core.engines import silently
 from calibrant._core.rows import Sample
 from calibrant.calibrators import records
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.fitting import Task
+from calibrant.calibrators.fit_inputs import Task
 from calibrant.data.columns import SCORES, Columns, columns_by_split
 from calibrant.data.dataset import ROLES, Dataset, Split
 from calibrant.data.formats import Array

@@ -10,7 +10,7 @@ from scipy import stats
 from calibrant.llm.answers.asking import _token_texts, ask, draw_answers
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

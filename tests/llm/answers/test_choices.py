@@ -17,7 +17,7 @@ from calibrant.llm.answers.choices import (
 )
 from calibrant.llm.answers.questions import Question, _choice_prompt, short_prompt
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

@@ -9,7 +9,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.llm.answers import choices, grading
 from calibrant.llm.answers.asking import ask, draw_answers
 from calibrant.llm.answers.calibrator import fit_answers
-from calibrant.llm.answers.choices import ask_texts_each
+from calibrant.llm.answers.choices import PermutedChoices, ask_texts_each
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.grading import (
     QuestionSet,
@@ -19,11 +19,10 @@ from calibrant.llm.answers.grading import (
     evaluate_graded,
     grade_questions,
 )
-from calibrant.llm.answers.option_bias import PermutedChoices
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.calibrators import Shift
 from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
 from tests.support.simulate import drawn, preferring

@@ -5,13 +5,14 @@ import pytest
 from scipy.special import log_softmax
 from scipy.stats import chi2
 
-from calibrant.llm.answers.choices import _ask_choices_each, ask_choices
-from calibrant.llm.answers.grading import QuestionSet, grade_questions
-from calibrant.llm.answers.option_bias import (
+from calibrant.llm.answers.choices import (
     PermutedChoices,
+    _ask_choices_each,
     _option_orders,
+    ask_choices,
     option_bias,
 )
+from calibrant.llm.answers.grading import QuestionSet, grade_questions
 from calibrant.llm.answers.questions import Question
 
 QUESTIONS = [

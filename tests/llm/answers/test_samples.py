@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrant.llm.answers.samples import (
+from calibrant.llm.answers.signals import (
     _plain_text,
     _same_text,
     agreement,

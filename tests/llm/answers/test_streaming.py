@@ -9,7 +9,7 @@ import torch
 
 from calibrant.llm import ask, stream
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import PROMPTS, random_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers

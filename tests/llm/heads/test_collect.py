@@ -16,7 +16,7 @@ from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from tests.support.language_models import (
     FAMILIES,
     assert_same_table,

@@ -11,7 +11,7 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.tables import TokenTable, open_table
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from tests.support.language_models import (
     assert_same_table,
     drawn_documents,

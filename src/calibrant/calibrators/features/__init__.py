@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrant.calibrators.features.clipping import FeatureClipping
-from calibrant.calibrators.features.groups import GroupCalibration
+from calibrant.calibrators.features.group_calibration import GroupCalibration
 from calibrant.calibrators.features.multicalibration import Multicalibration
 from calibrant.calibrators.features.proximity import ProCal
 

@@ -41,7 +41,7 @@ from calibrant.calibrators.features.metadata_inputs import (
     check_columns,
     metadata_arrays,
 )
-from calibrant.calibrators.fitting import folds as folds_of
+from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, _keeps_by_task, _maps_class_one, _top_odds

@@ -16,8 +16,8 @@ from calibrant._core.options import Count, Seed
 from calibrant._core.solve import minimise_within
 from calibrant.calibrators import top_label
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.features.groups import _with_prior
-from calibrant.calibrators.fitting import _warn_of_constant
+from calibrant.calibrators.features.group_calibration import _with_prior
+from calibrant.calibrators.fit_inputs import _warn_of_constant
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.piecewise import _place
 from calibrant.calibrators.scaling import best_sharpness

@@ -17,7 +17,7 @@ from calibrant.llm.heads.attach import CalibratedGeneration, _calibrated_generat
 from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.show.tokens import ShadedText, shaded_text
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from calibrant.calibrators.auto import Auto
 from calibrant.llm.answers import asking, choices, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.choices import OptionBias, Permutations, option_bias
 from calibrant.llm.answers.confidence import (
     AGGREGATORS,
     SMALLEST,
@@ -26,18 +27,17 @@ from calibrant.llm.answers.confidence import (
     answer_confidence,
     evaluate_answers,
 )
-from calibrant.llm.answers.option_bias import OptionBias, Permutations, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.llm.heads.fitted import FittedHead, Gains, _gains_over_one_temperature
 from calibrant.llm.models import huggingface
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.metrics.clustered import Evaluations
 from calibrant.workflows.fit import cross_fit
 
 FOLDS, MIN_QUESTIONS = 5, 100
 """Folds for the calibration of choices, and the fewest questions that it needs."""
-ONE_LINE, SENTENCES = 32, 64
+_ONE_LINE, _SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
 CONFIDENCES = (*AGGREGATORS, "p_true")
 _DRAWN_TOGETHER = 16
@@ -158,7 +158,7 @@ draw_answers`, from the model without a head.
     network = (model, tokenizer)
     heads = fitted.beside_one_temperature() if fitted else {"before": None}
     if asked.form == "written":
-        rule, limit = confidence or "geometric", max_new_tokens or (SENTENCES if chat else ONE_LINE)
+        rule, limit = confidence or "geometric", _longest(chat, max_new_tokens)
         return _written(network, asked, heads, rule, chat, grade, samples, limit, progress)
     shots = f"{len(asked.shots)} shots"
     sources = {name: _source_of(model, head, asked.form, shots) for name, head in heads.items()}
@@ -220,6 +220,10 @@ def _prompts(
     return [form(question.text) for question in asked.questions], form, name
 
 
+def _longest(chat: bool, max_new_tokens: int | None) -> int:
+    return max_new_tokens or (_SENTENCES if chat else _ONE_LINE)
+
+
 def check_lengths(
     model: Any,
     tokenizer: Any,
@@ -236,7 +240,7 @@ def check_lengths(
         prompts = choices._choice_prompts(asked.questions, asked.shots)
         asking._checked_prompts(model, tokenizer, prompts, 1)
     else:
-        longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
+        longest = _longest(chat, max_new_tokens)
         prompts, form, _ = _prompts(tokenizer, asked, chat)
         asking._checked_prompts(model, tokenizer, prompts, longest)
         if confidence == "p_true":
@@ -327,7 +331,7 @@ def answer_question(
     calibrator: AnswerCalibrator | None = None,
     confidence: Confidence | None = None,
     min_confidence: float = 0.0,
-    max_new_tokens: int = SENTENCES,
+    max_new_tokens: int = _SENTENCES,
     chat: bool = True,
 ) -> Answer:
     """Answer a question with a calibrated confidence, or abstain.

@@ -45,13 +45,13 @@ STATE = (
 _STATEMENT = re.compile(r"\n[^\w\n]*(?:confidence|probability)\b[^\n]*\s*\Z", re.IGNORECASE)
 _TOP = 20
 """Top tokens that are requested for P(True), the most that OpenAI returns."""
-PER_TOKEN, PER_REQUEST = 4, 8
+_PER_TOKEN, _PER_REQUEST = 4, 8
 """Bytes of a token, about, and tokens that a request takes besides its texts."""
 
 _REFERENCES = ("references", "reference", "answers", "answer")
 """Names that right answers go by."""
 
-Grading = Literal["contains", "exact", "none"]
+_Grading = Literal["contains", "exact", "none"]
 _GRADES: dict[str, Callable[[str, Sequence[str]], bool]] = {
     "contains": _contains_reference,
     "exact": exact_match,
@@ -151,7 +151,7 @@ class RequestPlan:
     p_true: bool = False
     max_tokens: int = 256
     system: str = ""
-    grade: Grading = "contains"
+    grade: _Grading = "contains"
     fields: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -185,7 +185,7 @@ class RequestPlan:
     def tokens(self, asked: Asked) -> tuple[int, int]:
         """Estimate the tokens of all requests about a question: sent, and at most received."""
         chat = sum(len(json.dumps(one).encode()) for one in self.messages(asked))
-        sent = (chat // PER_TOKEN + PER_REQUEST) * self.requests
+        sent = (chat // _PER_TOKEN + _PER_REQUEST) * self.requests
         return sent, self.max_tokens * (1 + self.samples) + self.p_true
 
 

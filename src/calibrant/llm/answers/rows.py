@@ -32,7 +32,7 @@ Item: TypeAlias = "tuple[str, Any]"
 WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Errors of values that are not what a log has in their place."""
 CUT_OFF = "is cut off, as by a run that was killed"
-ROUNDED = 1e-6
+_ROUNDED = 1e-6
 """Last digit of the token probabilities in published files of answers."""
 GRADES = {
     **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
@@ -325,7 +325,7 @@ def _grade_of(row: Mapping[str, Any], place: str) -> bool:
 def _token_probs_of(row: Row, place: str) -> FloatArray:
     """Return the probabilities of the tokens of a row."""
     values = _numbers(row["token_probs"], "token_probs", place)
-    wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
+    wrong = values[~((values >= 0) & (values <= 1 + _ROUNDED))]
     if wrong.size:
         raise ValueError(
             f"token_probs of {place} must be in [0, 1], got {wrong[0]:g}: for log-probabilities "
@@ -333,7 +333,7 @@ def _token_probs_of(row: Row, place: str) -> FloatArray:
         )
     if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
-    return np.where(values == 0, ROUNDED / 4, values)
+    return np.where(values == 0, _ROUNDED / 4, values)
 
 
 def _numbers(value: Any, name: str, place: str) -> FloatArray:

@@ -23,8 +23,7 @@ from calibrant.llm.heads.ats import ATSHead, Memory
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import Head, _shape_features_of_logits, bounded
 from calibrant.llm.models import huggingface
-from calibrant.llm.models.fingerprint import fingerprint_of
-from calibrant.llm.models.huggingface import SCALES, _output_embeddings
+from calibrant.llm.models.huggingface import SCALES, _output_embeddings, fingerprint_of
 
 _STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from calibrant.llm.heads.documents import (
 )
 from calibrant.llm.heads.reading import _check_document_file, _convert_documents
 from calibrant.llm.models import loading
-from calibrant.llm.models.fingerprint import fingerprint_of
 from calibrant.llm.models.huggingface import (
     ModelReader,
     _has_head,
@@ -48,6 +47,7 @@ from calibrant.llm.models.huggingface import (
     _plain_model,
     _positions_of,
     _weights_loaded,
+    fingerprint_of,
 )
 
 _MAX_LOGITS = 1 << 24
@@ -230,15 +230,13 @@ def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]
     """Return the numbers of the documents of each shard."""
     plan: list[list[int]] = [[]]
     tokens = 0
-    for number, text in enumerate(texts):
-        count = len(text.targets)
-        if not count:
-            continue
-        if plan[-1] and tokens + count > tokens_per_shard:
+    for number, count in enumerate(len(text.targets) for text in texts):
+        if count and plan[-1] and tokens + count > tokens_per_shard:
             plan.append([])
             tokens = 0
-        plan[-1].append(number)
-        tokens += count
+        if count:
+            plan[-1].append(number)
+            tokens += count
     return plan
 
 
@@ -292,7 +290,7 @@ def _check_folder(target: Path, header: tables.Header, inside: Path) -> None:
     if (target / tables.HEADER).exists():
         there = tables._read_header(target)
         header.fingerprint.check(there.fingerprint, f"the table in {target}")
-        if asdict(there) != {**asdict(header), "fingerprint": asdict(there.fingerprint)}:
+        if replace(there, fingerprint=header.fingerprint) != header:
             raise ValueError(
                 f"{target} holds a table of other settings (documents, tokenizer, length, weights, "
                 "adapters, precision, prompts, tokens_per_shard or processes): use another folder"

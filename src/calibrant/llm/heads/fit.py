@@ -16,15 +16,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from scipy.special import expit
 
 from calibrant._core.checks import IntArray, check_choice, check_whole
 from calibrant._core.engines import steps
 from calibrant._core.options import Options, check_options, options_of, unknown_option
 from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.calibrators.logpartition import Records
-from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
+from calibrant.calibrators.objectives import (
+    Measured,
+    Objective,
+    confidence_brier,
+    confidence_nll,
+    nll,
+    soft_ece,
+)
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.ats import _document_batches, _selective
 from calibrant.llm.heads.fitted import (
@@ -65,30 +70,11 @@ _LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
 
 
-def _bce(records: Records, u: LogSharpness) -> Measured:
-    r"""Log-loss of the confidence p that the top token is right.
-
-    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
-    """
-    rest, slope = records.log_rest(np.exp(u))
-    sign, share = np.where(records.correct, 1.0, -1.0), records.share
-    value = share @ np.logaddexp(0, sign * rest)
-    return Measured(float(value), share * sign * expit(sign * rest) * slope)
-
-
-def _brier_correct(records: Records, u: LogSharpness) -> Measured:
-    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
-    rest, slope = records.log_rest(np.exp(u))
-    confidence, share = expit(-rest), records.share
-    gap = confidence - records.correct
-    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
-
-
 OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "nll": nll,
     "selective": _selective,
-    "bce": _bce,
-    "brier": _brier_correct,
+    "bce": confidence_nll,
+    "brier": confidence_brier,
     "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
 }
 """Objectives by name; the Brier score is that of the confidence."""
@@ -304,7 +290,7 @@ class _Trainer(NamedTuple):
         if self.score == "nll":
             solution = best_sharpness(records)
         else:
-            solution = minimise_scalar(lambda u: _brier_correct(records, u).value, -LIMIT, LIMIT)
+            solution = minimise_scalar(lambda u: confidence_brier(records, u).value, -LIMIT, LIMIT)
         start = float(np.clip(solution.x[0], -LIMIT, LIMIT))
         runs = [
             _Run(test, start, *self._trained(train, stop, start, objective, report), alpha)

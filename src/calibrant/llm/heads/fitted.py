@@ -28,7 +28,7 @@ from calibrant.llm.heads.modules import (
     bounded,
 )
 from calibrant.llm.heads.tables import TokenTable
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.clustered import Evaluations, Gain, evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc

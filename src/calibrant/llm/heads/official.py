@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from calibrant._core.messages import comma_separated
 from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.models.fingerprint import fingerprint_of
+from calibrant.llm.models.huggingface import fingerprint_of
 
 _WEIGHTS = "calibration_head.safetensors"
 _KNOWN = {"feature_key": "hidden_states", "normalize_logits": False, "hidden_act": "silu"}

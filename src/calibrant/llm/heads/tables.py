@@ -24,7 +24,7 @@ from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant.calibrators.logpartition import COLUMNS, Records, concatenate
 from calibrant.data.formats import NpyReader
 from calibrant.llm.heads.documents import _padded_batches
-from calibrant.llm.models.fingerprint import ModelFingerprint
+from calibrant.llm.models.huggingface import ModelFingerprint
 
 _FORMAT = 1
 HEADER = "table.json"
@@ -40,27 +40,23 @@ class _TableShard(NamedTuple):
     """Consecutive tokens that are stored together, with the records of each.
 
     ``hidden`` are states, possibly with those of prompts, and ``states`` has the row of each token
-    among them; None if that is the number of the token.
+    among them.
     """
 
     hidden: Hidden
     records: Records
     documents: IntArray
-    states: IntArray | None = None
-
-    def rows(self, numbers: IntArray) -> IntArray:
-        """Rows of ``hidden`` for some tokens."""
-        return numbers if self.states is None else self.states[numbers]
+    states: IntArray
 
     def places(self) -> IntArray:
         """Position of each token ``(n,)`` among the states of its document.
 
         States are kept up to the last token that counts, where the next document begins.
         """
-        rows = self.rows(np.arange(len(self.documents)))
         starts = np.flatnonzero(np.diff(self.documents, prepend=-1))
-        begin = np.where(starts > 0, rows[starts - 1] + 1, 0)
-        return np.asarray(rows - np.repeat(begin, np.diff(starts, append=len(rows))))
+        begin = np.where(starts > 0, self.states[starts - 1] + 1, 0)
+        lengths = np.diff(starts, append=len(self.states))
+        return np.asarray(self.states - np.repeat(begin, lengths))
 
 
 class TokenTable:
@@ -120,7 +116,8 @@ class TokenTable:
                 raise ValueError(f"{name} must be {wanted} for this model and records, got {got}")
         if (np.diff(numbers) < 0).any():
             raise ValueError("documents must not decrease: sort the tokens by document")
-        return cls([_TableShard(states, records, numbers)], fingerprint, True)
+        shard = _TableShard(states, records, numbers, np.arange(len(numbers)))
+        return cls([shard], fingerprint, True)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -128,7 +125,7 @@ class TokenTable:
     def hidden(self, selection: Selection = slice(None)) -> Hidden:
         """Hidden states ``(m, width)`` of the tokens of a slice, a mask or an index."""
         located, order = self._located(selection)
-        parts = [shard.hidden[shard.rows(rows)] for shard, rows in located]
+        parts = [shard.hidden[shard.states[rows]] for shard, rows in located]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
     def records(self, selection: Selection = slice(None)) -> Records:
@@ -147,7 +144,7 @@ class TokenTable:
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
         for run in np.split(numbers, starts[1:]):
             ((shard, rows),), _ = self._located(run[:1])
-            begin = int(shard.rows(rows)[0] - self.places[run[0]])
+            begin = int(shard.states[rows[0]] - self.places[run[0]])
             places = self.places[run[0] : run[-1] + 1]
             texts.append((shard.hidden[begin : begin + int(places[-1]) + 1], places))
         return texts
@@ -297,9 +294,9 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> _Table
             f"{folder} is not finished: {shard.name} of {len(header.shards)} shards is missing; "
             "collect again with the same settings to complete it"
         )
-    states = _read_column(shard, "states", tokens) if header.prompts else None
-    hidden = _read_column(shard, "hidden", tokens if states is None else int(states[-1]) + 1)
     columns = {name: _read_column(shard, name, tokens) for name in ("documents", *COLUMNS)}
+    states = _read_column(shard, "states", tokens) if header.prompts else np.arange(tokens)
+    hidden = _read_column(shard, "hidden", int(states[-1]) + 1)
     documents = columns.pop("documents")
     records = Records(**columns, classes=header.fingerprint.vocabulary)
     last, labels = header.documents - 1, records.labels

@@ -22,8 +22,8 @@ from calibrant.show.style import percent
 from calibrant.show.tables import Table
 
 _QUESTION = "Are these confidences chances to be right?"
-PAGE, MAP, ROWS = "report.html", "map", "calibrated.jsonl"
-OPTIONS, PICTURE = "options.npz", "reliability.png"
+_PAGE, _MAP, _ROWS = "report.html", "map", "calibrated.jsonl"
+_OPTIONS, _PICTURE = "options.npz", "reliability.png"
 """Names in the folder of a report."""
 
 
@@ -44,20 +44,20 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save(study.calibrator, target / MAP)
-    write_rows(target / ROWS, study.rows)
-    names = [PAGE, MAP, ROWS]
+    save(study.calibrator, target / _MAP)
+    write_rows(target / _ROWS, study.rows)
+    names = [_PAGE, _MAP, _ROWS]
     if find_spec("matplotlib") is not None:
         from calibrant.show.figures import reliability_diagrams
         from calibrant.show.figures.look import save_figure
 
         drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
-        save_figure(drawn, target / PICTURE)
-        names.append(PICTURE)
+        save_figure(drawn, target / _PICTURE)
+        names.append(_PICTURE)
     if _option_logits(study.rows) is not None:
-        save_options(study.rows, target / OPTIONS)
-        names.append(OPTIONS)
-    with replacing(target / PAGE) as temporary:
+        save_options(study.rows, target / _OPTIONS)
+        names.append(_OPTIONS)
+    with replacing(target / _PAGE) as temporary:
         # lone surrogates, which UTF-8 does not have, are written as escapes
         temporary.write_bytes(_answer_page(study).encode("utf-8", "backslashreplace"))
     return names

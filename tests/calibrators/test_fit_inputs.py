@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from calibrant.calibrators.fitting import _warn_of_few_examples, folds
+from calibrant.calibrators.fit_inputs import _warn_of_few_examples, folds
 
 
 def test_fewer_examples_than_enough_are_told_of():

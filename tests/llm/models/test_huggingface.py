@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from calibrant.llm.models.fingerprint import ModelFingerprint, fingerprint_of
+from calibrant.llm.models.huggingface import ModelFingerprint, fingerprint_of
 from tests.support.language_models import tiny_model
 
 

@@ -16,7 +16,7 @@ from calibrant._core.chunks import Examples
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.fitting import _warn_of_constant, folds
+from calibrant.calibrators.fit_inputs import _warn_of_constant, folds
 from calibrant.calibrators.logpartition import Records, tabulate
 from calibrant.calibrators.scaling import best_sharpness
 

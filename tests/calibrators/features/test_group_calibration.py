@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from calibrant._core.chunks import examples
 from calibrant._core.solve import time_limit
-from calibrant.calibrators.features import GroupCalibration, groups
+from calibrant.calibrators.features import GroupCalibration, group_calibration as groups
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn

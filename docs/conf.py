@@ -35,6 +35,7 @@ extensions = [
 
 exclude_patterns = ["_build", "_generated", "_templates"]
 templates_path = ["_templates"]
+smartquotes_action = "qe"  # no dashes, which options begin with
 myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_update_mathjax = False
 myst_heading_anchors = 3

@@ -41,15 +41,16 @@ class Method(NamedTuple):
 
     name: str
     classes: int  # 1 stands for log-odds
-    streams: int  # with a drift; without, three times as many, for the share of false alarms
+    streams: int
+    calm: int  # streams without a drift, for the share of false alarms
     every: int  # windows between two updates
 
 
 METHODS = {
-    "`ts`": Method("ts", 10, 20, 1),
-    "`sigmoid`": Method("sigmoid", 1, 20, 1),
-    "`auto`, two classes": Method("auto", 1, 5, 2),
-    "`auto`, ten classes": Method("auto", 10, 2, 2),
+    "`ts`": Method("ts", 10, 5, 15, 1),
+    "`sigmoid`": Method("sigmoid", 1, 5, 5, 1),
+    "`auto`, two classes": Method("auto", 1, 5, 5, 2),
+    "`auto`, ten classes": Method("auto", 10, 2, 2, 2),
 }
 
 
@@ -75,9 +76,9 @@ def stream_rows() -> Iterator[dict[str, object]]:
     """Rows of the first stream in all settings, then of the second, and so on."""
     warnings.simplefilter("ignore")
     settings = list(product(METHODS.items(), DRIFTS, HALF_LIVES))
-    for stream in range(3 * max(method.streams for method in METHODS.values())):
+    for stream in range(max(method.calm for method in METHODS.values())):
         for (title, method), drift, half_life in settings:
-            if stream < method.streams * (3 if drift == "none" else 1):
+            if stream < (method.calm if drift == "none" else method.streams):
                 row = {"method": title, "drift": drift, "half_life": half_life, "stream": stream}
                 yield row | one_stream(method, drift, half_life, stream)
 

@@ -73,7 +73,7 @@ tables: .venv/.installed-dev
 	$(BIN)/python benchmarks/studies/estimate.py tables docs/data
 	$(BIN)/python benchmarks/studies/slices.py tables docs/data
 	$(BIN)/python benchmarks/studies/default_head.py -o docs/data
-	@set -e; for study in answers arena ensemble features fields maccal monitor multicalibration multilabel online signals zeros; do \
+	@set -e; for study in answers arena auto_constants ensemble features fields maccal monitor multicalibration multilabel online signals zeros; do \
 		$(BIN)/python benchmarks/studies/$$study.py --tables docs/data; \
 	done
 

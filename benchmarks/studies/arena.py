@@ -2,10 +2,10 @@
 
     python benchmarks/studies/arena.py DATA docs/data/arena.csv
 
-DATA is a folder of prediction files with val and test. The suites are ``choices`` (files of a
-folder of that name), ``binary``, ``multiclass``, and ``thousand`` from 1000 classes on. Rows that
-the file has are not computed again. ``--suites`` and ``--seeds`` choose. Peers are installed by
-``pip install probmetrics netcal venn-abers``.
+DATA is a folder of prediction files with val and test. The suites are ``choices`` and
+``smart_networks`` (files of a folder of that name), ``binary``, ``multiclass``, and ``thousand``
+from 1000 classes on. Rows that the file has are not computed again. ``--suites`` and ``--seeds``
+choose. Peers are installed by ``pip install probmetrics netcal venn-abers``.
 
     python benchmarks/studies/arena.py --tables docs/data
 
@@ -50,7 +50,8 @@ OTHERS = (
     *("probmetrics:temp-scaling", "probmetrics:svs", "probmetrics:sms"),
     *("netcal:TemperatureScaling", "netcal:HistogramBinning"),
 )
-FREE, FREE_TITLE = "auto:keep_argmax=false", "auto, keep_argmax=False"
+SPLINE = "spline_logistic:SplineLogistic"
+KEPT, KEPT_TITLE = "auto:keep_argmax=true", "auto, keep_argmax=True"
 SLOW = (
     *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
     *("probmetrics:ivap", "venn_abers:inductive"),
@@ -59,22 +60,24 @@ SLOW = (
 METHODS = {
     "binary": (
         *(*OWN, "dirichlet", "quadratic", "robust_sigmoid", "venn_abers", *OTHERS, *SLOW),
-        *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ"),
+        *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ", SPLINE),
     ),
-    "multiclass": (*OWN, "dirichlet", FREE, *OTHERS),
-    "choices": (*OWN, "dirichlet", FREE, *OTHERS, *SLOW),
-    "thousand": (*OWN, FREE, *OTHERS),
+    "multiclass": (*OWN, "dirichlet", KEPT, *OTHERS),
+    "smart_networks": (*OWN, "dirichlet", KEPT, *OTHERS),
+    "choices": (*OWN, "dirichlet", KEPT, *OTHERS, *SLOW),
+    "thousand": (*OWN, KEPT, *OTHERS),
 }
-"""Methods of each suite. Predictions may change in multiple choice, where options are biased."""
-DEFAULT = dict.fromkeys(METHODS, "auto") | {"choices": FREE}
-"""What calibrant advises in each suite."""
+"""Methods of each suite."""
 TITLES = {
     "binary": "two classes",
     "multiclass": "3 to 200 classes",
+    "smart_networks": "SMART's networks",
     "choices": "multiple choice",
     "thousand": "1000 classes",
 }
-ON_FRONT = ("binary", "multiclass", "choices")
+FOLDERS = ("choices", "smart_networks")
+"""Suites that are folders of DATA."""
+ON_FRONT = ("binary", "multiclass", "smart_networks", "choices")
 """Suites of the figure and of the README."""
 DRAWS = 2000
 FIGURE, WIDEST = "_static/arena.svg", 12.0
@@ -110,7 +113,7 @@ def tasks_by_suite(folder: str) -> dict[str, list[Task]]:
     for task in find_tasks(folder).tasks:
         place, _, kind = task.suite.rpartition("-")
         many = kind == "multiclass" and task.read().classes >= 1000
-        suite = "choices" if place == "choices" else "thousand" if many else kind
+        suite = place if place in FOLDERS else "thousand" if many else kind
         found[suite].append(dataclasses.replace(task, suite=suite))
     return found
 
@@ -150,22 +153,30 @@ def mean(table: Scores, method: str, digits: int, scale: float = 1.0) -> str:
     return f"{value:.{digits}f}" if np.isfinite(value) else MISSING
 
 
+def worst(table: Scores, method: str) -> str:
+    """The largest value on a task, in percent; a dash if the method failed on one."""
+    value = 100 * column(table, method).max()
+    return f"{value:.1f}" if np.isfinite(value) else MISSING
+
+
 def leaderboard(rows: Rows, suite: str) -> Table:
     """Every method of a suite by its mean log loss: means over tasks, ranks, wins and seconds."""
-    nll, ece, accuracy = (table_of(rows, suite, metric) for metric in ("nll", "ece", "accuracy"))
+    figures = ("nll", "brier", "ece", "accuracy")
+    nll, brier, ece, accuracy = (table_of(rows, suite, metric) for metric in figures)
     ranks = dict(zip(nll.methods, rankdata(nll.values, axis=1).mean(0), strict=True))
     wins = bootstrap(win_rates, nll.values, nll.datasets)
     rates = {name: 100 * np.array(rate) for name, *rate in zip(nll.methods, *wins, strict=True)}
-    table: list[Sequence[str]] = [
-        ("method", "log loss", "ECE %", "accuracy %", "mean rank", "wins %", "seconds")
-    ]
+    headings = "method", "log loss", "Brier", "ECE %", "worst ECE %", "accuracy %"
+    table: list[Sequence[str]] = [(*headings, "mean rank", "wins %", "seconds")]
     for name in by_loss(nll):
         rate, low, high = rates[name]
         table.append(
             (
                 name,
                 mean(nll, name, 4),
+                mean(brier, name, 4),
                 mean(ece, name, 2, 100),
+                worst(ece, name),
                 mean(accuracy, name, 2, 100),
                 f"{ranks[name]:.1f}",
                 f"{rate:.0f} [{low:.0f}, {high:.0f}]",
@@ -193,7 +204,7 @@ def auto_against_others(rows: Rows) -> Table:
     ]
     for suite in ON_FRONT:
         nll = table_of(rows, suite)
-        for method in (name for name in ("auto", FREE) if name in nll.methods):
+        for method in (name for name in ("auto", KEPT) if name in nll.methods):
             ours = column(nll, method)
             for rival in ("none", "ts", *best_single(nll)[:1], *best_of_peers(nll)):
                 theirs = column(nll, rival)
@@ -242,26 +253,26 @@ def change_in_percent(ours: FloatArray, theirs: FloatArray, datasets: Sequence[s
 
 
 def beside_default(rows: Rows) -> Table:
-    """By how much the log loss of some methods is above that of the default, for the figure."""
+    """By how much the log loss of some methods is above that of auto, for the figure."""
     table: list[Sequence[str]] = [("suite", "method", "log loss above auto, %", "low", "high")]
     for suite in ON_FRONT:
         nll = table_of(rows, suite)
-        wanted = {"none", "ts", DEFAULT[suite], *best_single(nll)[:3], *best_of_peers(nll)}
-        for method in filter({*wanted, FREE}.__contains__, by_loss(nll)):
-            ours, theirs = column(nll, DEFAULT[suite]), column(nll, method)
+        wanted = {"none", "ts", "auto", KEPT, *best_single(nll)[:3], *best_of_peers(nll)}
+        for method in filter(wanted.__contains__, by_loss(nll)):
+            ours, theirs = column(nll, "auto"), column(nll, method)
             change = change_in_percent(theirs, ours, nll.datasets)
             table.append((suite, method, *(f"{end:.2f}" for end in change)))
     return table
 
 
 def figure(table: Table) -> "Figure":
-    """Draw the log loss of each method beside that of the default, a panel for each suite."""
+    """Draw the log loss of each method beside that of auto, a panel for each suite."""
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "arena"  # the same file every time
-    drawn = Figure(figsize=(11, 3.8), layout="constrained")
-    for axes, suite in zip(drawn.subplots(1, len(ON_FRONT)), ON_FRONT, strict=True):
+    drawn = Figure(figsize=(9, 7), layout="constrained")
+    for axes, suite in zip(drawn.subplots(2, 2).flat, ON_FRONT, strict=True):
         lines = [line for line in table[1:] if line[0] == suite]
         for place, (_, method, *texts) in enumerate(lines):
             draw_change(axes, place, method, Change(*map(float, texts)))
@@ -283,7 +294,7 @@ def figure(table: Table) -> "Figure":
 
 
 def label(method: str) -> str:
-    return FREE_TITLE if method == FREE else method.replace(":", " ")
+    return KEPT_TITLE if method == KEPT else method.replace(":", " ")
 
 
 def draw_change(axes: "Axes", place: int, method: str, change: Change) -> None:
@@ -298,16 +309,18 @@ def draw_change(axes: "Axes", place: int, method: str, change: Change) -> None:
 
 
 def front_table(rows: Rows) -> str:
-    """The table of the README: log loss and ECE of the default, and what it is compared with."""
+    """The table of the README: figures of the default, and of what it is compared with."""
     lines = []
     for suite in ON_FRONT:
-        nll, ece = table_of(rows, suite), table_of(rows, suite, "ece")
+        nll, brier, ece = (table_of(rows, suite, metric) for metric in ("nll", "brier", "ece"))
         peer = best_of_peers(nll)[0]
-        methods = ["none", "ts", peer, "auto", FREE if FREE in nll.methods else "auto"]
-        cells = [f"{mean(nll, m, 3)} / {mean(ece, m, 1, 100)}" for m in methods]
+        methods = ["none", "ts", peer, "auto", KEPT if KEPT in nll.methods else "auto"]
+        cells = [
+            f"{mean(nll, m, 3)} / {mean(brier, m, 3)} / {mean(ece, m, 1, 100)}" for m in methods
+        ]
         cells[2] += f" ({label(peer)})"
         lines.append((f"{TITLES[suite]}, {len(nll.tasks)} models", *cells))
-    headings = "log loss / ECE %", "none", "ts", "best peer", "auto", FREE_TITLE
+    headings = "log loss / Brier / ECE %", "none", "ts", "best peer", "auto", KEPT_TITLE
     return markdown(View("", headings, lines, "")).rstrip("\n") + "\n"
 
 

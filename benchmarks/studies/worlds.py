@@ -4,23 +4,30 @@
 
 Each world draws logits of 2 to 100 classes, and those that labels follow. Methods are fitted on a
 few examples. The table has the mean log loss (x 1000) on fresh examples, in expectation over their
-labels, and by how much that of ``auto`` is above the lower one of ``none`` and ``ts``.
+labels, and by how much that of the last method is above the lower one of ``none`` and ``ts``.
+``--methods`` names others than ``auto``; ``integral`` is the mean of the predictions of all
+temperatures under the posterior of which ``shrunk_ts`` takes the mode.
 """
 
 import argparse
 import os
+import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks.arena
 
 import numpy as np
 import torch
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
-import calibrant as cal
-from calibrant._core.checks import FloatArray
+from benchmarks.arena.methods import OURS
+from calibrant._core.checks import FloatArray, IntArray
+from calibrant.calibrators.parts import ShrunkTemperature
 
-METHODS = ("none", "ts", "auto")
+BASELINES = ("none", "ts")
 CLASSES = (2, 3, 5, 10, 30, 100)
 FRESH = 2000
 
@@ -68,7 +75,19 @@ ASKED = (overconfident, underconfident, calibrated, rare, separable)
 KINDS = {truth.__name__: truth for truth in (*ASKED, biased, by_margin, mixed)}
 
 
-def losses(kind: str, count: int, seed: int) -> list[float]:
+def integral(logits: FloatArray, labels: IntArray, fresh: FloatArray) -> FloatArray:
+    """Log-probabilities: the mean over temperatures, weighted by likelihood and prior."""
+    grid = np.linspace(-3, 3, 121)  # logarithms of 1 / T
+    own = np.arange(len(labels)), labels
+    fit = [log_softmax(np.exp(u) * logits, -1)[own].sum() for u in grid]
+    weight = np.array(fit) - np.log1p((grid / ShrunkTemperature.SCALE) ** 2)
+    weight = np.exp(weight - weight.max())
+    weight /= weight.sum()
+    used = np.flatnonzero(weight > 1e-6)
+    return np.log(sum(weight[i] * softmax(np.exp(grid[i]) * fresh, -1) for i in used))
+
+
+def losses(kind: str, count: int, seed: int, methods: Sequence[str]) -> list[float]:
     """Log loss of each method in one world, in thousandths of a nat."""
     rng = np.random.default_rng([list(KINDS).index(kind), count, seed])
     classes = int(rng.choice(CLASSES))
@@ -77,9 +96,12 @@ def losses(kind: str, count: int, seed: int) -> list[float]:
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)[:count]
     fresh = np.exp(log_softmax(truth[count:], -1))
     result = []
-    for name in METHODS:
-        fitted = cal.CALIBRATORS[name]().fit(logits[:count], labels)
-        claimed = log_softmax(fitted.transform(logits[count:]), -1)
+    for name in methods:
+        if name == "integral":
+            claimed = integral(logits[:count], labels, logits[count:])
+        else:
+            fitted = OURS[name]().fit(logits[:count], labels)
+            claimed = log_softmax(fitted.transform(logits[count:]), -1)
         result.append(-1000 * float((fresh * claimed).sum(-1).mean()))
     return result
 
@@ -91,17 +113,18 @@ def main() -> None:
     parser.add_argument(
         "--kinds", nargs="+", choices=list(KINDS), default=[truth.__name__ for truth in ASKED]
     )
+    parser.add_argument("--methods", nargs="+", default=["auto"])
     given = parser.parse_args()
+    methods = [*BASELINES, *given.methods]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print("| world | examples |", " | ".join(METHODS), "| auto above the better | its error |")
-    print("|---" * (len(METHODS) + 4) + "|")
+    print("| world | examples |", " | ".join(methods), "| above the better | its error |")
+    print("|---" * (len(methods) + 4) + "|")
     for kind in given.kinds:
         for count in given.examples:
-            found = np.array([losses(kind, count, seed) for seed in range(given.repeats)])
+            found = np.array([losses(kind, count, seed, methods) for seed in range(given.repeats)])
             means = found.mean(0)
-            better = METHODS[int(np.argmin(means[:2]))]
-            above = found[:, -1] - found[:, METHODS.index(better)]
+            above = found[:, -1] - found[:, int(np.argmin(means[:2]))]
             error = above.std() / np.sqrt(len(above))
             cells = " | ".join(f"{mean:.0f}" for mean in means)
             print(f"| {kind} | {count} | {cells} | {above.mean():.1f} | {error:.1f} |", flush=True)

@@ -11,6 +11,7 @@ from scipy.special import expit, log_softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import auto
+from calibrant.calibrators.affine import StructuredMatrixScaling
 from calibrant.calibrators.auto import (
     CHANGING,
     FEWER_FOLDS_FROM,
@@ -36,10 +37,14 @@ FEW = ["shrunk_ts" if name == "ts" else name for name in PLAIN]
 """Candidates that a fit without features has, and those of few examples."""
 
 
-def names_of(fitted):
-    """The methods that were chosen."""
+def parts_of(fitted):
+    """The members that were chosen."""
     chosen = fitted.chosen_
-    return [part.name for part in (chosen.parts if isinstance(chosen, Average) else [chosen])]
+    return chosen.parts if isinstance(chosen, Average) else [chosen]
+
+
+def names_of(fitted):
+    return [part.name for part in parts_of(fitted)]
 
 
 def margin_dependent(rng, n, classes=6):
@@ -490,6 +495,51 @@ def test_predictions_stay_where_the_accuracy_does_not_clearly_rise(rng, monkeypa
         with told():  # of what is fixed, more right answers at a worse likelihood are no gain
             asked = Auto(candidates=("none", "ts"), folds=2).fit(logits, labels)
         assert asked.left_out() == []
+
+
+def mixed_up(rng, n, classes=4):
+    """A model that takes each class for the next one, much of the time."""
+    truth = 2 * rng.normal(size=(n, classes))
+    mixed = truth + 0.8 * np.roll(truth, 1, axis=-1)
+    return mixed, (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(400, 8), (800, 4)])
+def test_penalties_are_weakened_as_long_as_that_gains(rng, n, classes):
+    logits, labels = mixed_up(rng, n, classes)
+    parts = folds(np.zeros(n, dtype=int), 4, seed=0)
+    best, expected = np.full(n, np.inf), 0.0
+    for penalty in auto.PENALTIES:
+        loss = np.empty(n)
+        for held in parts:
+            seen = np.setdiff1d(np.arange(n), held)
+            method = StructuredMatrixScaling(penalty=penalty).fit(logits[seen], labels[seen])
+            claimed = log_softmax(method.transform(logits[held]), -1)
+            loss[held] = -claimed[np.arange(len(held)), labels[held]]
+        gain = best - loss
+        doubt = 0 if penalty >= auto.WEAK else 2 * gain.std() / np.sqrt(n)
+        if not gain.mean() > doubt:
+            break
+        best, expected = loss, penalty
+    assert expected < 1  # as the data were made
+    fitted = Auto(keep_argmax=False, folds=4).fit(logits, labels)
+    (part,) = (p for p in parts_of(fitted) if p.name == "sms_blend")
+    assert part.penalty == part.matrix.penalty == expected
+    kept = Auto(keep_argmax=True, folds=4).fit(logits, labels)
+    assert {p.matrix.penalty for p in parts_of(kept) if p.name == "top_and_rest"} == {1}
+
+
+def test_weaker_penalties_gain_where_classes_are_mixed_up(rng, monkeypatch):
+    (logits, labels), (fresh, answers) = (mixed_up(rng, n, 8) for n in (800, 10_000))
+    chosen = cal.nll(Auto(folds=2).fit(logits, labels).transform(fresh), answers)
+    monkeypatch.setattr(auto, "PENALTIES", (1.0,))
+    published = cal.nll(Auto(folds=2).fit(logits, labels).transform(fresh), answers)
+    assert chosen < published - 0.05
+
+
+def test_a_method_that_is_named_has_its_published_penalties(rng):
+    (member,) = parts_of(Auto(candidates=["sms"], keep_argmax=False).fit(*mixed_up(rng, 800)))
+    assert member.penalty == 1
 
 
 def test_what_other_predictions_would_gain_is_told(rng):

@@ -39,7 +39,7 @@ def inputs(logits, temperature, count):
     return np.log((1 - share) * tempered + share / logits.shape[1])
 
 
-def slow_fit(logits, labels, weight=None, *, diagonal):
+def slow_fit(logits, labels, weight=None, *, diagonal, penalty=1.0):
     """The definition by minimisers that know no gradients: T, D and b."""
     n, classes = logits.shape
     share = np.ones(n) if weight is None else weight
@@ -59,9 +59,9 @@ def slow_fit(logits, labels, weight=None, *, diagonal):
     def loss(parameters):
         matrix, bias = unpacked(parameters)
         on, off = np.diag(matrix), matrix[~np.eye(classes, dtype=bool)]
-        penalty = classes / total * (bias @ bias + on @ on)
-        penalty += classes * (classes - 1) / total * off @ off
-        return share @ likelihood(x + x @ matrix.T + bias, labels) / total + penalty
+        price = classes / total * (bias @ bias + on @ on)
+        price += classes * (classes - 1) / total * off @ off
+        return share @ likelihood(x + x @ matrix.T + bias, labels) / total + penalty * price
 
     start = np.zeros((classes if diagonal else classes**2) + classes)
     found = optimize.minimize(loss, start, method="BFGS", options={"gtol": 1e-7})
@@ -86,6 +86,19 @@ def test_it_is_the_penalised_optimum(rng, method, classes, weighted):
     x = inputs(logits, temperature, len(labels))
     expected = np.exp(log_softmax(x + x @ matrix.T + bias, -1))
     np.testing.assert_allclose(fitted.predict_proba(logits), expected, atol=1e-4)
+
+
+@every
+def test_a_factor_of_the_penalties_is_one_of_them_all(rng, method):
+    logits, labels = biased(rng, n=120, classes=3)
+    diagonal = method is StructuredVectorScaling
+    _, matrix, bias = slow_fit(logits, labels, diagonal=diagonal, penalty=0.1)
+    fitted = method(penalty=0.1).fit(logits, labels)
+    added = fitted.weight_.numpy() - (1 if diagonal else np.eye(3))
+    np.testing.assert_allclose(added, np.diag(matrix) if diagonal else matrix, atol=5e-4)
+    np.testing.assert_allclose(fitted.bias_, bias, atol=5e-4)
+    with pytest.raises(ValueError, match="penalty must be a number, at least 0"):
+        method(penalty=-1)
 
 
 @every

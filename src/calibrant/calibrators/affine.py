@@ -277,8 +277,9 @@ class Structured(Affine):
     temperature_: Tensor
     uniform_: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, penalty: NonNegative = 1.0) -> None:
         super().__init__()
+        self.penalty = penalty
         self._store(temperature_=torch.tensor(1.0), uniform_=torch.tensor(0.5))
 
     def _inputs(self, logits: Tensor) -> Tensor:
@@ -293,9 +294,10 @@ class Structured(Affine):
     def _penalties(self, classes: int, count: float) -> Penalties:
         """Penalties of sums over entries; an infinite one leaves only the diagonal."""
         pairs = classes * (classes - 1)
-        of_class = classes**2 / count
+        of_class = self.penalty * classes**2 / count
+        of_pairs = self.penalty * pairs**2 / count
         return Penalties(
-            pairs**2 / count if classes <= MAX_MATRIX_CLASSES else math.inf, of_class, of_class
+            of_pairs if classes <= MAX_MATRIX_CLASSES else math.inf, of_class, of_class
         )
 
     def effective_size(self, classes: int) -> int:
@@ -339,6 +341,11 @@ class StructuredMatrixScaling(Structured):
     the nearer the result stays to temperature scaling, so that it needs no cross-validation.
     Only the ratios of the weights :math:`s_i` matter. Above 200 classes only the diagonal of
     :math:`D` is fitted, as in :class:`StructuredVectorScaling`. The predicted class may change.
+
+    Parameters
+    ----------
+    penalty : float
+        A factor of both penalties, 1 as published. :class:`Auto` chooses it by cross-validation.
 
     Attributes
     ----------
@@ -393,6 +400,11 @@ class StructuredVectorScaling(Structured):
 
     .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i}{\sum_i s_i}
               + \frac{K}{n} \sum_k (b_k^2 + d_k^2) .
+
+    Parameters
+    ----------
+    penalty : float
+        A factor of the penalty, 1 as published. :class:`Auto` chooses it by cross-validation.
 
     Attributes
     ----------

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 KeepArgmax = bool | Literal["auto"]
 WITH_FEATURES = ("gc", "procal")
-REST = "top_and_rest"  # of three classes or more, where predictions are kept
+REST, MATRIX = "top_and_rest", "sms_blend"
+"""Candidates of three classes or more where predictions are kept, and where they may change."""
 KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
-CHANGING = (*(name for name in KEEPING if name != REST), "sms_blend")
+CHANGING = (*(name for name in KEEPING if name != REST), MATRIX)
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
@@ -48,6 +49,10 @@ DOUBT = 2.0
 """Cross-validated likelihoods are divided by this: they are estimates themselves."""
 PER_PARAMETER, MAX_PARAMETERS_COUNTED = 0.2, 10
 """By how much each parameter lowers the logarithm of a weight, and how many do at most."""
+PENALTIES, WEAK = (1.0, 0.1, 0.01, 0.001, 0.0001), 0.01
+"""Factors of the penalties of the matrix that are tried, until the held-out likelihood no longer
+gains; weaker ones than the second number must gain beyond doubt."""
+PENALISED = (MATRIX, "sms", "svs")
 MIN_WEIGHT = 0.05  # members of less weight are left out
 MIN_GAIN_IN_ERRORS = 0.5  # standard errors by which the average must beat doing nothing
 CLEAR_GAIN_IN_ERRORS = 2.0  # from which on a gain by other predictions is beyond doubt
@@ -96,7 +101,8 @@ class Auto(RecordsCalibrator):
         Whether the predicted class is kept: always (True), or never necessarily (False), with
         ``sms_blend`` as a candidate instead of ``top_and_rest``. By default predictions of more
         than two classes change only where that is clearly better: where ``sms`` raises the
-        cross-validated accuracy by two standard errors of the difference. ``reasons_`` say so. Of
+        cross-validated accuracy by two standard errors of the difference. ``reasons_`` say so. The
+        penalties of ``sms_blend`` are weakened as long as the held-out likelihood gains by it. Of
         two classes P(y = 1) is calibrated, and the threshold of 0.5 moves unless this is True.
     folds : int, optional
         By default 5, and 3 from 2,000 examples on.
@@ -177,9 +183,10 @@ class Auto(RecordsCalibrator):
             return self._decide(_Data(records.scale_free(), groups), one_logit)
 
     def _decide(self, data: _Data, one_logit: bool) -> Self:
-        weights, reasons = self._weigh(data)
+        weights, penalty, reasons = self._weigh(data)
+        how = _Options(self.keep_argmax is True, penalty, one_logit)
         with checks.silenced():  # cross-validation has judged them
-            members = [data.fitted(name, self.keep_argmax is True, one_logit) for name in weights]
+            members = [data.fitted(name, how) for name in weights]
         chosen = members[0] if len(members) == 1 else Average(members, list(weights.values()))
         self._adopt(chosen.to(self.device), reasons)
         self._set_classes(chosen.classes)
@@ -191,12 +198,12 @@ class Auto(RecordsCalibrator):
         self.accepts_masked = chosen is None or chosen.accepts_masked
         self.solution_ = None if chosen is None else chosen.solution_
 
-    def _weigh(self, data: _Data) -> tuple[dict[str, float], str]:
-        """Weights of the members by name, and the reasons."""
+    def _weigh(self, data: _Data) -> tuple[dict[str, float], float, str]:
+        """Weights of the members by name, the factor of the penalties, and the reasons."""
         self.candidates_, right = [], data.records.correct
         if problem := _no_choice(right):
             warn(f"{problem}: a temperature near 1 is all that is fitted")
-            return {SHRUNK: 1.0}, f"chose {SHRUNK}: {problem}"
+            return {SHRUNK: 1.0}, 1.0, f"chose {SHRUNK}: {problem}"
         some = data.sample(self.seed)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
         strata = np.zeros(len(some.records), dtype=np.int64)
@@ -212,12 +219,14 @@ class Auto(RecordsCalibrator):
             more, error = judge.accuracy_gain(other)
             free = more > CLEAR_GAIN_IN_ERRORS * error
         names = self._usable(data, free)
+        if MATRIX in names:
+            judge.choose_penalty(other)
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
         if undecided:
             lines += judge.other_predictions(other, weights, free)
-        return weights, "\n".join(lines)
+        return weights, judge.how.penalty, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits of the chosen method."""
@@ -319,6 +328,14 @@ def _known(candidates: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+class _Options(NamedTuple):
+    """Options of the candidates that have them: predictions are kept, a factor of penalties."""
+
+    keep_argmax: bool
+    penalty: float = 1.0
+    one_logit: bool = False
+
+
 class _Data(NamedTuple):
     """Records of the labelled examples, their groups, and the examples themselves, if known."""
 
@@ -357,16 +374,16 @@ class _Data(NamedTuple):
         enough = ENOUGH * calibrator.effective_size(classes)
         return not lacking and len(self.records) >= enough
 
-    def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
+    def fitted(self, name: str, how: _Options) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
-        calibrator = _made(name)
+        calibrator = _made(name, {"penalty": how.penalty} if name in PENALISED else None)
         kept: Any = type(calibrator).keeps_argmax
         if kept is kept_by_task:  # the option keep_argmax may be None
-            calibrator.keep_argmax = True if keep_argmax else None  # type: ignore[assignment]
+            calibrator.keep_argmax = True if how.keep_argmax else None  # type: ignore[assignment]
         if self.examples is not None:
             return self.context.part(calibrator, self.examples)
         assert isinstance(calibrator, RecordsCalibrator)
-        return calibrator.fit_records(self.records, one_logit=one_logit)
+        return calibrator.fit_records(self.records, one_logit=how.one_logit)
 
     def predictions(self, calibrator: Calibrator) -> _Predictions:
         """Predictions for each labelled example."""
@@ -411,7 +428,7 @@ class _Judge:
         self.parts = parts
         every = np.arange(len(data.records))
         self._folds = [(data.take(np.setdiff1d(every, part)), data.take(part)) for part in parts]
-        self.keep_argmax = keep_argmax
+        self.how = _Options(keep_argmax)
         self.share = data.records.share
         self._known: dict[str, _Predictions] = {}
 
@@ -426,10 +443,22 @@ class _Judge:
         result = _Predictions(np.empty(count), np.empty(count), np.empty(count, dtype=bool))
         with checks.silenced():  # small folds
             for part, (seen, unseen) in zip(self.parts, self._folds, strict=True):
-                found = unseen.predictions(seen.fitted(name, self.keep_argmax))
+                found = unseen.predictions(seen.fitted(name, self.how))
                 for column, values in zip(result, found, strict=True):
                     column[part] = values
         return result
+
+    def choose_penalty(self, name: str) -> None:
+        """Weaken the penalties of a method as long as the held-out likelihood gains by it."""
+        best, chosen = self.held_out(name), self.how
+        for penalty in PENALTIES[1:]:
+            self.how = self.how._replace(penalty=penalty)
+            found = self._predicted(name)
+            gain, error = self.mean_and_error(best.nll - found.nll)
+            if gain <= CLEAR_GAIN_IN_ERRORS * error * (penalty < WEAK):
+                break
+            best, chosen = found, self.how
+        self._known[name], self.how = best, chosen
 
     def mean_and_error(self, values: FloatArray) -> tuple[float, float]:
         """Weighted mean of values ``(n,)``, and its standard error."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
 from calibrant._core.chunks import Examples
-from calibrant._core.options import Count, Seed
+from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
 from calibrant._core.torch_models import plain_on_cpu
 from calibrant.calibrators.affine import (
@@ -331,6 +331,8 @@ class MatrixAndTop(Calibrator):
 
     Parameters
     ----------
+    penalty : float
+        Of the matrix, relative to the published one.
     seed : int
         Of SMART, a part of ``blend``.
 
@@ -350,8 +352,9 @@ class MatrixAndTop(Calibrator):
     name = "sms_blend"
     part_of_auto = True
 
-    def __init__(self, *, seed: Seed = 0) -> None:
+    def __init__(self, *, penalty: NonNegative = 1.0, seed: Seed = 0) -> None:
         super().__init__()
+        self.penalty = penalty
         self.seed = seed
         self.matrix: Structured = StructuredMatrixScaling()
         self.top = Blend(seed=seed)
@@ -366,7 +369,7 @@ class MatrixAndTop(Calibrator):
 
     def _fit(self, examples: Examples, context: Context) -> None:
         with silenced():  # this one has warned of the number of examples
-            self.matrix = context.part(_structured(examples), examples)
+            self.matrix = context.part(_structured(examples, self.penalty), examples)
             after = self.matrix.transform(examples.logits)
             self.top.fit_examples(examples._replace(logits=after))
         self.solution_ = self.top.solution_
@@ -375,13 +378,14 @@ class MatrixAndTop(Calibrator):
         return self.top._calibrated(self.matrix._calibrated(logits))
 
 
-def structured(classes: int, count: int) -> Structured:
+def structured(classes: int, count: int, penalty: float = 1.0) -> Structured:
     """``sms`` where there are as many examples as its matrix has entries, else ``svs``."""
-    return StructuredMatrixScaling() if classes**2 <= count else StructuredVectorScaling()
+    kind = StructuredMatrixScaling if classes**2 <= count else StructuredVectorScaling
+    return kind(penalty=penalty)
 
 
-def _structured(examples: Examples) -> Structured:
-    return structured(examples.classes, int(np.sum(examples.labels != IGNORED)))
+def _structured(examples: Examples, penalty: float = 1.0) -> Structured:
+    return structured(examples.classes, int(np.sum(examples.labels != IGNORED)), penalty)
 
 
 def _some(examples: Examples, seed: int) -> Examples:

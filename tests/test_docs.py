@@ -35,3 +35,12 @@ def test_the_page_of_reports_has_every_finding():
     page = GENERATE["findings"]()
     assert re.findall(r"^### (\w+):", page, re.M) == sorted(CHECKS)
     assert all(check.meaning in page and check.fix in page for check in CHECKS.values())
+
+
+def test_the_readme_prints_what_its_comments_say(capsys):
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(code, {})
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
+    assert len(said) == 2
+    assert capsys.readouterr().out.splitlines() == said

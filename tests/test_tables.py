@@ -240,6 +240,18 @@ def test_every_feature_was_checked_in_every_library(tables):
         assert all(row["checked"] for row in own)
 
 
+@pytest.mark.slow
+def test_calibrant_has_the_features_of_the_table():
+    with (DATA / "features.csv").open(newline="") as file:
+        answers = {
+            row["feature"]: row["answer"]
+            for row in csv.DictReader(file)
+            if row["library"] == "calibrant"
+        }
+    found = study("features")["checked"]("calibrant")
+    assert {row["feature"]: row["answer"] for row in found} == answers
+
+
 def test_claims_about_smart_for_tags(tables):
     headings, *rows = tables["table_multilabel_smart"]
     assert headings[1:6] == ["100", "200", "500", "1,000", "11,216"]

@@ -225,12 +225,10 @@ _CALIBRANT = {
         "betterb(m.predict([[p] for p in pb]))"
     ),
     "scores of samples (semantic entropy)": (
-        "from calibrant.llm.answers.samples import semantic_entropy\n"
+        "from calibrant.llm.answers.signals import semantic_entropy\n"
         "np.isclose(semantic_entropy([[0, 2], [1, 3]]), np.log(2))"
     ),
-    "judges": (
-        "from calibrant.llm.answers.judges.biases import agreement\nagreement(yb, yb) is not None"
-    ),
+    "judges": ("from calibrant.estimate.judges import agreement\nagreement(yb, yb) is not None"),
     "torch tensors in and out": (
         "import torch\n"
         "q = cal.TemperatureScaling().fit(torch.tensor(z), torch.tensor(y))(torch.tensor(z))\n"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.tags import TagScaling
+from calibrant.data import open_dataset, save_predictions
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
@@ -36,7 +38,8 @@ def test_fit_saves_what_it_learned(run):
     lines = out.splitlines()
     assert lines[0] == "ts on p.npz, val split"
     about = f"1 parameter, temperature {float(expected.temperature_):.4g}"
-    assert lines[1] == f"564 examples; TemperatureScaling for 5 classes: {about}"
+    assert lines[1].startswith("On the data of the fit: ECE ")
+    assert lines[3] == f"564 examples; TemperatureScaling for 5 classes: {about}"
     assert re.search(r"^on the data of the fit +before +after", out, re.M)
     val = predictions(seed=1)
     before = calibrant.evaluate(val["logits"], val["labels"], level=None)
@@ -48,7 +51,7 @@ def test_fit_saves_what_it_learned(run):
     assert float(shown[1]) == round(100 * before["ece"].value, 2)
     assert float(shown[2]) == round(100 * after["ece"].value, 2)
     assert "Measured on fitting data" in lines[-1]
-    assert err == "saved in saved; to use it:\n  calibrant apply saved p.npz -o OUT\n"
+    assert err == "saved in saved; to use it:\n  calibrant apply saved p.npz\n"
     assert max(map(len, lines)) <= 80
 
 
@@ -127,7 +130,7 @@ def test_range_of_temperatures_and_changed_classes_are_told(run, monkeypatch):
 def test_explanation_of_a_method_is_shown(run, monkeypatch):
     monkeypatch.setattr(TemperatureScaling, "reasons_", "chose it:\n  why", raising=False)
     _, out, _ = run("fit", "p.npz", "--method", "ts", "-o", "saved")
-    assert out.splitlines()[1:3] == ["chose it:", "  why"]
+    assert out.splitlines()[3:5] == ["chose it:", "  why"]
 
 
 def honest(rows=2000, seed=9):
@@ -143,7 +146,9 @@ def test_auto_tells_what_its_choice_would_tell(run):
     _, alone, _ = run("fit", "sure.npz", "--method", "ts", "-o", "saved")
     _, chosen, _ = run("fit", "sure.npz", "-o", "saved")
     assert "chose ts:" in chosen
-    assert alone.splitlines()[1:] == chosen.splitlines()[-len(alone.splitlines()) + 1 :]
+    said, shown = alone.splitlines(), chosen.splitlines()
+    assert said[1:3] == shown[1:3]
+    assert said[3:] == shown[-len(said[3:]) :]
     assert re.search(r"temperature [23]\.\d+$", chosen, re.M)
     alone, chosen = (
         json.loads(run("fit", "sure.npz", *more, "-o", "saved", "--json")[1])
@@ -170,7 +175,8 @@ def test_a_fit_that_changes_nothing_says_so_in_a_sentence(run, method, folds):
     figures = f"accuracy {100 * accuracy:.2f} %, ECE {100 * ece:.2f} %, NLL {nll:.4f}, "
     figures += f"Brier {brier:.4f}"
     assert code == 0
-    assert out.splitlines()[-1] == f"{start} changes: {figures} before and after."
+    said = f"{start} changes: {figures} before and after."
+    assert " ".join(out.split("honest.npz\n")[1].split()).startswith(said)
     assert not re.search("on the data of the fit|^ECE|The fit has seen|Each example", out, re.M)
 
 
@@ -197,7 +203,7 @@ def test_a_calibrator_that_is_replaced_is_told(run):
     os.mkdir("saved")  # an empty folder is none
     for start in ("saved in saved", "replaced saved", "replaced saved"):
         _, _, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
-        assert err == f"{start}; to use it:\n  calibrant apply saved p.npz -o OUT\n"
+        assert err == f"{start}; to use it:\n  calibrant apply saved p.npz\n"
 
 
 def boasts(**names):
@@ -221,7 +227,7 @@ PROBABLY = "look like probabilities: every row is nonnegative and sums to one; i
         (["fit", "--method", "ts", "-o", "saved"], ["val"]),
         (["fit", "--method", "vector", "-o", "saved", "--json"], ["val"]),
         (["fit", "--method", "vector", "-o", "saved", "--cross-fit", "2"], ["val"]),
-        (["fit", "--method", "ts", "--split", "logs", "-o", "saved"], []),
+        (["fit", "--method", "ts", "--fit-split", "logs", "-o", "saved"], []),
         (["evaluate"], ["test"]),
         (["evaluate", "--split", "val", "--json"], ["val"]),
         (["evaluate", "--split", "logs"], []),
@@ -256,7 +262,11 @@ def test_stored_tokens_and_tags_that_sum_to_one(run):
 
 @pytest.mark.parametrize(
     ("options", "n"),
-    [(["plain.npz"], 564), (["p.npz", "--split", "test"], 470), (["test.npz", "--cross-fit"], 564)],
+    [
+        (["plain.npz"], 564),
+        (["p.npz", "--fit-split", "test"], 470),
+        (["test.npz", "--cross-fit"], 564),
+    ],
 )
 def test_split_of_a_fit(run, options, n):
     code, out, _ = run("fit", *options, "--method", "ts", "-o", "saved", "--json")
@@ -325,7 +335,7 @@ def failing(name):
     ts = ("--method", "ts")
     return {
         "test only": (["test.npz", *ts], r"error: test\.npz has no split 'val' .*--cross-fit"),
-        "no split": (["p.npz", *ts, "--split", "tst"], r"error: p\.npz: unknown split 'tst': did "),
+        "no split": (["p.npz", *ts, "--fit-split", "tst"], r"error: p\.npz: unknown split 'tst'"),
         "no method": (["p.npz", "--method", "tss"], "error: unknown method 'tss': did you mean ts"),
         "no option": (["p.npz", *ts, "--set", "x=1"], "error: ts has no option 'x': its options a"),
         "near option": (
@@ -406,7 +416,7 @@ def test_apply_writes_the_calibrated_file(run):
         (("saved", "gone.npz", "-o", "out.npz"), r"error: gone\.npz does not exist"),
         (("gone", "p.npz", "-o", "out.npz"), "error: there is no artifact gone"),
         (("saved", "wide.npz", "-o", "out.npz"), "error: fitted for 5 classes, got 7: "),
-        (("saved", "p.npz"), "Error: Missing option '-o'"),
+        (("saved",), "Error: Missing argument 'PRED'"),
     ],
 )
 def test_failed_apply(run, arguments, message):
@@ -472,7 +482,8 @@ def test_temperatures_of_groups_are_told_as_a_range(run):
     code, out, err = run("fit", "f.npz", "--method", "gc", "-o", "groups")
     assert code == 0, err
     found = calibrant.load("groups").state_dict()["temperature_"]
-    assert f"temperatures from {found.min():.4g} to {found.max():.4g}" in out
+    said = f"temperatures from {found.min():.4g} to {found.max():.4g}"
+    assert said in " ".join(out.split())
 
 
 def test_a_map_without_a_temperature_tells_of_none(run):
@@ -492,7 +503,8 @@ def test_tags_from_the_file_to_the_calibrated_one(run):
     np.savez("tags.npz", logits=logits, labels=labels)
     code, out, err = run("fit", "tags.npz", "--multilabel", "-o", "saved")
     assert code == 0
-    assert out.startswith("tags on tags.npz\n1,200 labels; TagScaling for 2 tags: 4 parameters")
+    assert out.startswith("tags on tags.npz\nOn the data of the fit: ECE ")
+    assert "\n1,200 labels; TagScaling for 2 tags: 4 parameters" in out
     code, _, err = run("apply", "saved", "tags.npz", "-o", "calibrated.npz")
     assert code == 0
     assert err.endswith("to measure it:\n  calibrant evaluate calibrated.npz --multilabel\n")
@@ -508,3 +520,29 @@ def test_tags_from_the_file_to_the_calibrated_one(run):
     code, _, err = run("fit", "tags.npz", "-o", "x")
     assert code == 2
     assert 'estimand="multilabel" (--multilabel)' in err
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("p.npz", "calibrated.npz"), ("t.csv", "calibrated.csv"), ("shards", "calibrated")],
+)
+def test_apply_has_a_usual_target(run, source, target):
+    run("fit", "p.npz", "--method", "ts")
+    save_predictions("t.csv", predictions(seed=5))
+    os.mkdir("shards")
+    save_predictions("shards/0.npz", predictions(seed=6))
+    code, _, err = run("apply", "calibrator", source)
+    assert code == 0, err
+    written = Path(target) / "0.npz" if target == "calibrated" else Path(target)
+    assert open_dataset(written).splits
+    if target != "calibrated":
+        assert run("apply", "calibrator", target)[0] == 2
+        assert "name another file with -o" in run("apply", "calibrator", target)[2]
+
+
+def test_labels_of_another_name_are_asked_for(run):
+    Path("bad.csv").write_text("id,truth,probs\n1,0,0.25\n2,1,0.5\n")
+    code, _, err = run("fit", "bad.csv")
+    assert code == 2
+    assert "bad.csv has no labels in this split; found" in err
+    assert "name it: --labels truth" in err

@@ -16,6 +16,7 @@ import pytest
 from calibrant import cli
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.cli.listing import _plain
+from calibrant.cli.shared import Verb
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import in_shell
@@ -49,6 +50,7 @@ def test_help_fits_80_columns(run, verb):
     code, out, _ = run(*verb.split(), "--help")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"--[a-z-]*-$", out, re.M)  # an option is not broken at a hyphen
     listed = re.split(r"\n(?:Commands|Tokens|Answers):\n", out)[1:]
     assert not any("..." in part for part in listed)
 
@@ -74,10 +76,12 @@ def test_help_imports_nothing_heavy():
 def test_one_word_stands_for_one_option():
     """An option has one meaning: the same name, type and kind of value wherever it stands."""
     kinds: dict[str, set[tuple[object, ...]]] = {}
-    for name in VERBS:
-        for option in cli.cli.commands[name].params:
+    for _, verb in verbs_of(cli.cli):
+        assert isinstance(verb, Verb)  # which can be quiet
+        for option in verb.params:
             if isinstance(option, click.Option):
-                kind = (option.type.name, option.is_flag, option.multiple)
+                of_value = option.type.name.removesuffix(" range")
+                kind = (of_value, option.is_flag, option.multiple)
                 kinds.setdefault(option.opts[-1], set()).add(kind)
     assert {name for name, found in kinds.items() if len(found) > 1} == set()
     assert not {"--test-split", "--reference-split", "--batch-size"} & set(kinds)
@@ -117,11 +121,11 @@ def test_quiet_leaves_results_and_errors(run, path):
     code, out, err = run("-q", "fit", path, "--method", "ts")
     assert (code, err) == (0, "")
     assert "ECE" in out
-    assert run("--quiet", "apply", "calibrator", path, "-o", "out.npz") == (0, "", "")
+    assert run("apply", "calibrator", path, "-o", "out.npz", "--quiet") == (0, "", "")
     assert run("-q", "apply", "calibrator", "gone.npz", "-o", "out.npz")[2].startswith("error: ")
     code, _, err = run("-q", "evaluate", path, "--max", "ece=0.001", "--metrics", "ece")
     assert code == 1
-    assert "exceeds the limit" in err
+    assert err.startswith("1 limit is exceeded:\n")
 
 
 def test_equal_warnings_are_said_once(run, path, monkeypatch):

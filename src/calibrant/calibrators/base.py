@@ -306,7 +306,7 @@ class Calibrator(nn.Module):
         features, head : (..., width) and (weight, bias), optional
             Inputs of the last linear layer, and the layer, for methods that need them.
         sample_weight : (...) or fewer leading dimensions, optional
-            Weights of the examples; 0 leaves one out. Only their ratios matter.
+            Example weights; 0 excludes. Only their ratios matter.
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
         class_dim, ignore_index : int, optional

@@ -19,7 +19,7 @@ import click
 
 from calibrant import __version__
 from calibrant._core.messages import failure_text, printable
-from calibrant.cli.shared import QUIET, Commands, say
+from calibrant.cli.shared import QUIET, QUIET_HELP, Commands, say
 
 VERBS = {
     "collect": ["collect"],
@@ -98,7 +98,7 @@ def _mend_streams() -> None:
 @click.group(
     cls=Commands, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.option("-q", "--quiet", is_flag=True, help="Write results and errors only.")
+@click.option("-q", "--quiet", is_flag=True, help=QUIET_HELP)
 @click.version_option(__version__, prog_name="calibrant")
 @click.pass_context
 def cli(ctx: click.Context, quiet: bool) -> None:

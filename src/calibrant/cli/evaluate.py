@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,9 @@ from calibrant.cli import engine, shared
 from calibrant.cli.shared import FILE, _option, _verb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from calibrant.metrics.evaluation import CheckedLimit
 
 
 @_verb()
@@ -109,10 +112,33 @@ def evaluate(
     more |= {"limits": [each._asdict() for each in checked]} if checked else {}
     title = f"{pred}, {name} split" if name else pred
     shared._show_result(form, evaluation, title, **more)
-    for each in checked:
-        if each.exceeded or not each.judged:
-            shared.say(str(each), always=True)
+    _say_limits([each for each in checked if each.exceeded or not each.judged])
     return int(any(each.exceeded for each in checked))
+
+
+def _say_limits(beyond: Sequence[CheckedLimit]) -> None:
+    """Write the limits that are exceeded or cannot be compared, in a table."""
+    from calibrant.metrics.registry import METRICS
+    from calibrant.show.tables import Table
+
+    ends = {"value": "", "low": ", lower end", "high": ", upper end"}
+    rows = [
+        (
+            "all examples" if each.subgroup is None else each.subgroup,
+            f"{each.n:,}",
+            f"{METRICS[each.metric].title}{ends[each.end]}",
+            "undefined" if math.isnan(each.value) else f"{each.value:.4f}",
+            f"{each.limit:g}",
+            "exceeded" if each.judged else "too few" if each.value == each.value else "",
+        )
+        for each in beyond
+    ]
+    if rows:
+        headings = ("subgroup", "examples", "metric", "value", "limit", "")
+        table = Table(headings, rows, words=(0, 2, 5)).text()
+        count = sum(each.exceeded for each in beyond)
+        said = f"{count} limit{' is' if count == 1 else 's are'} exceeded:"
+        shared.say("\n  ".join([said, *table.splitlines()]), always=True)
 
 
 def _limits(option: str, texts: Iterable[str]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,12 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 )
 @shared.SET
 @_option("-o", "--out", type=FILE, default="calibrator", metavar="DIR", help="Folder to save in.")
-@shared._split_option("fit on", "val")
+@_option(
+    "--fit-split",
+    "split",
+    metavar="NAME",
+    help="Split to fit on.  [default: val, else the unnamed split]",
+)
 @_option(
     "--cross-fit",
     "folds",
@@ -111,7 +117,7 @@ def fit(
         "skipped": dict(data.skipped),
     }
     shared._show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
-    shared._say_next(f"{written}; to use it", "apply", out, pred, *source.words, "-o", "OUT")
+    shared._say_next(f"{written}; to use it", "apply", out, pred, *source.words)
 
 
 def _check_train(
@@ -123,7 +129,7 @@ def _check_train(
     if folds or any(selection.values()) or source.at_scale:
         raise click.UsageError(
             "with --train, maccal learns from the train split and is measured on val: leave "
-            "out --cross-fit, --split, --sample-weight and --groups, and options for shards"
+            "out --cross-fit, --fit-split, --sample-weight and --groups, and options for shards"
         )
 
 
@@ -134,13 +140,12 @@ def _check_train(
     "-o",
     "--out",
     type=FILE,
-    required=True,
     metavar="OUT",
     help="File to write; the suffix chooses the format. Without a suffix, a folder with a file "
-    "per shard.",
+    "per shard.  [default: calibrated, with the suffix of PRED]",
 )
 @engine._reads_predictions()
-def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
+def apply(folder: str, pred: str, out: str | None, source: engine.InputFiles) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
@@ -150,7 +155,7 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
 
     \b
     Examples:
-      calibrant apply calibrator predictions.npz -o calibrated.npz
+      calibrant apply calibrator predictions.npz
       calibrant apply calibrator 'shards/*.npz' -o calibrated.safetensors
       calibrant apply calibrator shards --workers 8 -o calibrated
     """  # noqa: D301
@@ -160,6 +165,7 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
     from calibrant.workflows import apply as workflow
     from calibrant.workflows.apply import apply_shards
 
+    out = out or _usual_target(pred)
     into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
     if not into_folder and source.workers is not None:
         raise click.UsageError(
@@ -178,6 +184,21 @@ def apply(folder: str, pred: str, out: str, source: engine.InputFiles) -> None:
     keeps_names = data.table_names and Path(out).suffix in ("", *TABLES)
     how += source.words if keeps_names else []
     shared._say_next(f"{written}; to measure it", "evaluate", out, *how)
+
+
+def _usual_target(pred: str) -> str:
+    """Return a file for a file, in its format if that can be written, and a folder for shards."""
+    from calibrant.data.files import TABLES
+    from calibrant.data.storage import is_remote
+
+    if is_remote(pred) or glob.has_magic(pred) or Path(pred).is_dir():
+        target = "calibrated"
+    else:
+        suffix = Path(pred).suffix
+        target = f"calibrated{suffix if suffix in ('.safetensors', *TABLES) else '.npz'}"
+    if Path(target).resolve() == Path(pred).resolve():
+        raise click.UsageError(f"{pred} would be replaced: name another file with -o")
+    return target
 
 
 @_verb()
@@ -219,18 +240,27 @@ def export(folder: str, out: str | None, **options: Any) -> None:
 
 
 def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
+    """Print what came of a fit, then what was learned, then the figures."""
     console = shared._new_console()
     where = f", {fitted.split} split" if fitted.split else ""
-    shared.write(console, title + where, "bold")
-    for line in fitted.describe():
-        shared.write(console, line)
-    console.print()
-    before, after, argmax_changed, _ = fitted.effect
-    if before.table() == after.table() and not argmax_changed:
+    console.print(title + where, style="bold", soft_wrap=True)
+    effect = fitted.effect
+    before, after = effect.before, effect.after
+    same = before.table() == after.table() and not effect.argmax_changed
+    if same:
         figures = ", ".join(f"{title} {value}" for title, value, _ in before.table())
         where = f"Out of {folds} folds n" if folds else "N"
-        shared.write(console, f"{where}othing changes: {figures} before and after.")
+        shared.write(console, f"{where}othing changes: {figures} before and after.", "bold")
+    else:
+        where = f"Out of {folds} folds" if folds else "On the data of the fit"
+        kind = "good" if effect.improves else "warn"
+        said = effect.headline().replace("→", "to")
+        shared.write(console, f"{where}: {said}.", shared.COLOURS[kind])
+    for line in fitted.describe():
+        shared.write(console, line)
+    if same:
         return
+    console.print()
     of = f", {before.probability}" if before.probability else ""
     both = list(zip(before.table(), after.table(), strict=True))
     if folds:

@@ -28,7 +28,7 @@ def methods(name: str | None, estimand: Any) -> None:
       calibrant methods smart
       calibrant fit predictions.npz --method smart --set hidden=32,16
     """  # noqa: D301
-    from calibrant.calibrators.registry import calibrators_for, find_calibrator
+    from calibrant.calibrators.registry import PARTS, calibrators_for, find_calibrator
 
     with shared._until_closed():
         if name is not None:
@@ -36,6 +36,9 @@ def methods(name: str | None, estimand: Any) -> None:
             return
         registry = calibrators_for(estimand or "auto")
         _print_list("method", {key: kind.summary for key, kind in registry.items()})
+        if estimand != "multilabel":
+            click.echo()
+            _print_list("part of auto", {key: _summary(kind) for key, kind in PARTS.items()})
         click.echo("\nThe options of one: calibrant methods NAME")
 
 
@@ -60,7 +63,7 @@ def _print_method(name: str, kind: type[Calibrator]) -> None:
 
     console = shared._new_console()
     shared.write(console, name, "bold")
-    shared.write(console, _plain(kind.summary))
+    shared.write(console, _summary(kind))
     options = options_of(kind)
     if not options:
         shared.write(console, "It has no options.")
@@ -79,13 +82,18 @@ def _print_list(kind: str, summaries: Mapping[str, str]) -> None:
     console.print(shared._text_table((kind, ""), rows, names=2))
 
 
+def _summary(kind: type[Calibrator]) -> str:
+    """Return what a method does; parts of ``auto`` have the first sentence of their docstring."""
+    return _plain(kind.summary or (inspect.getdoc(kind) or "").split("\n\n")[0])
+
+
 def _plain(text: str) -> str:
     """Return a sentence of the documentation without its markup and equations.
 
     >>> _plain("[averages](#auto) the best, :math:`p_i^2`, as `nll` does; see {doc}`smart`.")
     'averages the best, as nll does'
     """
-    text = re.sub(r", :math:`[^`]*`", "", text)
+    text = re.sub(r"[,:] :math:`[^`]*`", "", text)
     text = re.sub(r"; see \{doc\}`[^`]*`", "", text)
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(?::\w+:)?`([^`]*)`", r"\1", text)

@@ -70,7 +70,9 @@ def llm() -> None:
 @llm.command(**VERB)
 @click.argument("model")
 @click.argument("documents")
-@_option("-o", "--out", required=True, metavar="TABLE", help="Folder of the table.")
+@_option(
+    "-o", "--out", type=click.Path(), required=True, metavar="TABLE", help="Folder of the table."
+)
 @_option("--length", default=1024, metavar="N", help="Longest document, in tokens.")
 @_option("--limit", **LIMIT, help="Use only the first documents.")
 @_option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
@@ -125,7 +127,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
 @_option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
 @_option("--seed", default=0, metavar="N", help="Random seed of the folds and the training.")
 @_option("--device", default="cpu", metavar="NAME", help="Where the head is trained.")
-@_option("-o", "--out", required=True, metavar="HEAD", help="Folder to save in.")
+@_option("-o", "--out", type=click.Path(), required=True, metavar="HEAD", help="Folder to save in.")
 @AS_JSON
 def fit(
     tables: tuple[str, ...],

@@ -24,7 +24,9 @@ def answers() -> None:
 
 @answers.command("fit", **VERB)
 @click.argument("file")
-@_option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
+@_option(
+    "-o", "--out", type=click.Path(), required=True, metavar="MAP", help="Where to save the map."
+)
 @_option(
     "--confidence",
     type=click.Choice(CONFIDENCES[:-1]),
@@ -102,7 +104,7 @@ def fit_map(
 @answers.command("apply", **VERB)
 @click.argument("mapped", metavar="MAP")
 @click.argument("file")
-@_option("-o", "--out", required=True, metavar="FILE", help="File to write.")
+@_option("-o", "--out", type=click.Path(), required=True, metavar="FILE", help="File to write.")
 def apply_map(mapped: str, file: str, out: str) -> None:
     """Write answers with the chance that each is right, as 'calibrated'.
 

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-@click.command("fields")
+@click.command("fields", cls=shared.Verb)
 @click.argument("file", metavar="LOG")
-@click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl or .csv file.")
+@click.option(
+    "-o", "--out", type=click.Path(), required=True, metavar="FILE", help="A .jsonl or .csv file."
+)
 @click.option("--kinds", metavar="FILE", help="JSON of kinds of fields, with allowed values.")
 @click.option(
     "--confidence",
@@ -88,9 +90,11 @@ def _by_kind(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield (kind, f"{len(some):,}", *means)
 
 
-@click.command("documents")
+@click.command("documents", cls=shared.Verb)
 @click.argument("file", metavar="FIELDS")
-@click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl or .csv file.")
+@click.option(
+    "-o", "--out", type=click.Path(), required=True, metavar="FILE", help="A .jsonl or .csv file."
+)
 def documents(file: str, out: str) -> None:
     """Turn fields into a row for each document: the chance that all of it is right.
 

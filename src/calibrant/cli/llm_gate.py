@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 UNITS = ("answer", "turn", "conversation")
 AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
 STAGES = ("beta", "sigmoid", "isotonic")
-STATE = click.option("--state", metavar="FILE", help="Drift watch file, made by 'watch --new'.")
+STATE = click.option(
+    "--state", type=click.Path(), metavar="FILE", help="Drift watch file, made by 'watch --new'."
+)
 
 
 @click.group(cls=Commands, context_settings={"show_default": True})
@@ -26,7 +28,9 @@ def gate() -> None:
 
 @gate.command()
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="GATE", help="Where to save the gate.")
+@click.option(
+    "-o", "--out", type=click.Path(), required=True, metavar="GATE", help="Where to save the gate."
+)
 @click.option(
     "--max-error", type=float, required=True, metavar="FRACTION", help="Largest share of errors."
 )
@@ -106,7 +110,9 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
 @gate.command()
 @click.argument("folder", metavar="GATE")
 @click.argument("file")
-@click.option("-o", "--out", metavar="FILE", help="Write there instead, .jsonl or .csv.")
+@click.option(
+    "-o", "--out", type=click.Path(), metavar="FILE", help="Write there instead, .jsonl or .csv."
+)
 @STATE
 @click.option("--fail", is_flag=True, help="Exit with 1 unless every answer is accepted.")
 def check(folder: str, file: str, out: str | None, state: str | None, fail: bool) -> int:
@@ -152,7 +158,9 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 @gate.command()
 @click.argument("folder", metavar="GATE")
 @click.argument("grades", required=False, metavar="[GRADES]")
-@click.option("--state", required=True, metavar="FILE", help="File of the drift watch.")
+@click.option(
+    "--state", type=click.Path(), required=True, metavar="FILE", help="File of the drift watch."
+)
 @click.option("--new", is_flag=True, help="Begin a watch: make the file, which must not exist.")
 @click.option("--fail", is_flag=True, help="Exit with 1 if the guarantee is withdrawn.")
 @AS_JSON

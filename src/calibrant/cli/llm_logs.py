@@ -42,9 +42,11 @@ def _of_log(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("report")
+@click.command("report", cls=shared.Verb)
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to write.")
+@click.option(
+    "-o", "--out", type=click.Path(), required=True, metavar="DIR", help="Folder to write."
+)
 @_of_log
 @click.option(
     "--max-error",
@@ -91,9 +93,16 @@ def report(
     say(f"{written}: {', '.join(names)}; open {Path(out) / names[0]}")
 
 
-@click.command("read")
+@click.command("read", cls=shared.Verb)
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl, .csv or .npz file.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(),
+    required=True,
+    metavar="FILE",
+    help="A .jsonl, .csv or .npz file.",
+)
 @_of_log
 @click.option("--ungraded", is_flag=True, help="Answers need not be graded.")
 def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
@@ -122,9 +131,16 @@ def read(file: str, out: str, ungraded: bool, **reading: Any) -> None:
     say(f"{written}: {len(log.answers.rows):,} answers ({log.format})")
 
 
-@click.command("request")
+@click.command("request", cls=shared.Verb)
 @click.argument("questions")
-@click.option("-o", "--out", required=True, metavar="FILE", help="A .jsonl file; goes on with it.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(),
+    required=True,
+    metavar="FILE",
+    help="A .jsonl file; goes on with it.",
+)
 @click.option("--model", required=True, metavar="NAME", help="Model to ask, or litellm/NAME.")
 @click.option(
     "--url", metavar="URL", help="Address of the service, such as http://localhost:8000/v1."

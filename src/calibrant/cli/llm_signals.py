@@ -20,9 +20,11 @@ LEVEL = 0.9
 _MOST_REASONS = 10
 
 
-@click.command("signals")
+@click.command("signals", cls=shared.Verb)
 @click.argument("file")
-@click.option("-o", "--out", required=True, metavar="FILE", help="File to write.")
+@click.option(
+    "-o", "--out", type=click.Path(), required=True, metavar="FILE", help="File to write."
+)
 @click.option(
     "--stated-scale",
     type=click.FloatRange(0, min_open=True),

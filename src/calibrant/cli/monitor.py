@@ -89,9 +89,9 @@ def monitor(
 
     Each of FILES is a prediction file with labels, as for "calibrant evaluate", and one window of
     the stream, in the order given; a quoted pattern is taken in natural order. An alarm is raised
-    when the e-value, the evidence against calibration that starts at 1, reaches 1 / --false-alarms.
-    While the model has not drifted, the probability of an alarm, ever, is at most --false-alarms,
-    however many files follow. Without FILES the state is reported.
+    when the e-value, the evidence against calibration that starts at 1, reaches 20. While the model
+    has not drifted, the probability of an alarm, ever, is at most 5 %, however many files follow;
+    --false-alarms changes both. Without FILES the state is reported.
 
     Each label counts once. Files may come again, in another order or precision, in shards or with
     more labels: a label that was -100 so far joins the window of its example.

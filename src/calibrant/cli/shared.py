@@ -32,6 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path()
 """Type of files and folders, whose names shells complete."""
 QUIET = "quiet"
+QUIET_HELP = "Write results and errors only."
 COLUMNS = "Columns of other names"
 SHARDS = "Many shards"
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
@@ -55,7 +56,12 @@ class _Option(click.Option):
 
 
 class Verb(click.Command):
-    """A command that shows its options by section."""
+    """A command that can be quiet, and shows its options by section."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        about: Any = {"is_flag": True, "expose_value": False, "callback": _keep_quiet}
+        self.params.append(_Option(["-q", "--quiet"], help=QUIET_HELP, **about))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of each section."""
@@ -81,6 +87,9 @@ def _verb() -> Callable[[Callable[..., Any]], Verb]:
 
 class Commands(click.Group):
     """Commands with a whole sentence each, in the help under the titles of ``sections``."""
+
+    command_class = Verb
+    group_class = type
 
     def __init__(
         self, *args: Any, sections: Mapping[str, Any] | None = None, **settings: Any
@@ -280,9 +289,16 @@ def _new_console() -> Console:
 
 
 def write(console: Console, text: str, style: str = "") -> None:
-    """Print sentences: a terminal gets lines of whole words, a file or pipe one line."""
-    if text:
-        console.print(text, style=style, soft_wrap=not console.is_terminal)
+    """Print sentences in lines of whole words; words of more than a line, such as paths, stay."""
+    for line in text.splitlines():
+        lines = textwrap.wrap(
+            line,
+            console.width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip())),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        console.print("\n".join(lines), style=style, soft_wrap=True)
 
 
 def _text_table(
@@ -331,7 +347,8 @@ def _print_box(result: object, title: str = "") -> None:
     from calibrant import show
 
     console, box = _new_console(), show.box(result)
-    write(console, title, "bold")
+    if title:  # with the path of a file
+        console.print(title, style="bold", soft_wrap=True)
     for callout in box.callouts:
         write(console, callout.text, COLOURS[callout.kind])
     for line in box.about:
@@ -377,8 +394,12 @@ def _how_written(out: str, anew: str = "wrote") -> str:
     return f"{'replaced' if there else anew} {out}"
 
 
+def _keep_quiet(ctx: click.Context, _: click.Parameter, quiet: bool) -> None:
+    ctx.meta[QUIET] = quiet or ctx.meta.get(QUIET, False)
+
+
 def _is_quiet() -> bool:
-    """Return True while a verb runs after ``calibrant --quiet``."""
+    """Return True while a verb runs that was called with --quiet, before or after its name."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.meta.get(QUIET, False)
 

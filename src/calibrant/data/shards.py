@@ -18,6 +18,8 @@ from calibrant.data.columns import SCORES, Column
 from calibrant.data.formats import Array
 
 T = TypeVar("T")
+USUAL_LABELS = ("label", "labels", "truth", "target", "y", "y_true", "outcome", "answer", "class")
+"""Names of columns that an error proposes as labels."""
 Report: TypeAlias = Callable[[int], object]  # called with the number of rows of each chunk
 
 
@@ -87,10 +89,13 @@ class Shard:
         stored = self.domain if name == "logits" else name
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
-            there = comma_separated(key for key in self.columns if key == key.strip())
-            hint = ": or name them, --labels NAME, open_dataset(path, labels=NAME)"
-            hint = hint if name == "labels" else ""
-            raise ValueError(f"{self.path} has no {wanted} in this split; found {there}{hint}")
+            keys = [key for key in self.columns if key == key.strip()]
+            remedy = ""
+            if name == "labels":
+                usual = next((key for key in keys if key.lower() in USUAL_LABELS), "COLUMN")
+                remedy = f"; name it: --labels {usual}, or labels={usual!r} of open_dataset"
+            there = f"found {comma_separated(keys)}{remedy}"
+            raise ValueError(f"{self.path} has no {wanted} in this split; {there}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))
         if column.shape[0] != self.rows:

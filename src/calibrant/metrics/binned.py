@@ -59,7 +59,7 @@ def ece(
     confidence : (...) in [0, 1]
     outcome : (...) 0 or 1
     sample_weight : (...), optional
-        Weight of each example; 0 leaves it out.
+        Example weights; 0 excludes.
     class_dim : int, optional
         Dimension of the classes where it is not the last, as 1 for ``(n, classes, height, width)``.
     ignore_index : int, optional

@@ -194,7 +194,8 @@ def _common_start(names: Sequence[str]) -> str:
 
 
 def _shares(values: dict[str, float]) -> str:
-    return f"{100 * values['confidence']:.1f} % claimed, {100 * values['accuracy']:.1f} % right"
+    confidence, accuracy = (f"{100 * values[key]:.1f} %" for key in ("confidence", "accuracy"))
+    return f"mean confidence {confidence}, accuracy {accuracy}"
 
 
 def _find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:

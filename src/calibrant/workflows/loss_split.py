@@ -52,9 +52,10 @@ def loss_split(
     """Split the NLL and the Brier score into calibration and refinement.
 
     Each fold is recalibrated by a fit on the others. The calibration term is what this saves, with
-    the interval of a mean of paired differences, and the refinement what is left. They depend on
-    the method: one with more freedom finds more to save, and pays more for its fit (Berta et al.
-    2025). ``calibrant compare`` shows the same losses for many methods.
+    the interval of a mean of paired differences, and the refinement what is left. Intervals count
+    the chance of the examples, not that of the fits: with ten events they are too narrow. The terms
+    depend on the method: one with more freedom finds more to save, and pays more for its fit (Berta
+    et al. 2025). ``calibrant compare`` shows the same losses for many methods.
 
     Parameters
     ----------

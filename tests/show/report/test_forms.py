@@ -243,6 +243,21 @@ def test_costs_are_told_in_cases(over_confident):
     assert int(asking[0][3]) < wrong
 
 
+def test_few_examples_stand_beside_what_a_calibrated_model_would_show():
+    made = cal.report(drawn(150), methods=["none", "ts", "auto"])
+    assert re.search(r"A calibrated model would show about \d+ % on 150 exa", made.to_markdown())
+    assert "A calibrated model would show" in made.to_html()
+    assert "A calibrated model would show" not in cal.report(drawn(400), methods=[]).to_html()
+
+
+def test_the_advice_is_in_plain_words():
+    made = cal.report(drawn(400, factor=3.0), methods=["none", "ts"])
+    (finding,) = [each for each in made.findings if each.code == "CAL014"]
+    assert not re.search(r"\bts\b|log loss", finding.evidence)
+    assert re.search(r"The method chosen, ts, lowers the log loss by 0\.\d", finding.fix)
+    assert "Calibrate it: correct the stated confidences" in made.to_html()
+
+
 def test_a_calibrated_model_is_left_as_it_is():
     page = cal.report(drawn(600), methods=["none", "ts"], level=None).to_html()
     assert "Leave it as it is" in page
@@ -276,7 +291,7 @@ def commands(made):
 def test_commands_name_splits_that_are_not_the_usual_ones():
     arrays = {f"noise_{name}": values for name, values in drawn(400, factor=3.0).items()}
     shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
-    assert "--method ts --split noise -o" in shown["Fit a calibrator, and apply it"]
+    assert "--method ts --fit-split noise -o" in shown["Fit a calibrator, and apply it"]
     assert "\"ts\", split='noise')" in shown["The same in Python"]
     assert "calibrated.npz --split noise --max ece" in shown["Stop a release that is worse"]
 

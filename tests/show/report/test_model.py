@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+import calibrant as cal
 from calibrant._core.binning import Bins, fill
-from calibrant.show.report.model import _merged_bins, _parts_of, binomial_test, holm
+from calibrant.show.report.model import (
+    _merged_bins,
+    _noise,
+    _parts_of,
+    binomial_test,
+    holm,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,18 @@ def test_bins_are_joined_until_they_have_enough_examples(n):
 
 def test_no_examples_have_no_parts():
     assert _parts_of(Bins.empty(np.arange(4.0)), ["a", "b", "c"], 0.9) == []
+
+
+@pytest.mark.parametrize("n", [40, 150, 300])
+def test_the_usual_error_is_that_of_calibrated_models(n):
+    """By the mean over many models whose labels are drawn from their probabilities."""
+    found, usual = [], []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        logits = 2 * rng.normal(size=n)
+        labels = (logits + rng.logistic(size=n) > 0).astype(int)
+        result = cal.evaluate(logits, labels, metrics=["ece"], level=None)
+        found.append(result["ece"].value)
+        usual.append(_noise(result.bins))
+    assert np.mean(usual) == pytest.approx(np.mean(found), rel=0.08)
+    assert np.std(usual) < np.std(found) / 2

@@ -188,7 +188,7 @@ class MaCCal(Calibrator):
         features, head, groups
             As for other calibrators; the last layer is not used.
         sample_weight : (...) or fewer leading dimensions, optional
-            Weights of the examples; 0 leaves one out.
+            Example weights; 0 excludes.
         held_out : (features, labels), or float, optional
             Examples that the network was not trained on, by which q is controlled: by far the best
             choice. A float holds out that share of the examples, which is valid only if the network

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant._core.messages import about, comma_separated
+from calibrant._core.messages import about
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
@@ -464,16 +464,16 @@ def _helps(subject: Subject) -> Result | None:
     remedy = subject.remedy
     if remedy is None or not remedy.helps or remedy.chosen is None:
         return None
-    before, after, gain = remedy.before, remedy.after, remedy.gain
+    before, after = remedy.before, remedy.after
     assert before is not None
     assert after is not None
-    assert gain is not None
     return Result(
         "good" if after["accuracy"].value >= before["accuracy"].value else "info",
-        f"{remedy.chosen.method} lowers the log loss by {gain} and takes the ECE from "
-        f"{percent(before['ece'].value, 2)} to {percent(after['ece'].value, 2)}, on "
-        f"{remedy.comparison.n_test:,} {subject.counted} that it was not fitted on. "
-        f"{remedy.price(subject.counted)}",
+        f"On {remedy.comparison.n_test:,} {subject.counted} that it was not fitted on, "
+        f"a calibrator takes the calibration error from {percent(before['ece'].value, 2)} to "
+        f"{percent(after['ece'].value, 2)}. {remedy.price(subject.counted)}",
+        f"Fit it and put it behind the model, as below. The method chosen, {remedy.chosen.method}, "
+        f"lowers the log loss by {remedy.gain}.",
     )
 
 
@@ -488,18 +488,24 @@ def _does_not_help(subject: Subject) -> Result | None:
     remedy = subject.remedy
     if remedy is None or remedy.helps or len(remedy.comparison.measured) < 2:
         return None
-    n, gain, chosen = remedy.comparison.n_test, remedy.gain, remedy.chosen
-    if gain is None or chosen is None:
-        tried = comma_separated(name for name in remedy.comparison.measured if name != "none")
-        return Result("info", f"No gain beyond noise was found with {tried}.")
-    does = "lowers" if gain.value > 0 else "raises"
-    noise = "the ECE does not fall" if gain.low > 0 else "that is within noise"
-    fix = None
+    n, gain, fix = remedy.comparison.n_test, remedy.gain, None
+    if gain is None or remedy.chosen is None:
+        return Result("info", "No calibrator gains more than noise.")
     if gain.needed is not None and gain.needed > n:
         more = f"label about {about(gain.needed - n)} more {subject.counted}"
         fix = f"Leave the model as it is, and {more}: they would probably show such a gain."
-    evidence = f"{chosen.method} {does} the log loss by {gain} on {n:,} {subject.counted}: {noise}."
-    return Result("info", f"{evidence} {remedy.price(subject.counted)}", fix)
+    if gain.low > 0:
+        outcome = "lowers the log loss, but not the calibration error"
+    elif gain.value > 0:
+        outcome = "makes the confidences slightly better, which may be noise"
+    else:
+        outcome = f"makes the confidences no better{' but worse' * (gain.high < 0)}"
+    return Result(
+        "info",
+        f"On {n:,} {subject.counted} that it was not fitted on, the best calibrator {outcome}. "
+        f"{remedy.price(subject.counted)}",
+        fix,
+    )
 
 
 @check(

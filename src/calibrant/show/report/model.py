@@ -257,6 +257,15 @@ class Subject:
         return curve._replace(probability=self.with_names(curve.probability))
 
     @property
+    def usual_error(self) -> str:
+        """Return how large the ECE of a calibrated model would be; empty for many examples."""
+        bins, n = self.evaluation.bins, self.evaluation.n
+        if n >= MIN_EXAMPLES_OF_BIN * bins.count.size:
+            return ""
+        usual = percent(_noise(bins), 0)
+        return f"A calibrated model would show about {usual} on {n:,} {self.counted}"
+
+    @property
     def decisions(self) -> list[Coverage]:
         """Thresholds to decide by: of calibrated confidences where calibration helps."""
         return self.remedy.coverage if self.remedy and self.remedy.helps else self.coverage
@@ -283,6 +292,18 @@ def _merged_bins(bins: Bins) -> Bins:
         starts.append(int(filled[-1]) + 1)
     edges = np.append(bins.edges[starts], bins.edges[-1])
     return Bins(edges, *(np.add.reduceat(getattr(bins, f.name), starts) for f in fields(bins)[1:]))
+
+
+def _noise(bins: Bins) -> float:
+    """Return about the ECE that noise gives a calibrated model.
+
+    It is the mean deviation of shares of events: of normal ones, but no more than of one event.
+    """
+    filled = bins.count > 0
+    n, weight = bins.effective[filled], bins.weight[filled]
+    p = np.clip(bins.claimed[filled] / weight, 0.0, 1.0)
+    deviation = np.minimum(np.sqrt(2 / math.pi * p * (1 - p) / n), 2 * p * (1 - p))
+    return float((weight / weight.sum()) @ deviation)
 
 
 def _parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:

@@ -15,6 +15,7 @@ from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
     LARGE,
+    SIGNIFICANT,
     SMALL,
     Finding,
     _examples_for_yes,
@@ -82,7 +83,7 @@ def _severity(subject: Subject) -> Severity:
     value, low, _ = evaluation["ece"]
     if evaluation.test is None:  # without intervals
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
-    if low >= LARGE:
+    if low >= LARGE and evaluation.test.p_value < SIGNIFICANT:  # a no needs both
         return "bad"
     if _is_off(evaluation) or _worst_range(subject):
         return "warn"
@@ -117,8 +118,8 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         what = "the " * (subject.word == "tag") + subject.probability
         return (
             f"On average that is close, but not everywhere: where {what} is "
-            f"{worst.name}, {percent(worst.confidence)} is claimed and {percent(worst.accuracy)} "
-            "happens."
+            f"{worst.name}, its mean is {percent(worst.confidence)} and the observed share "
+            f"{percent(worst.accuracy)}."
         )
     wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
     if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
@@ -205,7 +206,7 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     remedy = subject.remedy
     method = remedy.chosen.method if remedy and remedy.chosen else "auto"
     fitted_on = remedy.fit_split if remedy else ""
-    flag = _split_flag(fitted_on, "val")
+    flag = _split_flag(fitted_on, "val", "--fit-split")
     option = f", split={fitted_on!r}" if flag else ""
     if subject.word == "tag":
         flag, option = f"{flag} --multilabel", f'{option}, estimand="multilabel"'
@@ -250,9 +251,9 @@ def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
     return [Snippet(title, "bash", watch), stop]
 
 
-def _split_flag(name: str, usual: str) -> str:
+def _split_flag(name: str, usual: str, option: str = "--split") -> str:
     """Return the option that names a split; empty for one that the command takes by itself."""
-    return f" --split {shlex.quote(name)}" if name not in ("", usual) else ""
+    return f" {option} {shlex.quote(name)}" if name not in ("", usual) else ""
 
 
 def _limit(ece: Estimate) -> float:

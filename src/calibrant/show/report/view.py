@@ -110,6 +110,7 @@ def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[
     return {
         "about": f"{where}: {count}{ignored}",
         "measured": f"calibration error (ECE){of}{interval}",
+        "usual": subject.usual_error,
         "meters": [
             (title, percent(share), f"{100 * share / most:.2f}", kind)
             for (title, share), kind in zip(shares.items(), kinds, strict=True)
@@ -166,7 +167,7 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
     advice, reasons = "Leave it as it is", ["Nothing speaks against the confidences as they are."]
     against = [each for each in findings if each.code == "CAL019"]
     if remedy is not None and remedy.before and remedy.after and remedy.chosen:
-        advice = f"Calibrate: use {remedy.chosen.method}"
+        advice = "Calibrate it: correct the stated confidences"
         before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
         reasons = [
             f"On examples that it was not fitted on, a stated {subject.probability} is off by "

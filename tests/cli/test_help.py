@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from calibrant import cli
-from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.cli.listing import _plain
 from calibrant.cli.shared import Verb
 from calibrant.metrics.registry import METRICS
@@ -216,3 +216,13 @@ def test_documented_command_lines_have_options_that_exist():
             continue  # prose, or a group that has a verb by default
         known = {name for option in command.params for name in option.opts} | {"--help"}
         assert {*re.findall(r"(?<=\s)--[a-z-]+", line)} <= known, (page, line)
+
+
+def test_parts_of_auto_are_listed_after_the_methods(run):
+    """A fit prints their names."""
+    out = run("methods")[1]
+    listed = out.split("part of auto")[1]
+    for name in PARTS:
+        assert re.search(rf"^{name} +[A-Za-z]", listed, re.M)
+    assert "part of auto" not in run("methods", "--multilabel")[1]
+    assert "drawn towards 1" in run("methods", "shrunk_ts")[1]

@@ -93,7 +93,7 @@ class Auto(RecordsCalibrator):
     ----------
     candidates : sequence of str, optional
         Names of any methods. By default ``none``, ``ts``, ``beta``, with features ``gc`` and
-        ``procal``, and parts that are in no list of methods: ``blend`` (:class:`Blend`) and
+        ``procal``, and parts that were made for it: ``blend`` (:class:`Blend`) and
         ``top_and_rest`` (:class:`TopAndRest`). Two classes have maps of P(y = 1) instead: ``none``,
         ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
         (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).

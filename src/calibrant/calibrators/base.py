@@ -112,7 +112,7 @@ class Calibrator(nn.Module):
     summary : str
         A line for the table of methods in the documentation.
     part_of_auto : bool
-        Made for ``auto``: its name is understood, but in no list of methods.
+        Made for ``auto``: its name is understood, and listed among the parts of ``auto``.
     parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
     keeps_argmax, monotone : bool

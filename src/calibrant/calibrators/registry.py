@@ -43,7 +43,7 @@ _KINDS = list(_calibrators())
 CALIBRATORS = Registry("method", {kind.name: kind for kind in _KINDS if not kind.part_of_auto})
 """Every calibrator of exclusive classes by its name on the command line and in saved files."""
 PARTS = Registry("part of auto", {kind.name: kind for kind in _KINDS if kind.part_of_auto})
-"""Calibrators that ``auto`` is made of: their names are understood, but in no list of methods."""
+"""Calibrators that ``auto`` is made of: understood as methods, and listed after these."""
 TAG_CALIBRATORS = Registry(
     "multi-label method", {kind.name: kind for kind in _calibrators(multilabel=True)}
 )

@@ -26,6 +26,7 @@ def tables():
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
         *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
         *("default_head", "features", "fields", "decisions", "monitor", "online", "auto_constants"),
+        "small_reports",
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -65,6 +66,20 @@ def test_claims_about_estimates(tables):
     assert min(others) >= 84
     assert min(alone) == 0
     assert all(float(row[10]) <= 5 for row in rows if row[0] == "none")
+
+
+def test_claims_about_small_reports(tables):
+    """Calibrated models are rarely accused and never told to calibrate; wrong ones have no yes."""
+    headings, *rows = tables["table_small_reports"]
+    for cells in rows:
+        row = dict(zip(headings, cells, strict=True))
+        accused = int(row["not quite"]) + int(row["no"])
+        if row["logits"] == "calibrated":
+            assert accused <= 4  # of 40, by tests at 5 %
+            assert row["calibration helps"] in ("", "0")
+        else:
+            assert row["yes"] == "0"
+            assert row["logits"].startswith("1.5") or accused == 40
 
 
 def test_claims_about_subgroups(tables):

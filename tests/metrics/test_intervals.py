@@ -245,7 +245,9 @@ def test_shortcuts_change_no_interval(rng, monkeypatch, error, excess, cells, te
     pairs = pairs_from(*drawn(rng, 150, 4, temperature))
     filled = pairs.filled(uniform_edges(cells))
     found = error_interval(0.0, error, _cells_of(filled, filled, 200, 0), 0.9, excess)
-    monkeypatch.setattr(gaps, "first_root", lambda rising, start=0.0, step=0.0: _first_root(rising))
+    monkeypatch.setattr(
+        gaps, "_first_root", lambda rising, start=0.0, step=0.0: _first_root(rising)
+    )
     slow = error_interval(0.0, error, _cells_of(filled, filled, 200, 0), 0.9)
     np.testing.assert_allclose(found, slow, atol=5e-4)  # where the searches end
 

@@ -1,11 +1,8 @@
 """The monitor: input, workers, saved states and files."""
 
-import csv
 import json
 import pickle
-import runpy
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +17,6 @@ from calibrant.monitor import Monitor
 from tests.support.artifacts import write_state
 from tests.support.simulate import drawn, drawn_pairs
 from tests.support.streams import confidences, outcomes, same
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_logits_probs_tensors_and_pairs(rng):
@@ -466,17 +461,6 @@ def test_refused_file_leaves_no_trace(rng, tmp_path, monkeypatch):
         watch.update_file(tmp_path / "bad.npz")
     assert (watch.seen, watch.windows) == (0, {})
     watch.update(*drawn(rng, 10, 7))
-
-
-def test_tables_of_the_docs_are_those_of_the_study():
-    study = runpy.run_path(str(ROOT / "benchmarks" / "studies" / "monitor.py"))
-    with (ROOT / "docs" / "data" / "monitor.csv").open(newline="") as file:
-        tables = study["tables"](list(csv.DictReader(file)))
-    page = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
-    for name, lines in tables.items():
-        assert lines, name
-        for line in lines:
-            assert line in page
 
 
 def test_windows_have_no_more_examples_than_numpy_counts():

@@ -217,7 +217,8 @@ def auto_against_others(rows: Rows) -> Table:
 
 def best_single(nll: Scores) -> list[str]:
     """Single methods of calibrant, the best first."""
-    return [m for m in by_loss(nll) if not (is_peer(m) or m.startswith("auto"))]
+    other = (SPLINE, "auto", KEPT)
+    return [m for m in by_loss(nll) if not (is_peer(m) or m in other)]
 
 
 def best_of_peers(nll: Scores) -> list[str]:

@@ -217,7 +217,7 @@ def record_case(kept: Record, case: Case, quick: bool) -> None:
     everything = case.name in EVERY_METHOD
     fitted = "val_" in splits or "" in splits
     usual = [s for s in splits if everything or s != "val_"]
-    record_evaluations(kept, case, usual, two_classes(keys))
+    record_evaluations(kept, case, usual)
     if not fitted or case.name.startswith(f"{MULTILABEL}/"):
         return
     methods = methods_for(everything, keys)
@@ -227,11 +227,6 @@ def record_case(kept: Record, case: Case, quick: bool) -> None:
             record_fit(kept, case, method)
     if case.name == WITH_FEATURES:
         record_fit(kept, case, "maccal", "--train", str(case.path.parent / "train"))
-
-
-def two_classes(keys: dict[str, tuple[int, ...]]) -> bool:
-    """Whether there is one logit for each row."""
-    return any(key.endswith("logits") and len(shape) == 1 for key, shape in keys.items())
 
 
 def methods_for(everything: bool, keys: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -272,13 +267,11 @@ def answer_of(kept: Record, name: str, *arguments: str) -> dict[str, Any] | None
     return found
 
 
-def record_evaluations(kept: Record, case: Case, splits: list[str], binary: bool) -> None:
+def record_evaluations(kept: Record, case: Case, splits: list[str]) -> None:
     for split in splits:
         named = ["--split", split.removesuffix("_")] if split else []
         title = f"evaluate/{case.name}/{split.removesuffix('_')}"
         record_evaluation(kept, title, str(case.path), *named, *case.evaluate)
-        if binary:
-            record_evaluation(kept, f"{title}/binary", str(case.path), *named, "--binary")
 
 
 def record_evaluation(kept: Record, title: str, *arguments: str) -> None:

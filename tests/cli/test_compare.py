@@ -113,12 +113,12 @@ def test_options_reach_the_comparison(run, monkeypatch):
     monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
     run(
         *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--split", "val"),
-        *("--sample-weight", "w", "--groups", "g", "--level", "0.5", "--seed", "3"),
+        *("--sample-weight", "w", "--groups", "g", "--level", "0.5"),
     )
     assert asked == {
         **{"pred": "p.npz", "methods": None, "time_limit": 5},
         **{"fit_split": "test", "test_split": "val"},
-        **{"sample_weight": "w", "groups": "g", "level": 0.5, "seed": 3},
+        **{"sample_weight": "w", "groups": "g", "level": 0.5},
         "estimand": "auto",
         "columns": None,
     }

@@ -204,12 +204,9 @@ def test_binary(run, tmp_path, one_logit):
     wide = logits if one_logit else np.stack([np.zeros(2), logits], 1)
     np.savez(tmp_path / "p.npz", logits=wide, labels=labels)
     options = ("--metrics", "auroc,ece", "--level", "0", "--json")
-    code, out, _ = run("evaluate", tmp_path / "p.npz", "--binary", *options)
     claimed = 1 / (1 + math.exp(3))
+    code, out, _ = run("evaluate", tmp_path / "p.npz", *options)
     assert code == 0
-    assert json.loads(out)["estimand"] == "binary"
-    assert json.loads(out)["metrics"]["ece"]["value"] == pytest.approx(0.5 - claimed)
-    _, out, _ = run("evaluate", tmp_path / "p.npz", *options)
     assert json.loads(out)["estimand"] == "binary"
     assert json.loads(out)["metrics"]["ece"]["value"] == pytest.approx(0.5 - claimed)
     _, out, _ = run("evaluate", tmp_path / "p.npz", "--top-label", *options)
@@ -261,7 +258,6 @@ def failing(name):
             ["p.npz", "--sample-weight", "age"],
             "error: p.npz has no age in this s",
         ),
-        "not binary": (["p.npz", "--binary"], "error: p.npz: the binary estimand needs"),
         "no bins": (["p.npz", "--bins", "0"], "error: bins must be a positive whole number"),
         "bad level": (["p.npz", "--level", "90"], "Error: .*--level.*90"),
         "percent limit": (
@@ -286,7 +282,7 @@ def failing(name):
     "name",
     [
         *("missing file", "no match", "bad split", "corrupt file", "not a number", "no labels"),
-        *("other suffix", "unknown metric", "unknown group", "unknown weight", "not binary"),
+        *("other suffix", "unknown metric", "unknown group", "unknown weight"),
         *("no bins", "bad level", "percent limit", "limit of nan", "limit unmeasured", "typo"),
         "no argument",
     ],

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 )
 @shared.METADATA
 @shared.LEVEL
-@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.MULTILABEL

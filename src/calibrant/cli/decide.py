@@ -28,13 +28,6 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
 @_option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
 @_option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
 @_option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
-@_option("--max-fnr", **shared.FRACTION, help="Largest share of positives that are not flagged.")
-@_option(
-    "--max-cost",
-    type=float,
-    metavar="COST",
-    help="Largest mean cost of an example, with --cost.",
-)
 @_option(
     "--cost",
     metavar="TN,FP,FN,TP",
@@ -106,12 +99,12 @@ def decide(
     from calibrant.decide import DecisionRule
     from calibrant.workflows.decide import apply_rule, decide as workflow
 
-    limits = ("max_error", "precision", "recall", "max_fpr", "max_fnr", "max_cost", "cost")
+    limits = ("max_error", "precision", "recall", "max_fpr", "cost")
     limited = any(options[name] is not None for name in limits)
     if [limited, coverage is not None, saved is not None].count(True) != 1:
         raise click.UsageError(
             "name one of --max-error, --coverage, --rule, or limits of a class (--precision, "
-            "--recall, --max-fpr, --max-fnr, --max-cost)"
+            "--recall, --max-fpr, --cost)"
         )
     if by and (not limited or target or out):
         raise click.UsageError(

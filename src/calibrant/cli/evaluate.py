@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     metavar="NAME,...",
     help="Metrics to compute; 'calibrant metrics' lists them.  [default: all]",
 )
-@shared.BINS
+@_option("--bins", default=15, metavar="N", help="Number of bins.")
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @_option(
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     help="Examples with one value of this column depend on each other; intervals allow for it.",
 )
 @shared.MULTILABEL
-@shared.BINARY
 @shared.TOP_LABEL
 @shared.AS_JSON
 @shared.AS_LATEX

@@ -47,7 +47,6 @@ from calibrant.cli.shared import FILE, _option, _verb
 @shared.LEVEL
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
-@shared.TOP_LABEL
 @engine._reads_predictions(engine=False, skip_bad=False)
 def plot(
     pred: tuple[str, ...],

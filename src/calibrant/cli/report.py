@@ -38,13 +38,9 @@ from calibrant.cli.shared import FILE, _option, _verb
     metavar="NAME,...",
     help="Methods to try; an empty text tries none.  [default: a few]",
 )
-@shared.BINS
 @shared.LEVEL
-@shared.SEED
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
-@shared.BINARY
-@shared.TOP_LABEL
 @engine._reads_predictions()
 def report(
     preds: tuple[str, ...],

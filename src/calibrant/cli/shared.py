@@ -112,7 +112,6 @@ AS_JSON = _option("--json", "form", flag_value="json", help="Write JSON; errors 
 AS_LATEX = _option(
     "--latex", "form", flag_value="latex", help="Write a table for LaTeX, with booktabs."
 )
-BINS = _option("--bins", default=15, metavar="N", help="Number of bins.")
 LEVEL = _option(
     "--level",
     default=0.9,
@@ -141,15 +140,8 @@ SAMPLE_WEIGHT = _option("--sample-weight", metavar="COLUMN", help="Example weigh
 CALIBRATOR = _option(
     "--calibrator", "folder", type=FILE, metavar="DIR", help="Apply this saved calibrator first."
 )
-SEED = _option("--seed", default=0, metavar="N", help="Random seed for halves and intervals.")
 MULTILABEL = _option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
-)
-BINARY = _option(
-    "--binary",
-    "estimand",
-    flag_value="binary",
-    help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
 )
 TOP_LABEL = _option(
     "--top-label",

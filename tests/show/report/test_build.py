@@ -120,8 +120,6 @@ def test_methods_that_cannot_be_tried_do_not_cost_the_report():
 
 def test_the_command_makes_the_report_again(files, run):
     odd: dict[str, Any] = {
-        "bins": 10,
-        "seed": 2,
         "level": 0.8,
         "methods": ["none", "ts"],
         "split": "cold",
@@ -141,6 +139,11 @@ def test_the_command_makes_the_report_again(files, run):
     assert first["subjects"][0]["evaluation"] == again["subjects"][0]["evaluation"]
     assert first["subjects"][0]["remedy"] == again["subjects"][0]["remedy"]
     assert first["provenance"]["options"] == again["provenance"]["options"]
+
+
+@pytest.mark.parametrize("option", [{"bins": 10}, {"seed": 2}, {"estimand": "top_label"}])
+def test_there_is_no_command_for_options_of_python(files, option):
+    assert cal.report("monday.npz", **QUICK, **option).provenance.command == ""
 
 
 def test_there_is_no_command_for_arrays(files):

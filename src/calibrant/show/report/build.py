@@ -29,8 +29,15 @@ from calibrant.workflows.evaluate import AUTO
 
 PREFER = ("test", "", "val")
 """Splits to measure, if none is named."""
-DEFAULTS = {"bins": 15, "level": 0.9, "seed": 0}
-"""Options that a command need not repeat."""
+LEVEL = 0.9
+"""Level that a command need not repeat."""
+NAMED_IN_PYTHON = {
+    "keep_argmax": ("auto",),
+    "estimand": ("auto", "multilabel"),
+    "bins": (15,),
+    "seed": (0,),
+}
+"""Options with the values that the command line has; it cannot name others."""
 
 Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
@@ -252,18 +259,19 @@ def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, A
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
     """Return the command line that makes this report again; empty where there is none.
 
-    Arrays have none, and it has no option ``keep_argmax``.
+    Arrays have none, nor have options that stand in Python alone.
     """
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
-    if IN_MEMORY in paths or options["keep_argmax"] != "auto":
+    alike = all(options[name] in values for name, values in NAMED_IN_PYTHON.items())
+    if IN_MEMORY in paths or not alike:
         return ""
     words = ["calibrant", "report", *paths, *next(iter(sets.values()))[0].named.words]
-    for name in ("split", "fit_split", "by", "sample_weight", "methods", *DEFAULTS):
-        value = options[name] or 0 if name == "level" else options[name]
-        if value not in (DEFAULTS.get(name), ""):
+    for name in ("split", "fit_split", "by", "sample_weight", "methods"):
+        value = options[name]
+        if value not in (None, ""):
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
-    flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}
-    words += [flags[options["estimand"]]] if options["estimand"] in flags else []
+    words += ["--level", str(options["level"] or 0)] if options["level"] != LEVEL else []
+    words += ["--multilabel"] if options["estimand"] == "multilabel" else []
     words += ["--skip-bad"] if any(dataset.skipped for dataset, _ in sets.values()) else []
     return shlex.join(words)

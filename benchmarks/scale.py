@@ -40,9 +40,8 @@ import calibrant as cal
 from calibrant import use
 from calibrant._core.engines import _WorkerPool
 from calibrant.calibrators.records import _tabulated
-from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, Column
 
 CLASSES, TOKENS = 1000, 128_256
 SHARD = 20_000

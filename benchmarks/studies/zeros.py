@@ -30,7 +30,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 import calibrant as cal
-from calibrant._core.checks import Zeros
+from calibrant._core.probs import Zeros
 
 COLUMNS = ("data", "estimator", "floor", "method", "seed", "nll", "ece")
 SEEDS = 3

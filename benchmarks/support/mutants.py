@@ -21,7 +21,7 @@ OUTCOMES = {0: "missed", 1: "caught", 33: "no test"}
 
 def main() -> None:
     if not (TREE / "mutmut-stats.json").exists():
-        subprocess.run([*RUN, "calibrant._core.rows.*"], check=True)
+        subprocess.run([*RUN, "calibrant._core.probs.*"], check=True)
     drawn = random.Random(0).sample(sorted(codes()), int(sys.argv[1]))
     subprocess.run([*RUN, *drawn], check=True)
     found = {name: codes()[name] for name in drawn}

@@ -1,6 +1,5 @@
 """Every refusal says what was wanted, what came, and the remedy; and nothing is half done."""
 
-import functools
 import math
 import warnings
 from typing import Any
@@ -9,19 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core import checks as _checks
 from calibrant._core.checks import (
-    Zeros,
     as_float64,
     as_labels,
     as_pairs,
     as_scores,
     as_values,
     as_weight,
-    logits_from_probs,
     look_like_probs,
 )
 from tests.support.calibrators import EVERY_METHOD
@@ -276,47 +272,6 @@ DOORS = {
 def test_one_column_of_probabilities_as_a_matrix_is_told_apart(door):
     with pytest.raises(ValueError, match=r"column of P\(y = 1\) goes in as probs.squeeze\(-1\)"):
         DOORS[door](np.array(P))
-
-
-# Zeros
-
-
-def test_zeros_count_as_half_of_the_smallest_other_probability():
-    votes = np.array([[0.9, 0.1, 0.0], [0.3, 0.5, 0.2], [1.0, 0.0, 0.0]])
-    zeros = Zeros.among(votes)
-    assert (zeros.exact, zeros.total) == (3, 9)
-    assert zeros.floor(3) == pytest.approx(0.05)
-    assert Zeros.among(np.eye(4)).floor(4) == 1 / 8  # the others are all 1: of half a chance
-    # of class 1, whose complement is rounded: 0.9999999999999999 is 1
-    assert Zeros.among(np.array([0.25, 1 - 1e-16, 0.0, 0.8])).floor(2) == pytest.approx(0.1)
-    assert Zeros.among(np.array([0.25, 1 - 6e-8, 0.0, 0.8], np.float32)).floor(2) == pytest.approx(
-        0.1
-    )
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_zeros_of_a_softmax_are_negligible(rng, dtype):
-    logits = 40 * rng.normal(size=(2000, 5))
-    probs = softmax(logits, -1).astype(dtype)
-    assert (probs == 0).any() == (dtype == np.float32)
-    assert 5e-13 <= Zeros.among(probs).floor(5) < 6e-13
-    assert Zeros.among(softmax(logits / 100, -1)).floor(5) == 1e-12  # none that is so small
-
-
-def test_zeros_of_parts_are_those_of_the_whole(rng):
-    probs = np.round(rng.dirichlet(np.full(3, 0.3), 60), 2)
-    whole = Zeros.among(probs)
-    assert 0 < whole.exact < whole.total
-    parts = [Zeros.among(part) for part in np.split(probs, [7, 30])]
-    assert functools.reduce(Zeros.plus, parts, Zeros()) == whole
-
-
-def test_logarithms_of_zeros():
-    probs = np.array([[1.0, 0.0], [1 - 1e-60, 1e-60]])
-    np.testing.assert_allclose(logits_from_probs(probs)[:, 1], -100)
-    np.testing.assert_allclose(logits_from_probs(probs, floor=0.1)[:, 1], np.log(0.1))
-    np.testing.assert_allclose(logits_from_probs(probs[:, 1]), -100)  # log-odds
-    np.testing.assert_allclose(logits_from_probs(probs, tags=True)[0], [100, -100])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrant import use
-from calibrant.data import as_dataset, columns, open_dataset, sample_path, save_predictions
+from calibrant.data import as_dataset, open_dataset, sample_path, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
     assert_holds,
@@ -497,7 +497,7 @@ def test_another_process_sees_that_a_file_was_replaced(tmp_path):
 
 
 def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr("calibrant.data.shards.MAX_OPEN_FILES", 3)
     shards = [predictions(rows=2, seed=i) for i in range(8)]
     for i, arrays in enumerate(shards):
         save_predictions(tmp_path / f"{i}.npz", arrays)

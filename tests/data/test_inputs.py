@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from calibrant.data.columns import read_all
-from calibrant.data.opening import open_inputs
+from calibrant.data.files import open_inputs
+from calibrant.data.shards import read_all
 
 
 def test_columns_of_a_table_are_text_whatever_they_are_called(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset, save_predictions
-from calibrant.data.storage import is_remote, storage_of
+from calibrant.data.formats import is_remote, storage_of
 from calibrant.workflows.apply import apply_shards
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
 

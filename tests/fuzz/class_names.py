@@ -11,7 +11,7 @@ import pytest
 from calibrant._core.class_names import class_order
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import save_predictions
-from calibrant.data.opening import as_dataset
+from calibrant.data.files import as_dataset
 from calibrant.workflows.apply import apply
 from tests.fuzz.decisions import quiet
 from tests.support.calibrators import EVERY_METHOD

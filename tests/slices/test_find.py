@@ -9,7 +9,7 @@ import pytest
 
 import calibrant as cal
 from calibrant import use
-from calibrant.data.opening import as_dataset
+from calibrant.data.files import as_dataset
 from calibrant.slices import find_slices, measure_groups
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import Settings, search

@@ -9,7 +9,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data.opening import as_dataset
+from calibrant.data.files import as_dataset
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
 from calibrant.workflows.fit import _fit_whole, _fits_from_table

@@ -15,8 +15,8 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.rows import Sample
 from calibrant.data import save_predictions
+from calibrant.data.shards import Sample
 from tests.support.predictions import (
     FORMS,
     REGIONS,

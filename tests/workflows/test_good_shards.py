@@ -17,7 +17,7 @@ import calibrant
 from calibrant import use
 from calibrant._core import engines
 from calibrant.data import Dataset
-from calibrant.data.columns import array_column
+from calibrant.data.shards import array_column
 from calibrant.show.report import report
 from calibrant.workflows.compare import compare
 from calibrant.workflows.effect import effect

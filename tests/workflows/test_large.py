@@ -9,11 +9,11 @@ import pytest
 
 import calibrant
 from calibrant import use
-from calibrant._core.rows import Sample, uniform
 from calibrant.calibrators import logpartition, records
 from calibrant.calibrators.records import records_of
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import Split, as_dataset, open_dataset
+from calibrant.data.shards import Sample, uniform
 from calibrant.workflows import large
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure

@@ -10,8 +10,7 @@ import torch
 import calibrant as cal
 from calibrant.calibrators import Multicalibration
 from calibrant.data import open_dataset
-from calibrant.data.files import write_arrays
-from calibrant.data.opening import as_dataset
+from calibrant.data.files import as_dataset, write_arrays
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy.calibrated_model import CalibratedModel
 from calibrant.deploy.dataframes import calibrate_table

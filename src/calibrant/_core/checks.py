@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,16 +21,15 @@ from torch import Tensor
 from calibrant._core.messages import printable
 
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
-_MAX_ROUNDING = 0.01  # by which a printed row may miss a sum of 1
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 MANY_ODDS = 100  # log-odds that are hardly all between 0 and 1 by chance
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
 _MAX_FEATURE = 1e18  # float32 holds the squares of smaller ones
-LEAST = math.exp(-100)
-"""Probabilities count as at least this: a label costs at most 100 nats, as in torch's
-binary_cross_entropy."""
-_NEGLIGIBLE = 1e-12
-"""A fit takes smaller probabilities for 0."""
+_MAX_ROWS, _MAX_NUMBERS = 100_000, 1 << 19
+"""Rows, and numbers in them, that are looked at."""
+_MIN_SHARE = 0.1  # of copies among the rows, below which they hardly matter
+_MIN_DISTINCT = 10  # distinct rows, below which they may well be as frequent as one another
+_MIN_MISTAKES = 5  # distinct rows, predicted wrongly, whose copies must all be wrong as well
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -215,11 +214,6 @@ def known_rows() -> Iterator[None]:
         _KNOWN_ROWS.reset(token)
 
 
-def _rows_are_known() -> bool:
-    """Return True within :func:`known_rows`."""
-    return _KNOWN_ROWS.get()
-
-
 def float_info(values: Logits) -> np.finfo[Any] | torch.finfo:
     """Return the limits of the dtype of scores."""
     return torch.finfo(values.dtype) if isinstance(values, Tensor) else np.finfo(values.dtype)
@@ -253,10 +247,66 @@ def warn_of_probs(logits: Logits, remedy: str, fewest_odds: int = FEW) -> None:
     A batch of predictions may well be surely of class 1, unlike a set with labels: where these
     are not known, ``fewest_odds`` is :data:`MANY_ODDS`.
     """
-    if _rows_are_known():
+    if _KNOWN_ROWS.get():
         return
     if reason := look_like_probs(logits, fewest_odds):
         warn(f"logits look like probabilities: {reason}; {remedy}", stacklevel=5)
+
+
+def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> None:
+    """Warn if many of the first rows of logits ``(n, classes)`` or ``(n,)``, or probs, are copies.
+
+    Tokens are left alone: those of one beginning are rightly alike.
+    """
+    tokens = labels.ndim != 1 or scores.shape[:1] != labels.shape or scores.ndim > 2
+    if tokens or _KNOWN_ROWS.get():
+        return
+    rows = first_rows(tuple(scores.shape[1:]))
+    if not rows:
+        return
+    kept = labels[:rows] != IGNORED
+    values = as_float64(scores[:rows])[kept]
+    if values.ndim == 1:
+        values = np.stack([1 - values if probs else np.zeros_like(values), values], -1)
+    copies, count = _count_copies(values, labels[:rows][kept]), len(values)
+    if copies:
+        warn(
+            f"{copies:,} of the first {count:,} rows are copies of other rows: intervals are too "
+            "narrow, and cross-validation sees what it holds out; keep one of each, or name the "
+            "originals as groups= (--groups) where a method is fitted"
+        )
+
+
+def first_rows(shape: tuple[int, ...]) -> int:
+    """Return how many rows of a shape are looked at; 0 where they are too large."""
+    return min(_MAX_ROWS, _MAX_NUMBERS // max(1, math.prod(shape)))
+
+
+def _count_copies(scores: FloatArray, labels: IntArray) -> int:
+    """Return how many rows ``(n, classes)`` are copies of others; 0 where they may be honest.
+
+    Equal scores are no proof: trees, votes and rounded probabilities have few values, at which
+    labels differ. Copies give themselves away as rows that all occur equally often, or as
+    mistakes that are repeated with the same label while no row has two labels.
+    """
+    bits = (scores + 0.0).view(np.uint64)  # the two zeros are one
+    random = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64)
+    mixed = (bits ^ (bits >> np.uint64(32))) * (2 * random + np.uint64(1))
+    # a number for each row: equal ones of equal rows, and only of these
+    of_row = (mixed ^ (mixed >> np.uint64(29))).sum(-1, dtype=np.uint64)
+    distinct, index, count = np.unique(of_row, return_inverse=True, return_counts=True)
+    copies = len(scores) - len(distinct)
+    if copies < _MIN_SHARE * len(scores) or len(distinct) < _MIN_DISTINCT:
+        return 0  # also if there are no rows
+    if count.min() == count.max():
+        return copies
+    if not np.ptp(labels):
+        return 0
+    first = np.zeros(len(distinct), np.int64)
+    first[index] = labels
+    repeated: BoolArray = (count > 1)[index] & (scores.argmax(-1) != labels)
+    mistakes = len(np.unique(index[repeated]))
+    return copies if mistakes >= _MIN_MISTAKES and (first[index] == labels).all() else 0
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:
@@ -359,101 +409,6 @@ def as_values(values: Values, name: str) -> FloatArray:
     if np.isnan(flat).any():
         raise ValueError(f"{name} must not hold NaN: drop or repair those examples first")
     return flat
-
-
-def logits_from_probs(probs: Values, *, tags: bool = False, floor: float = 0.0) -> FloatArray:
-    """Return the logarithms of probabilities, of which those below ``floor`` count as that.
-
-    A stored zero is an improbable class, not a masked one. Without a floor it counts as half of the
-    smallest number of its dtype, or as ``LEAST`` if that is more. One column of probabilities,
-    ``(n,)``, is P(y = 1) and becomes its log-odds; so does every number where the columns are
-    ``tags``.
-    """
-    scores = as_scores(probs, "probs")
-    exact, info = as_float64(scores), float_info(scores)
-    if not ((exact >= 0) & (exact <= 1 + 4 * info.eps)).all():
-        raise ValueError(
-            "probs must be in [0, 1], got NaN, negative or larger values: divide percentages by "
-            "100, and pass other scores as logits"
-        )
-    one_each = tags or exact.ndim == 1
-    if not one_each:
-        check_columns(exact, "probs")
-    rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
-    check_sums(rows, float(info.eps))
-    least = floor or max(float(info.tiny) * float(info.eps) / 2, LEAST)
-    logs = np.log(np.maximum(rows, least))
-    return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs)
-
-
-class Zeros(NamedTuple):
-    """Zeros among probabilities of examples, from which follows what a fit takes them for.
-
-    Trees and neighbours give 0 to classes without a vote, which may be merely rare; a 0 in the
-    softmax of a network is smaller than any number of its dtype. The other probabilities tell which
-    it is: the smallest of them is that of a vote, or negligible.
-    """
-
-    exact: int = 0  # number of zeros themselves
-    total: int = 0
-    negligible: bool = False  # are any, zeros included
-    smallest: float = 1.0  # that is not negligible
-
-    @classmethod
-    def among(cls, probs: Values) -> Zeros:
-        """Return those of probabilities ``(n, classes)``, or ``(n,)`` of class 1 or of tags."""
-        scores = as_scores(probs, "probs")
-        values, least = as_float64(scores), _NEGLIGIBLE
-        if values.ndim == 1:
-            values = np.stack([1 - values, values])
-            least = max(least, float(float_info(scores).eps))  # 1 - p is rounded as p is
-        others = values[values >= least]
-        exact, negligible = int((values == 0).sum()), others.size < values.size
-        return cls(exact, values.size, negligible, float(others.min(initial=1.0)))
-
-    def plus(self, other: Zeros) -> Zeros:
-        """Return those of both."""
-        smallest = min(self.smallest, other.smallest)
-        negligible = self.negligible or other.negligible
-        return Zeros(self.exact + other.exact, self.total + other.total, negligible, smallest)
-
-    def floor(self, classes: int) -> float:
-        """Return half of the smallest other probability, but less than an equal share."""
-        return min(self.smallest, 1 / classes) / 2 if self.negligible else _NEGLIGIBLE
-
-
-def check_columns(scores: FloatArray, name: str) -> None:
-    """Raise unless scores are ``(..., classes)``, with two classes or more."""
-    if scores.ndim < 2 or scores.shape[-1] < 2:
-        of_one = "P(y = 1)" if name == "probs" else "log-odds"
-        raise ValueError(
-            f"{name} must be (n,) or (..., classes) with two classes or more, got {scores.shape}: "
-            f"one column of {of_one} goes in as {name}.squeeze(-1)"
-        )
-
-
-def check_sums(probs: FloatArray, eps: float) -> None:
-    """Raise unless rows of probabilities of a precision ``eps`` sum to one, but for rounding."""
-    # each entry is rounded by half an eps at most, so a row of honest entries is off by less
-    tolerance = max(1e-4, 4 * eps)
-    off = np.abs(probs.sum(-1) - 1)
-    wrong = off > tolerance
-    if wrong.any():
-        # Digits that were rounded for print move a sum by up to half a unit of the last one for
-        # each class, and at most by a hundredth: beyond, a class may be missing as well.
-        rows, allowed = probs[wrong], np.zeros(int(wrong.sum()))
-        for digits in range(6, 1, -1):  # fewer digits allow more
-            unit = 10.0**-digits
-            if unit > 100 * eps:  # else any number of this precision would be near such a decimal
-                printed = (np.abs(rows - rows.round(digits)) <= eps).all(-1)
-                allowed[printed] = min(rows.shape[-1] * unit / 2, _MAX_ROUNDING)
-        wrong[wrong] = off[wrong] > allowed * (1 + 1e-6)  # the sum itself is rounded too
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(
-            f"probs must sum to one in each row, got {probs[at].sum():.6g} at {_place(at)}: "
-            "normalise them, or pass the scores as logits"
-        )
 
 
 def _asarray(values: Values) -> Logits:

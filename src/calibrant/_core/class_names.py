@@ -58,8 +58,8 @@ def score_column(name: str) -> _ScoreColumn | None:
     """Return the parts of a score column's name; None for other columns.
 
     >>> score_column("logit_cat"), score_column("p_01"), score_column("price")
-    (ScoreColumn(domain='logits', prefix='logit', class_name='cat'), \
-ScoreColumn(domain='probs', prefix='p', class_name='1'), None)
+    (_ScoreColumn(domain='logits', prefix='logit', class_name='cat'), \
+_ScoreColumn(domain='probs', prefix='p', class_name='1'), None)
     """
     match = _SCORE_NAME.fullmatch(name)
     if match is None:

@@ -23,6 +23,7 @@ from calibrant._core.checks import (
     Logits,
     Values,
     as_scores,
+    warn_of_copies,
 )
 from calibrant._core.chunks import (
     EstimandChoice,
@@ -44,7 +45,6 @@ from calibrant._core.class_names import (
     without_frames,
 )
 from calibrant._core.options import check_constructor
-from calibrant._core.rows import warn_of_copies
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds

@@ -20,14 +20,13 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, FloatArray, Values
 from calibrant._core.chunks import Examples, examples
 from calibrant._core.class_names import in_order
-from calibrant._core.rows import Sample
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators import fit_inputs, logpartition
 from calibrant.calibrators.base import PASS_LOGARITHM, Calibrator, Context
 from calibrant.calibrators.logpartition import Records, concatenate, tabulate
 from calibrant.data.dataset import Split
-from calibrant.data.shards import Chunk, Shard
-from calibrant.data.storage import is_remote
+from calibrant.data.formats import is_remote
+from calibrant.data.shards import Chunk, Sample, Shard
 from calibrant.data.tensor_files import write_safetensors
 
 if TYPE_CHECKING:

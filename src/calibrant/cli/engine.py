@@ -146,7 +146,7 @@ class InputFiles:
     def open(self, path: str, estimand: str | None = None) -> Dataset:
         """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
         from calibrant._core.engines import use
-        from calibrant.data.opening import open_dataset
+        from calibrant.data.files import open_dataset
         from calibrant.workflows.large import describe_skipped, open_good_shards
 
         if not self.skip_bad:

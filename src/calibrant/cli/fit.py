@@ -161,7 +161,7 @@ def apply(folder: str, pred: str, out: str | None, source: engine.InputFiles) ->
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.data.files import TABLES
-    from calibrant.data.storage import is_remote
+    from calibrant.data.formats import is_remote
     from calibrant.workflows import apply as workflow
     from calibrant.workflows.apply import apply_shards
 
@@ -189,7 +189,7 @@ def apply(folder: str, pred: str, out: str | None, source: engine.InputFiles) ->
 def _usual_target(pred: str) -> str:
     """Return a file for a file, in its format if that can be written, and a folder for shards."""
     from calibrant.data.files import TABLES
-    from calibrant.data.storage import is_remote
+    from calibrant.data.formats import is_remote
 
     if is_remote(pred) or glob.has_magic(pred) or Path(pred).is_dir():
         target = "calibrated"

@@ -207,7 +207,7 @@ def _resumed(
 
 def _expanded(files: tuple[str, ...]) -> list[str]:
     from calibrant.data.files import natural_order
-    from calibrant.data.storage import storage_of
+    from calibrant.data.formats import storage_of
 
     names: list[str] = []
     for name in files:

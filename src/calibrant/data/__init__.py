@@ -15,11 +15,9 @@ read a chunk at a time, so that the size of a file is not limited by memory:
 [[0, 1], [2, 3], [4]]
 """
 
-from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.files import sample_path, save_predictions
-from calibrant.data.opening import as_dataset, open_dataset
-from calibrant.data.shards import Chunk, Shard
+from calibrant.data.files import as_dataset, open_dataset, sample_path, save_predictions
+from calibrant.data.shards import Chunk, Column, Shard
 
 __all__ = [
     "Chunk",

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from calibrant._core.messages import comma_separated, needed
-from calibrant.data.columns import ARRAY_KEYS, LABEL_NAMES, _owner, _split_names
 from calibrant.data.formats import (
     Array,
     ArrayHeader,
@@ -22,6 +21,7 @@ from calibrant.data.formats import (
     _reading,
     _rechunked,
 )
+from calibrant.data.shards import ARRAY_KEYS, LABEL_NAMES, _owner, _split_names
 
 
 def load_pyarrow() -> Any:

@@ -15,32 +15,31 @@ from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import class_order, columns_in_order, numbers_in_order
 from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant._core.rows import Sample, first_rows, warn_of_copies
+from calibrant._core.probs import Zeros, logits_from_probs
 from calibrant._core.showing import one_line
-from calibrant.data.columns import (
+from calibrant.data.formats import Array
+from calibrant.data.shards import (
     ARRAY_KEYS,
     CHUNK,
     CLASS_NAMES,
     SCORES,
     VAL_NAMES,
+    BadShard,
+    Chunk,
     Columns,
+    Sample,
+    Shard,
+    _agreeing,
     _head_columns,
+    _run_or_refuse,
+    _run_shard,
+    _sampled_labels,
     _seen_columns,
     array_column,
     columns_by_split,
     full_key,
-    read_all,
-)
-from calibrant.data.formats import Array
-from calibrant.data.shards import (
-    BadShard,
-    Chunk,
-    Shard,
-    _agreeing,
-    _run_or_refuse,
-    _run_shard,
-    _sampled_labels,
     located,
+    read_all,
     run_all,
 )
 from calibrant.data.tables import BY_RULES, ColumnNames
@@ -161,7 +160,7 @@ class Split:
 
     @property
     def _from_probs(self) -> Callable[[Array], Array]:
-        return partial(checks.logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
+        return partial(logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
 
     def floored(self) -> Split:
         """Return the split as a fit takes it: with a floor, if it has probabilities.
@@ -170,7 +169,7 @@ class Split:
         """
         if self.floor or self.domain == "logits":
             return self
-        zeros = checks.Zeros()
+        zeros = Zeros()
         with silently():
             for found in self.map(_zeros, "probs", "labels", "sample_weight"):
                 zeros = zeros.plus(found)
@@ -284,30 +283,30 @@ class Split:
             sums.merge(shard)
         return sums
 
-    def warn_if_probs(self) -> None:
-        """Warn if the logits look like probabilities; tags may add up to anything."""
-        if self.domain == "probs" or self.dataset.multilabel:
-            return
-        rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
-        name, probs = (full_key(self.name, column) for column in SCORES)
-        remedy = f"save them as {probs}"
-        if self.path == IN_MEMORY:
-            remedy = "name them probs"
-        else:
-            name = f"{name} of {self.path}"
-        for (first,) in self.shards[0].chunks(rows, ["logits"]):
-            if reason := checks.look_like_probs(first):
-                problem = f"{name} look like probabilities: {reason}"
-                checks.warn(f"{problem}; if they are, {remedy}", stacklevel=4)
-            return
+    def warn_of_mistakes(self, *, copies: bool = True) -> None:
+        """Warn if the first logits look like probabilities or, by default, many rows are copies.
 
-    def warn_of_copies(self) -> None:
-        """Warn if many rows of the first chunk are copies, unless groups tell them."""
-        rows = first_rows(self.shape)
-        if self.dataset.groups is not None or self.dataset.multilabel or not rows:
+        Tags may add up to anything, and groups tell copies.
+        """
+        if self.dataset.multilabel:
+            return
+        if self.domain == "logits":
+            each = max(1, math.prod(self.shape[:-1]))  # tokens or pixels of one example
+            (first,) = next(
+                self.shards[0].chunks(-(-checks.LOOKED_AT // each), ["logits"]), (None,)
+            )
+            if first is not None and (reason := checks.look_like_probs(first)):
+                name, remedy = (full_key(self.name, column) for column in SCORES)
+                where, remedy = f"{name} of {self.path}", f"save them as {remedy}"
+                if self.path == IN_MEMORY:
+                    where, remedy = name, "name them probs"
+                problem = f"{where} look like probabilities: {reason}"
+                checks.warn(f"{problem}; if they are, {remedy}", stacklevel=4)
+        rows = checks.first_rows(self.shape)
+        if not copies or self.dataset.groups is not None or not rows:
             return
         for scores, labels in self.shards[0].chunks(rows, ["logits", "labels"]):
-            warn_of_copies(scores, checks.as_labels(labels), probs=self.domain == "probs")
+            checks.warn_of_copies(scores, checks.as_labels(labels), probs=self.domain == "probs")
             return
 
 
@@ -323,12 +322,12 @@ def _summed(empty: S, chunks: Iterator[Chunk]) -> S:
     return sums
 
 
-def _zeros(chunk: Chunk) -> checks.Zeros:
+def _zeros(chunk: Chunk) -> Zeros:
     """Return the zeros among the probabilities of labelled examples."""
     probs, kept = chunk.columns["probs"], chunk.counted
     if probs.shape[: kept.ndim] != kept.shape:  # the fit refuses other labels
-        return checks.Zeros()
-    return checks.Zeros.among(probs[kept])
+        return Zeros()
+    return Zeros.among(probs[kept])
 
 
 @dataclass(frozen=True)

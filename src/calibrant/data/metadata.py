@@ -18,8 +18,8 @@ import numpy as np
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_keys
 from calibrant._core.class_names import as_array, is_frame, is_missing
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import SCORES
 from calibrant.data.formats import Array
+from calibrant.data.shards import SCORES
 
 MAX_CATEGORIES = 100
 """Values of a category that have a code of their own; the rarer ones share one."""

@@ -21,7 +21,9 @@ from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import ClassNumbers, LabelError, as_array, score_column
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.arrow_files import joined_columns
-from calibrant.data.columns import (
+from calibrant.data.formats import Array, ArrayHeader, Reader, TableRows, _rechunked
+from calibrant.data.metadata import _storable
+from calibrant.data.shards import (
     ARRAY_KEYS,
     CLASS_NAMES,
     LABEL_NAMES,
@@ -30,8 +32,6 @@ from calibrant.data.columns import (
     _split_names,
     full_key,
 )
-from calibrant.data.formats import Array, ArrayHeader, Reader, TableRows, _rechunked
-from calibrant.data.metadata import _storable
 
 _FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""

@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import CLASS_NAMES, _split_names
-from calibrant.data.formats import Array, ArrayHeader, Reader, _changed, _damaged, _reading
-from calibrant.data.storage import _fingerprint, is_remote
+from calibrant.data.formats import (
+    Array,
+    ArrayHeader,
+    Reader,
+    _changed,
+    _damaged,
+    _fingerprint,
+    _reading,
+    is_remote,
+)
+from calibrant.data.shards import CLASS_NAMES, _split_names
 
 # NumPy has no bfloat16: it is widened, which loses nothing.
 _DTYPES = {

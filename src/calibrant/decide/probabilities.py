@@ -12,6 +12,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Logits
+from calibrant._core.probs import check_columns, check_sums
 from calibrant.metrics.reductions import Input, check_one_input
 
 T = TypeVar("T", bound=np.generic)
@@ -35,12 +36,12 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
         )
     if rows.ndim == 1:
         rows = np.stack([np.zeros_like(rows) if probs is None else 1 - rows, rows], -1)
-    checks.check_columns(rows, name)
+    check_columns(rows, name)
     if probs is None:
         remedy = "if they are, pass them as probs="
         checks.warn_of_probs(scores, remedy, checks.MANY_ODDS)
         return np.asarray(softmax(rows, -1)), scores
-    checks.check_sums(rows, eps)
+    check_sums(rows, eps)
     return rows, scores
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, Features, IntArray
 from calibrant._core.class_names import as_array, in_order
+from calibrant._core.probs import logits_from_probs
 from calibrant._core.showing import as_html, one_line, threshold_text
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.decide.conformal_sets import ConformalSets
@@ -167,7 +168,7 @@ class DecisionRule(nn.Module):
         values, places = in_order(logits if probs is None else probs, self.class_names)
         data: dict[str, Any] = {"logits": values} if probs is None else {"probs": values}
         if self.calibrator is not None:
-            scores = values if probs is None else checks.logits_from_probs(values)
+            scores = values if probs is None else logits_from_probs(values)
             data = {"logits": self.calibrator.transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:

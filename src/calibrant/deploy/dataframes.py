@@ -17,15 +17,15 @@ from calibrant._core.checks import (
     BoolArray,
     Features,
     IntArray,
-    logits_from_probs,
     warnings_at_caller,
 )
 from calibrant._core.class_names import class_order, is_frame
 from calibrant._core.messages import comma_separated
+from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.data.arrow_files import load_pyarrow
-from calibrant.data.columns import CHUNK, SCORES
 from calibrant.data.formats import Array
+from calibrant.data.shards import CHUNK, SCORES
 from calibrant.data.tables import RULES, layout_of
 from calibrant.workflows.apply import check_shape, probs_of
 

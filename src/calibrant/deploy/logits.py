@@ -31,12 +31,19 @@ from calibrant._core.torch_models import (
     own_rank,
     taken_apart,
 )
-from calibrant.data.columns import LABEL_NAMES, Column, Columns, read_all
 from calibrant.data.dataset import Dataset
-from calibrant.data.formats import Array
-from calibrant.data.opening import open_inputs
-from calibrant.data.shards import NoGoodShard, Place, Report, located
-from calibrant.data.storage import OutputFolder
+from calibrant.data.files import open_inputs
+from calibrant.data.formats import Array, OutputFolder
+from calibrant.data.shards import (
+    LABEL_NAMES,
+    Column,
+    Columns,
+    NoGoodShard,
+    Place,
+    Report,
+    located,
+    read_all,
+)
 from calibrant.deploy.calibrated_model import Layer
 from calibrant.deploy.models import (
     Classifier,

@@ -18,6 +18,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import MASKED_GAP
 from calibrant._core.messages import comma_separated
+from calibrant._core.probs import Zeros, logits_from_probs
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.scaling import TemperatureScaling
 
@@ -66,7 +67,7 @@ class Scores(NamedTuple):
         """Return what a probability of 0 counts as, where the logits are of probabilities."""
         counted = slice(None) if weight is None else weight > 0
         probs = np.exp(self.logits[counted])[self.known[counted]]
-        zeros = checks.Zeros.among(probs.reshape(len(probs), -1))
+        zeros = Zeros.among(probs.reshape(len(probs), -1))
         return zeros.floor(self.logits.shape[-1])
 
     def raised(self, floor: float) -> Scores:
@@ -144,7 +145,7 @@ def _tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
         scores = np.stack(present, -1)
     scores = _checked_columns(name, np.asarray(scores), tags, "tag")
     if stated:
-        return checks.logits_from_probs(np.stack([1 - scores, scores], -1))
+        return logits_from_probs(np.stack([1 - scores, scores], -1))
     return np.stack([np.zeros_like(scores), scores], -1)
 
 
@@ -159,7 +160,7 @@ def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
         if any(key.endswith("decision_function_shape") and v == "ovo" for key, v in params):
             raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
     scores = _checked_columns(name, np.asarray(scores), len(classes), "class")
-    return checks.logits_from_probs(scores) if stated else scores
+    return logits_from_probs(scores) if stated else scores
 
 
 def _scores_of(estimator: Any, X: Any) -> tuple[str, Any, bool]:

@@ -20,7 +20,7 @@ from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.estimate.cells import (
     Strata,
@@ -204,7 +204,7 @@ class PerformanceEstimator:
 
     def _summed(self, split: Split, **options: object) -> PredictionSummary:
         if self.calibrator is None:
-            split.warn_if_probs()
+            split.warn_of_mistakes(copies=False)
         return _summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
 
     def _result(self, batch: PredictionSummary, monitor: Monitor | None) -> PerformanceEstimate:

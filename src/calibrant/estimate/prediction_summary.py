@@ -20,7 +20,7 @@ from calibrant._core.checks import (
 from calibrant._core.class_names import is_frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
-from calibrant.data.opening import Data, as_dataset, is_data
+from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
 from calibrant.estimate.cells import (

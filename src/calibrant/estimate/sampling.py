@@ -32,12 +32,11 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import joined
 from calibrant._core.messages import comma_separated
-from calibrant._core.rows import uniform
 from calibrant._core.showing import columns_frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
-from calibrant.data.opening import Data
-from calibrant.data.shards import Chunk
+from calibrant.data.files import Data
+from calibrant.data.shards import Chunk, uniform
 from calibrant.estimate.cells import CELLS, _equal_parts, _event_cell, _reduce_rows, _sums_by
 from calibrant.estimate.prediction_summary import (
     INCLUSION,

@@ -23,6 +23,7 @@ from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Estimand, EstimandChoice, Examples, LabelledRows
 from calibrant._core.class_names import without_frames
+from calibrant._core.probs import logits_from_probs
 from calibrant._core.torch_models import top_class
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reliability import Reliability, reliability_of
@@ -192,7 +193,7 @@ def labelled_examples(
         return chunks.examples(logits, labels, sample_weight, estimand), 0
     assert probs is not None  # as was checked
     labels, probs = without_frames(labels, checks.classes_last(probs, class_dim))
-    logs = checks.logits_from_probs(probs, tags=estimand == "multilabel")
+    logs = logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
     examples = examples._replace(probs=checks.as_scores(probs))
     labelled = np.flatnonzero(examples.labels != checks.IGNORED)

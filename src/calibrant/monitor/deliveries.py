@@ -19,8 +19,8 @@ from calibrant._core.checks import (
     IntArray,
     Logits,
     as_keys,
-    logits_from_probs,
 )
+from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs

@@ -11,7 +11,7 @@ from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import FloatArray, Values
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
 from calibrant.monitor.inputs import _labelled_pairs

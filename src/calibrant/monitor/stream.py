@@ -17,10 +17,11 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import Features, Logits, Values
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
+from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, Dataset
-from calibrant.data.opening import as_dataset
+from calibrant.data.files import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import inputs
@@ -266,7 +267,7 @@ class Monitor(WithOptions):
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
         self._windows.check_open(window)
         self._check_calibrator()
-        chosen.warn_if_probs()
+        chosen.warn_of_mistakes(copies=False)
         columns = [chosen.domain, *input_names(self.calibrator), *([] if ids is None else [ids])]
         if estimator is None or "labels" in chosen.keys:
             columns.append("labels")
@@ -461,7 +462,7 @@ class Monitor(WithOptions):
     def _scores(self, logits: Values | None, probs: Values | None) -> Logits:
         self._check_calibrator()
         if probs is not None and logits is None:
-            return checks.logits_from_probs(probs)
+            return logits_from_probs(probs)
         if logits is None or probs is not None:
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
         return checks.as_scores(logits)

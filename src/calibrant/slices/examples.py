@@ -27,12 +27,11 @@ from calibrant._core.checks import (
     check_some,
 )
 from calibrant._core.chunks import joined
-from calibrant._core.rows import uniform
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.formats import Array
 from calibrant.data.metadata import MetadataColumn, are_identifiers, learn_column
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, uniform
 from calibrant.decide.probabilities import probabilities
 
 SAMPLE = 20_000

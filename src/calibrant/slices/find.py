@@ -21,9 +21,9 @@ from calibrant._core.class_names import as_array, is_frame
 from calibrant._core.messages import unknown_name
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
-from calibrant.data.opening import Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
 from calibrant.slices import selection
@@ -214,7 +214,7 @@ def search(split: Split, reading: Reading, settings: Settings) -> Search:
     """Search the subgroups of a split, in three passes over its chunks."""
     check_one_label(split)
     reading.check_names()
-    split.warn_if_probs()
+    split.warn_of_mistakes(copies=False)
     reading, sample = _with_clusters(split, reading, settings.seed)
     default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
     min_size = default if settings.min_size is None else settings.min_size

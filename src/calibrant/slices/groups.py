@@ -15,8 +15,8 @@ from calibrant._core.messages import unknown_name
 from calibrant._core.showing import as_html, as_latex, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
+from calibrant.data.files import Data, is_data
 from calibrant.data.metadata import MetadataColumn, learn_column
-from calibrant.data.opening import Data, is_data
 from calibrant.metrics.intervals import Estimate
 from calibrant.slices.examples import Reading, _draw_sample
 from calibrant.slices.find import _open_examples, _sum_tables, check_one_label

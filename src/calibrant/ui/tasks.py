@@ -20,7 +20,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
-from calibrant.data.opening import open_dataset
+from calibrant.data.files import open_dataset
 from calibrant.deploy.exports import export
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods

@@ -24,13 +24,20 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.arrow_files import joined_columns
-from calibrant.data.columns import SCORES, Column, array_column, full_key, joint_header, read_all
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.files import ARROW_TYPES, check_writable, write_arrays
-from calibrant.data.formats import Array, NoArrayError
-from calibrant.data.opening import Data, as_dataset
-from calibrant.data.shards import Chunk, Report, located
-from calibrant.data.storage import OutputFolder
+from calibrant.data.files import ARROW_TYPES, Data, as_dataset, check_writable, write_arrays
+from calibrant.data.formats import Array, NoArrayError, OutputFolder
+from calibrant.data.shards import (
+    SCORES,
+    Chunk,
+    Column,
+    Report,
+    array_column,
+    full_key,
+    joint_header,
+    located,
+    read_all,
+)
 from calibrant.workflows.effect import _check_inputs
 from calibrant.workflows.receipts import (
     WrittenShards,
@@ -89,7 +96,7 @@ def apply(
     splits = _scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
-        split.warn_if_probs()
+        split.warn_of_mistakes(copies=False)
     make = _calibrated_by(calibrator, dataset.class_names)
     _write_splits(dataset, splits, Path(out), make)
 
@@ -139,7 +146,7 @@ def apply_shards(
     shapes = {}
     for split in _scored_splits(dataset):
         check_fits(calibrator, split)
-        split.warn_if_probs()
+        split.warn_of_mistakes(copies=False)
         shapes[split.name] = split.shape
     folder, learned = OutputFolder(os.fspath(out)), calibrator_fingerprint(calibrator)
     shards = _scored_shards(dataset, shapes)

@@ -25,7 +25,7 @@ from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import calibrators_for, find_calibrator, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
@@ -239,8 +239,7 @@ def _named_splits(
         dataset.split()  # raises
     one, other = dataset.split(there[0]), dataset.split(there[-1])
     for split in {one.name: one, other.name: other}.values():
-        split.warn_if_probs()
-        split.warn_of_copies()
+        split.warn_of_mistakes()
     if one.classes != other.classes:
         raise ValueError(
             f"{dataset.path}: the {_described(one)} must have as many classes as the "

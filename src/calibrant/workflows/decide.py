@@ -27,12 +27,10 @@ from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_html, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
-from calibrant.data.columns import ARRAY_KEYS, CLASS_NAMES, SCORES
 from calibrant.data.dataset import Dataset, Split
-from calibrant.data.files import TABLES
+from calibrant.data.files import TABLES, Data, as_dataset
 from calibrant.data.formats import Array
-from calibrant.data.opening import Data, as_dataset
-from calibrant.data.shards import Chunk, located
+from calibrant.data.shards import ARRAY_KEYS, CLASS_NAMES, SCORES, Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.threshold_limits import threshold
@@ -313,7 +311,7 @@ def apply_rule(
     splits = _scored_splits(ordered)
     for split in splits:
         _check_split(rule, split)
-        split.warn_if_probs()
+        split.warn_of_mistakes(copies=False)
     tallies: dict[str, Tally] = {}
     if out is None:
         for split in splits:

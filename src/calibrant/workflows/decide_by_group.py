@@ -9,7 +9,7 @@ from calibrant._core.checks import IGNORED, Values, as_keys, known_rows, warning
 from calibrant._core.showing import frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
-from calibrant.data.opening import Data
+from calibrant.data.files import Data
 from calibrant.data.shards import located
 from calibrant.decide.rules import UNLIKELY, DecisionRule, Tally
 from calibrant.decide.threshold_limits import thresholds

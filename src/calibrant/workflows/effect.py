@@ -23,11 +23,10 @@ from calibrant._core.showing import as_drawing, as_html, as_text, frame, one_lin
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.records import TemperatureCalibrator
-from calibrant.data.columns import full_key
 from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.files import Data, as_dataset
 from calibrant.data.formats import Array
-from calibrant.data.opening import Data, as_dataset
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, full_key
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
@@ -175,8 +174,7 @@ def effect(
         multilabel=calibrator.multilabel,
     )
     examples = dataset.in_order(calibrator.class_names_).split(split, TEST_SPLITS)
-    examples.warn_if_probs()
-    examples.warn_of_copies()
+    examples.warn_of_mistakes()
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )

@@ -18,16 +18,16 @@ from calibrant._core.checks import (
     as_scores,
     check_order,
     classes_last,
+    warn_of_copies,
     warnings_at_caller,
     with_ignored,
 )
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.class_names import is_frame, numbered
-from calibrant._core.rows import Sample, warn_of_copies
 from calibrant.data.dataset import TEST_SPLITS
+from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.data.formats import Array
-from calibrant.data.opening import Data, as_dataset, is_data
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, Sample
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
@@ -158,8 +158,7 @@ def evaluate(
     if searched:
         check_one_label(chosen)
         chosen = replace(chosen, dataset=replace(dataset, by=None))
-    chosen.warn_if_probs()
-    chosen.warn_of_copies()
+    chosen.warn_of_mistakes()
     columns, rows = [chosen.domain, "labels", "sample_weight", "by"], chosen.chunk_rows
     columns += ["groups"] if grouped else []
     labels_of_row = chosen.shards[0].column("labels").width

@@ -35,11 +35,10 @@ from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.records import RecordsCalibrator, bounded, records_of
 from calibrant.calibrators.registry import make_calibrator
-from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Dataset, Split
+from calibrant.data.files import Data, as_dataset
 from calibrant.data.formats import Array
-from calibrant.data.opening import Data, as_dataset
-from calibrant.data.shards import located
+from calibrant.data.shards import full_key, located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import (
     Effect,
@@ -222,8 +221,7 @@ def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Spli
             f"{comma_separated(dataset.splits)}: name a split (--split), or use --cross-fit"
         )
     examples = dataset.split(split, FIT_SPLITS)
-    examples.warn_if_probs()
-    examples.warn_of_copies()
+    examples.warn_of_mistakes()
     floored = examples.floored()
     if _fits_from_table(calibrator, floored):
         some = bounded(floored)
@@ -383,8 +381,7 @@ def cross_fit(
     beside |= {"sample_weight": sample_weight, "groups": groups}
     dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
-    examples.warn_if_probs()
-    examples.warn_of_copies()
+    examples.warn_of_mistakes()
     name, device = examples.name, _device(calibrator, examples, data, probs)
     if _is_many(examples):
         _check_inputs(calibrator, examples)

@@ -15,15 +15,13 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, warn
 from calibrant._core.chunks import EstimandChoice, examples
 from calibrant._core.engines import silently
-from calibrant._core.rows import Sample
 from calibrant.calibrators import records
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fit_inputs import Task
-from calibrant.data.columns import SCORES, Columns, columns_by_split
 from calibrant.data.dataset import ROLES, Dataset, Split
+from calibrant.data.files import as_dataset, open_dataset
 from calibrant.data.formats import Array
-from calibrant.data.opening import as_dataset, open_dataset
-from calibrant.data.shards import Chunk, NoGoodShard
+from calibrant.data.shards import SCORES, Chunk, Columns, NoGoodShard, Sample, columns_by_split
 from calibrant.metrics.accumulator import Accumulator
 
 LARGE = 1 << 30

@@ -13,7 +13,7 @@ from calibrant._core.chunks import EstimandChoice
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import TEST_SPLITS
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.metrics.intervals import Estimate, loss_interval, normal_interval
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from calibrant.metrics.summary import Moments
@@ -89,7 +89,7 @@ def loss_split(
     dataset = as_dataset(data, labels, multilabel=calibrator.multilabel, **beside)
     examples = dataset.split(split, TEST_SPLITS)
     _check_inputs(calibrator, examples)
-    examples.warn_if_probs()
+    examples.warn_of_mistakes(copies=False)
     examples = examples.floored()
     if _is_many(examples):
         examples = _in_memory(examples, seed, input_names(calibrator))

@@ -18,8 +18,8 @@ from calibrant._core.engines import current_work, silently
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Dataset
 from calibrant.data.files import WRITERS
+from calibrant.data.formats import OutputFolder, is_remote, storage_of
 from calibrant.data.shards import BadShard, Report, run_all
-from calibrant.data.storage import OutputFolder, is_remote, storage_of
 
 RECEIPTS = ".calibrant"
 """Folder inside the output with a file for each finished shard: what it was made from."""

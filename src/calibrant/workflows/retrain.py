@@ -12,7 +12,7 @@ from calibrant._core.engines import silently
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.maccal import MaCCal
 from calibrant.data.dataset import Dataset
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import Fit
 

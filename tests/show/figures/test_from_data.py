@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
+from calibrant.data.files import as_dataset
 from calibrant.show.figures.from_data import KINDS, _collected, draw_file, figure
 from tests.show.figures.test_reliability import assert_whole, legend, shares_of
 from tests.support.simulate import drawn
@@ -65,7 +66,6 @@ def test_every_kind_is_drawn_of_every_form_or_refused(arrays, ts, kind, form):
 
 def test_pairs_of_chunks_are_those_of_the_whole(arrays, tmp_path, ts, monkeypatch):
     """With weights of zero, ignored labels whose logits are NaN, shards and small chunks."""
-    from calibrant.data import opening
 
     labels, logits = arrays["labels"].copy(), arrays["logits"].copy()
     labels[::7], logits[::7] = -100, np.nan
@@ -73,7 +73,7 @@ def test_pairs_of_chunks_are_those_of_the_whole(arrays, tmp_path, ts, monkeypatc
         columns = {"logits": logits, "labels": labels, "g": arrays["group"], "w": arrays["weight"]}
         np.savez(tmp_path / f"{i}.npz", **{k: v[part] for k, v in columns.items()})
     monkeypatch.setattr("calibrant.data.dataset.CHUNK", 90)
-    data = opening.as_dataset(tmp_path, by="g", sample_weight="w")
+    data = as_dataset(tmp_path, by="g", sample_weight="w")
     found = _collected(data.split(), ts, "auto")
     kept = (labels != -100) & (arrays["weight"] > 0)
     confidence, outcome = cal.top_label(ts.transform(logits[kept]), labels[kept])

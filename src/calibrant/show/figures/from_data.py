@@ -21,9 +21,10 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated, unknown_name
+from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
-from calibrant.data.opening import Data, as_dataset
+from calibrant.data.files import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics import curves
 from calibrant.metrics.classwise import ClassBins
@@ -90,7 +91,7 @@ def _reduced(estimand: EstimandChoice, columns: dict[str, Any], group: Any) -> D
     margin = np.full(len(pairs.outcome), np.nan)
     if estimand != "multilabel":
         stated = columns.get("logits")
-        margin = margins(checks.logits_from_probs(columns["probs"]) if stated is None else stated)
+        margin = margins(logits_from_probs(columns["probs"]) if stated is None else stated)
     return DrawnExamples(pairs, margin, np.zeros(0, str) if group is None else group.astype(str))
 
 
@@ -183,7 +184,7 @@ class Request:
             sets = [one.in_order(self.calibrator.class_names_) for one in sets]
         splits = [one.split(self.split, TEST_SPLITS) for one in sets]
         for split in splits:
-            split.warn_if_probs()
+            split.warn_of_mistakes(copies=False)
         return dict(zip(_names_of([split.path for split in splits]), splits, strict=True))
 
     def probability(self, split: Split) -> str:

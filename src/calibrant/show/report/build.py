@@ -21,7 +21,7 @@ from calibrant._core.engines import current_work, silently, use
 from calibrant.calibrators.auto import KeepArgmax
 from calibrant.calibrators.registry import find_calibrator
 from calibrant.data.dataset import IN_MEMORY, Dataset
-from calibrant.data.opening import Data, as_dataset, is_data
+from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.show.report.measure import _find_subgroups, _try_methods, measure, usual_methods
 from calibrant.show.report.model import Subject
 from calibrant.show.report.report import Provenance, Report

@@ -105,8 +105,7 @@ def measure(
     total = Accumulator(pairs=True, most_pairs=math.inf, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        split.warn_if_probs()
-        split.warn_of_copies()
+        split.warn_of_mistakes()
         columns, rows = (split.domain, "labels", "sample_weight", "by"), split.chunk_rows
         walk = split.reduce(_Walk(total), *columns, rows=rows)
         evaluation = total.compute()

@@ -7,8 +7,7 @@ import pytest
 from scipy.special import softmax
 
 import calibrant as cal
-from calibrant._core.checks import known_rows
-from calibrant._core.rows import _count_copies, warn_of_copies
+from calibrant._core.checks import _count_copies, known_rows, warn_of_copies
 
 
 def drawn(n, classes, seed=0, scale=2.0):

@@ -21,11 +21,13 @@ from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.fitted import HEADS, _make_head
 from calibrant.llm.heads.modules import SHAPE_FEATURES
+from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.monitor import Monitor
-from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
+from tests.artifacts.test_round_trip import OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature
 from tests.support.calibrators import EVERY_METHOD
 
+MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
 PLAIN = {"objective": "nll"}
 
 

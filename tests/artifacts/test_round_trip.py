@@ -14,15 +14,10 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
-from calibrant.llm import AnswerCalibrator, FittedHead
-from calibrant.llm.heads.fitted import HEADS, _make_head
-from calibrant.llm.models.huggingface import ModelFingerprint
-from calibrant.monitor import Monitor
 from tests.support.artifacts import examples, fitted, fitted_kind
 from tests.support.calibrators import EVERY_METHOD
 from tests.support.simulate import drawn
 
-MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},
@@ -150,19 +145,6 @@ def test_tensors_may_share_memory(tmp_path, monkeypatch):
     same(module, io.load(tmp_path / "held"))
 
 
-# ------------------------------------------------------------------------------------ state_dict
-
-
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
-    logits, labels = drawn(np.random.default_rng(1), 400, 4)
-    module = cal.Auto(candidates=("none", "ts")).fit(scale * logits, labels)
-    again = cal.Auto()
-    again.load_state_dict(module.state_dict())
-    same(module, again)
-    assert np.array_equal(module.predict_proba(logits), again.predict_proba(logits))
-
-
 # ------------------------------------------------------------------------------------ other kinds
 
 
@@ -217,60 +199,3 @@ def test_a_fit_on_one_example_comes_back(tmp_path):
         io.save(found, tmp_path / "one.safetensors")
         again = io.load(tmp_path / "one.safetensors")
         assert torch.equal(again(torch.eye(2)), found(torch.eye(2))), kind
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_temperature_heads_come_back(kind, tmp_path):
-    torch.manual_seed(0)
-    options = {"ats": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
-    head = _make_head(kind, width=16, **options)
-    for value in head.parameters():
-        value.data.normal_()
-    figures = {"before": {"nll": 1.5, "auroc": math.nan}}
-    fit = FittedHead(head, MARK, "bce", False, "why", figures, {"seed": 3, "alpha": None})
-    io.save(fit, tmp_path / "head")
-    again = io.load(tmp_path / "head", FittedHead)
-    assert type(again.head) is type(head)
-    same(head, again.head)
-    assert not any(value.requires_grad for value in again.head.parameters())
-    assert (again.fingerprint, again.objective, again.kept, again.reasons) == (
-        MARK,
-        "bce",
-        False,
-        "why",
-    )
-    assert again.settings == {"seed": 3, "alpha": None}
-    assert again.figures["before"]["nll"] == 1.5
-    assert math.isnan(again.figures["before"]["auroc"])
-
-
-@pytest.mark.parametrize("stage", ["sigmoid", "beta", "isotonic"])
-@pytest.mark.parametrize("how", [None, "minimum"])
-def test_answer_maps_come_back(stage, how, tmp_path):
-    rng = np.random.default_rng(0)
-    sure = rng.beta(4, 1, size=900)
-    answers = sure if how is None else list(sure[:, None])
-    right = rng.random(900) < sure
-    found = AnswerCalibrator(how, stage=stage).fit(answers[:400], right[:400])
-    io.save(found, tmp_path / "map.json")
-    assert io.load(tmp_path / "map.json", AnswerCalibrator).threshold_ is None
-    found.control(answers[400:], right[400:], max_error=0.4)
-    io.save(found, tmp_path / "map.json")
-    again = io.load(tmp_path / "map.json", AnswerCalibrator)
-    assert (again.threshold_, again.limits_) == (found.threshold_, found.limits_)
-    assert np.array_equal(again.predict(answers), found.predict(answers))
-
-
-def test_monitors_go_on_after_a_load(tmp_path):
-    logits, labels = drawn(np.random.default_rng(0), 600, 3, 1.5)
-    calibrator = TemperatureScaling().fit(logits, labels)
-    whole, watch = (Monitor(calibrator, window=50, keep=4) for _ in range(2))
-    for each in (whole, watch):
-        each.update(logits[:300], labels[:300], ids=range(10, 310))
-        each.predicted(["é", 7], logits[:2])
-    io.save(watch, tmp_path / "watch.json")
-    again = io.load(tmp_path / "watch.json", Monitor).resume(calibrator)
-    for each in (whole, again):
-        each.update(logits[300:], labels[300:], ids=range(310, 610))
-    assert again.report().to_dict() == whole.report().to_dict()
-    assert again.state() == whole.state()

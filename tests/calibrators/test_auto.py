@@ -130,21 +130,7 @@ def test_ignored_labels_do_not_make_enough(rng):
         Auto().fit(logits, labels)
 
 
-def test_the_warning_points_to_the_line_of_the_fit(rng):
-    with pytest.warns(UserWarning, match="too few to choose") as caught:
-        Auto().fit(*drawn(rng, 20, 4))
-    assert [w.filename for w in caught] == [__file__]
-
-
 # What is chosen
-
-
-@pytest.mark.parametrize("temperature", [0.4, 2.5])
-def test_scaled_logits_are_not_left_alone(temperature):
-    logits, labels = drawn(np.random.default_rng(0), 300, 5, temperature)
-    fitted = Auto().fit(logits, labels)
-    assert names_of(fitted) != ["none"]
-    assert cal.nll(fitted(torch.from_numpy(logits)).numpy(), labels) < cal.nll(logits, labels)
 
 
 def test_what_one_temperature_cannot_do_is_not_left_to_one(rng):
@@ -175,23 +161,6 @@ def test_fresh_data_are_never_worse_off_beyond_noise(rng, kind, n):
     assert cal.nll(out, answers) < cal.nll(fresh, answers) + 0.02
     change = cal.ece(out, answers) - cal.ece(fresh, answers)
     assert change < 0.03
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "classes"), [(50, 5), (100, 2), (200, 2)])
-def test_calibrated_data_lose_less_than_by_a_temperature(n, classes):
-    """The loss above that of the truth, over fits on few examples, as a mean over worlds."""
-    rng = np.random.default_rng(n + classes)
-    lost: dict[str, list[float]] = {"auto": [], "ts": []}
-    for _ in range(8):
-        logits, labels = drawn(rng, n, classes)
-        fresh, answers = drawn(rng, 2000, classes)
-        for name in lost:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                fitted = EVERY_METHOD[name]().fit(logits, labels)
-            lost[name].append(cal.nll(fitted.transform(fresh), answers) - cal.nll(fresh, answers))
-    assert np.mean(lost["auto"]) < np.mean(lost["ts"])
 
 
 # The figures
@@ -597,18 +566,6 @@ def test_groups_of_sequences_serve_all_of_their_tokens(rng, monkeypatch):
     np.testing.assert_array_equal(calls[0][1], np.arange(30).repeat(10) // 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*not alike")
-@pytest.mark.filterwarnings("ignore:.*rows are copies")
-def test_groups_change_the_figures_where_samples_repeat(rng):
-    """Copies of a sample on both sides of a fold flatter the method."""
-    logits, labels = drawn(rng, 60, 3, 1.0)
-    twice, again, groups = np.tile(logits, (20, 1)), np.tile(labels, 20), np.tile(np.arange(60), 20)
-    loose = Auto(candidates=("none", "vector")).fit(twice, again)
-    tight = Auto(candidates=("none", "vector")).fit(twice, again, groups=groups)
-    assert loose.candidates_[0].nll == pytest.approx(tight.candidates_[0].nll, abs=1e-9)
-    assert tight.candidates_[1].nll > loose.candidates_[1].nll + 0.01
-
-
 def test_one_group_cannot_be_parted_and_it_says_so(rng):
     logits, labels = drawn(rng, 300, 4)
     with pytest.raises(ValueError, match="groups must have two values or more"):
@@ -724,22 +681,6 @@ def test_description_and_learned_values_are_those_of_the_chosen(rng):
     assert fitted.learned() == fitted.chosen_.learned() != {}
     assert fitted.describe() == f"chosen: {fitted.chosen_.describe()}"
     assert Auto().describe() == "Auto, not fitted"
-
-
-def test_the_chosen_of_log_odds_takes_log_odds(rng):
-    logits, labels = drawn(rng, 300, 2, 3.0)
-    odds = logits[:, 1] - logits[:, 0]
-    fitted = Auto(candidates=SIMPLE).fit(odds, labels)
-    assert fitted.chosen_ is not None
-    np.testing.assert_array_equal(fitted.chosen_.predict_proba(odds), fitted.predict_proba(odds))
-
-
-def test_nothing_is_chosen_before_a_fit():
-    fresh = Auto()
-    assert fresh.chosen_ is None
-    assert fresh.size(10) == 0
-    assert fresh.reasons_ == ""
-    assert fresh.candidates_ == []
 
 
 def rarer(rng, n):

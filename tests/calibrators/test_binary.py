@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import optimize
 from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
 
 import calibrant as cal
 from calibrant._core.chunks import examples
@@ -118,16 +117,6 @@ def test_a_masked_class_stays_impossible(rng):
         if fitted.fits_records:
             predictions = fitted.predict_records(tabulate(examples(logits, labels)))
             np.testing.assert_array_equal(predictions.nll[:2], 0)
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-def test_the_line_is_that_of_logistic_regression(rng, weigh):
-    odds, labels, _ = biased(rng, 3000, scale=3.0)
-    weight = rng.exponential(size=3000) if weigh else None
-    other = LogisticRegression(C=np.inf, tol=1e-10).fit(odds[:, None], labels, weight)
-    fitted = SigmoidScaling().fit(odds, labels, sample_weight=weight)
-    assert float(fitted.slope_) == pytest.approx(other.coef_[0, 0], rel=1e-4)
-    assert float(fitted.offset_) == pytest.approx(other.intercept_[0], rel=1e-4)
 
 
 # Logistic regressions on two functions of the log-odds
@@ -321,14 +310,3 @@ def test_a_comparison_has_them_for_two_classes_only(rng):
     labels = (three + rng.gumbel(size=three.shape)).argmax(-1)
     methods = cal.compare({"logits": three, "labels": labels}, methods="all", level=None).rows
     assert "venn_abers" not in {row.method for row in methods}
-
-
-def test_only_ratios_of_weights_matter_to_a_part_of_another_method(rng):
-    """``fit`` makes their mean 1; examples of a fold reach the method without it."""
-    logits, weight = 2 * rng.normal(size=300), rng.uniform(0.5, 2, 300)
-    labels = (rng.uniform(size=300) < 1 / (1 + np.exp(-logits))).astype(int)
-    bounds = [
-        VennAbers().fit_examples(examples(logits, labels, factor * weight)).predict_proba(logits)
-        for factor in (1, 1000)
-    ]
-    np.testing.assert_allclose(bounds[0], bounds[1], atol=1e-6)

@@ -13,6 +13,7 @@ from scipy.special import log_softmax, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
+from calibrant._core.solve import time_limit
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.records import RecordsCalibrator, TemperatureCalibrator
@@ -246,14 +247,24 @@ def test_weight_two_is_a_row_twice(name, data):
     np.testing.assert_allclose(predicted(weighted, logits), predicted(twice, logits), atol=5e-3)
 
 
-@pytest.mark.parametrize("method", ["bbq", "sms", "odds", "rank_gaps", "venn_abers"])
-def test_only_ratios_of_weights_matter(method, rng):
-    """Priors and penalties count examples, and must not take weights for counts."""
-    logits, labels = overconfident(2 if method in TWO_ONLY else 6)
-    few = (logits[:300], labels[:300])
+WEIGHED = ["bbq", "sms", "odds", "rank_gaps", "venn_abers"]
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), [*((name, False) for name in WEIGHED), ("odds", True), ("venn_abers", True)]
+)
+def test_only_ratios_of_weights_matter(method, part, rng):
+    """Priors and penalties count examples, not weights, in parts of other methods as well."""
+    logits, labels = (x[:300] for x in overconfident(2 if method in TWO_ONLY else 6))
     weight = rng.exponential(size=300)
-    small, large = (fitted(method, *few, sample_weight=s * weight) for s in (1e-3, 1e3))
-    np.testing.assert_allclose(predicted(large, few[0]), predicted(small, few[0]), atol=1e-8)
+    probs = []
+    for scaled in (1e-3 * weight, 1e3 * weight):
+        if part:
+            one = make(method).fit_examples(examples(logits, labels, scaled))
+        else:
+            one = fitted(method, logits, labels, sample_weight=scaled)
+        probs.append(one.predict_proba(logits))
+    np.testing.assert_allclose(probs[0], probs[1], atol=1e-8)
 
 
 def test_tokens_are_rows(name, calibrator, data, classes):
@@ -623,6 +634,25 @@ def test_data_without_an_optimum_end_within_bounds(name, classes, answers, rng):
     calibrator = fitted(name, logits, labels)
     assert np.isfinite(predicted(calibrator, logits)).all()
     assert all(torch.isfinite(v).all() for v in calibrator.buffers())
+
+
+def test_a_time_limit_ends_the_fit(name, data):
+    if name in ("none", "spline", "histogram"):
+        pytest.skip("searches for nothing")
+    with time_limit(0), pytest.raises(TimeoutError, match="time limit"):
+        fitted(name, *data)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_is_named_in_the_fit(name, data, value):
+    if name == "maccal":
+        pytest.skip("ignores the logits")
+    calibrator, broken = make(name), data[0].copy()
+    broken[7, 1] = value
+    with pytest.raises(
+        ValueError, match="row 7 has NaN" if np.isnan(value) else r"row 7 has \+inf"
+    ):
+        calibrator.fit(broken, data[1], **beside(calibrator, data[0]))
 
 
 def test_a_fit_on_one_example_or_none(name, classes):

@@ -14,7 +14,6 @@ import torch
 from scipy.special import expit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
-from calibrant._core.solve import time_limit
 from calibrant.calibrators import histogram
 from calibrant.calibrators.histogram import (
     _EDGE_SLACK,
@@ -252,17 +251,6 @@ def test_classes_are_shared_among_threads_even_if_the_rows_were_read_by_one(
     assert shared == [1, 3]
 
 
-def test_one_vs_rest_refuses_rows_without_a_softmax(rng):
-    logits, labels = drawn(rng, 20, 3)
-    logits[7] = np.nan
-    with pytest.raises(ValueError, match="row 7 has NaN"):
-        quiet(HistogramOneVsRest, logits, labels)
-    logits[7] = [0.0, -np.inf, 0.0]
-    labels[7] = 1
-    with pytest.raises(ValueError, match="row 7 has -inf at its own label 1"):
-        quiet(HistogramOneVsRest, logits, labels)
-
-
 def test_one_vs_rest_undoes_a_distortion_of_each_class(rng):
     logits = 1.5 * rng.normal(size=(30_000, 3))
     truth = softmax(logits + np.array([1.5, 0.0, -0.5]), -1)
@@ -341,12 +329,6 @@ def test_the_error_of_bbq_falls_with_the_number_of_samples(rng):
         errors.append(np.abs(found - expit(0.5 * grid + 0.2 * np.sin(2 * grid))).mean())
     assert errors[-1] < 0.012, errors
     assert all(after < 0.75 * before for before, after in itertools.pairwise(errors))
-
-
-def test_bbq_stops_at_the_time_limit(rng):
-    odds, right, _ = samples(rng, 2000)
-    with time_limit(0.0), pytest.raises(TimeoutError):
-        BBQ().fit(two_classes(odds), right.astype(int))
 
 
 @pytest.mark.parametrize("weigh", [False, True])

@@ -24,7 +24,6 @@ from calibrant.calibrators.logpartition import (
     concatenate,
     tabulate,
 )
-from calibrant.data import sample_path
 from tests.support.simulate import drawn
 
 INF = math.inf
@@ -141,16 +140,6 @@ def test_the_softplus_and_its_derivative():
     value, slope = _softplus(x)
     np.testing.assert_allclose(value, np.logaddexp(0, x), rtol=1e-14)
     np.testing.assert_allclose(slope, expit(x), rtol=1e-14)
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_the_real_sample_is_exact(split, rng):
-    with np.load(sample_path()) as arrays:
-        logits, labels = arrays[f"{split}_logits"], arrays[f"{split}_labels"]
-    records, gaps = table_of(logits, labels), others(logits)
-    for temperature in TEMPERATURES[::2]:
-        assert_exact(records, gaps, 1 / temperature)
-    assert_exact(records, gaps, rng.choice(1 / TEMPERATURES, len(labels)))
 
 
 def test_the_table_holds_the_values_and_slopes_at_the_nodes(rng):
@@ -501,22 +490,6 @@ def test_ignored_rows_are_left_out_and_weights_keep_their_rows(rng):
     assert_same(weightless, found, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels"), [(np.zeros((0, 3)), []), (np.zeros((4, 3)), [-100] * 4)]
-)
-def test_no_labelled_row_is_refused(logits, labels):
-    with pytest.raises(ValueError, match="nothing to measure"):
-        table_of(logits, np.array(labels, dtype=int))
-
-
-@pytest.mark.parametrize("classes", [5, 300])
-def test_memory_mapped_logits_are_read(rng, tmp_path, classes):
-    logits, labels = drawn(rng, 50, classes)
-    np.save(tmp_path / "logits.npy", logits)
-    mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
-    assert_same(table_of(mapped, labels), table_of(logits, labels))
-
-
 # The smallest gaps
 
 TOURNAMENT = 16 * (TOP + 1)
@@ -589,24 +562,6 @@ def test_neither_blocks_nor_threads_change_the_records(rng, monkeypatch, threads
     assert_same(table_of(logits, labels, weight=weight), expected, atol=2e-5)
 
 
-def counts():
-    """Number of torch threads here, and in a thread that begins now."""
-    with ThreadPoolExecutor(1) as pool:
-        return torch.get_num_threads(), pool.submit(torch.get_num_threads).result()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_number_of_torch_threads_is_put_back(rng, small_blocks, threads, count):
-    threads(count)
-    logits, labels = drawn(rng, 100, 3)
-    table_of(logits, labels)
-    assert counts() == (count, count)
-    logits[70, 1] = math.nan
-    with pytest.raises(ValueError, match="row 70 has NaN"):
-        table_of(logits, labels)
-    assert counts() == (count, count)
-
-
 def denormal():
     """Whether the thread keeps numbers that are smaller than float32's least normal one."""
     kept = np.full(64, 1e-40, np.float32) * np.ones(64, np.float32)
@@ -663,58 +618,6 @@ def test_parts_of_different_classes_do_not_join(rng):
     parts = [table_of(rng.normal(size=(3, k))) for k in (4, 3)]
     with pytest.raises(ValueError, match=r"same number of classes, got \[3, 4\]"):
         concatenate(parts)
-
-
-# Bad rows
-
-BAD = {"NaN": [math.nan, 0, 0], r"\+inf": [0, 0, INF], "-inf in every class": [-INF] * 3}
-
-
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("count", [1, 4])
-def test_a_bad_row_in_any_position_is_named(rng, small_blocks, threads, bad, count):
-    threads(count)
-    logits, labels = drawn(rng, 31, 3)
-    labels[::3] = -100  # ignored rows count as positions
-    for at in np.flatnonzero(labels >= 0):
-        for label in range(3):
-            broken, answers = logits.copy(), labels.copy()
-            broken[at], answers[at] = BAD[bad], label
-            with pytest.raises(ValueError, match=rf"; row {at} has {bad}:"):
-                table_of(broken, answers)
-
-
-def test_the_first_of_several_bad_rows_is_named(rng, small_blocks):
-    logits, labels = drawn(rng, 60, 3)
-    for first in (0, 3, 31, 57):
-        broken = logits.copy()
-        broken[first::2] = math.nan
-        with pytest.raises(ValueError, match=f"; row {first} has NaN"):
-            table_of(broken, labels)
-
-
-def test_a_bad_row_of_a_sequence_is_named_by_its_place_among_all_rows(rng, small_blocks):
-    logits, labels = drawn(rng, 60, 3)
-    logits[37, 0] = INF
-    with pytest.raises(ValueError, match=r"; row 37 has \+inf"):
-        table_of(logits.reshape(5, 12, 3), labels.reshape(5, 12))
-
-
-def test_a_label_on_a_masked_class_is_named(rng, small_blocks):
-    logits, labels = drawn(rng, 40, 4)
-    logits[23, labels[23]] = -INF
-    with pytest.raises(
-        ValueError, match=f"; row 23 has -inf at its own label {labels[23]}: a masked class cannot"
-    ):
-        table_of(logits, labels)
-    with pytest.raises(ValueError, match="; row 1 has -inf at its own label 1"):
-        table_of([0.0, -INF], [0, 1])
-
-
-@pytest.mark.parametrize("value", [math.nan, INF])
-def test_bad_log_odds_are_named(value):
-    with pytest.raises(ValueError, match=r"; row 1 has (NaN|\+inf)"):
-        table_of([0.0, value], [0, 1])
 
 
 # Memory

@@ -10,7 +10,6 @@ import pytest
 from scipy.special import log_softmax
 
 from calibrant._core.chunks import examples
-from calibrant._core.solve import time_limit
 from calibrant.calibrators import network
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.mistakes import told
@@ -249,12 +248,6 @@ def test_the_seed_decides(data):
     )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-3
-
-
-@pytest.mark.parametrize("calibrator", [SMART(), ParametrizedTemperatureScaling()])
-def test_a_time_limit_ends_the_fit(data, calibrator):
-    with time_limit(0), pytest.raises(TimeoutError, match="time limit"):
-        fitted(calibrator, *data[:2])
 
 
 @pytest.mark.parametrize("classes", [3, 10, 30])

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 import calibrant as cal
 from calibrant._core import chunks
 from calibrant._core.chunks import examples
-from calibrant._core.solve import minimise, time_limit
+from calibrant._core.solve import minimise
 from calibrant.calibrators import rank_gaps
 from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.rank_gaps import RankGaps
@@ -127,18 +127,6 @@ def test_ties_stay_ties_and_the_order_is_kept(rng):
         assert (np.diff(found[np.argsort(row, kind="stable")]) >= 0).all()
 
 
-def test_a_refused_row_is_named(rng):
-    logits, labels = drawn(rng, 300, 3)
-    for bad, said in ((np.nan, "row 7 has NaN"), (np.inf, r"row 7 has \+inf")):
-        logits[7, 1] = bad
-        with pytest.raises(ValueError, match=said):
-            RankGaps().fit(logits, labels)
-    logits[7, labels[7]] = -np.inf
-    logits[7, (labels[7] + 1) % 3] = 0
-    with pytest.raises(ValueError, match="row 7"):
-        RankGaps().fit(logits, labels)
-
-
 def test_threads_and_chunks_do_not_change_the_fit(rng, monkeypatch):
     logits, labels = shaped(rng, 500, [0.5, 1.2, 0.8])
     labels[::7] = -100
@@ -170,12 +158,6 @@ def test_search_that_stops_early_is_said_to(rng, monkeypatch):
 
     monkeypatch.setattr(rank_gaps, "minimise", hasty)
     with pytest.warns(UserWarning, match="stopped early, after 1 steps"):
-        RankGaps().fit(logits, labels)
-
-
-def test_time_limit_ends_the_fit(rng):
-    logits, labels = drawn(rng, 300, 4)
-    with time_limit(0), pytest.raises(TimeoutError):
         RankGaps().fit(logits, labels)
 
 

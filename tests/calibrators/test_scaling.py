@@ -1,7 +1,6 @@
 """Shared temperatures: against scikit-learn, and against searches over the exact softmax."""
 
 import math
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -76,63 +75,6 @@ def best_temperature(logits, labels, weight=None, objective="nll"):
 
 
 # One temperature
-
-
-@pytest.fixture
-def sklearn_temperature():
-    """Temperature that scikit-learn finds, by its public interface."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        base = pytest.importorskip("sklearn.base")
-        frozen = pytest.importorskip("sklearn.frozen")
-        calibration = pytest.importorskip("sklearn.calibration")
-        sklearn = pytest.importorskip("sklearn")
-    if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8):
-        pytest.skip("has no temperature scaling")
-
-    class Logits(base.ClassifierMixin, base.BaseEstimator):  # type: ignore[name-defined]
-        def fit(self, X, y):
-            self.classes_ = np.unique(y)
-            return self
-
-        def decision_function(self, X):
-            return X
-
-        def predict(self, X):
-            return self.classes_[X.argmax(-1)]
-
-    def fit(logits, labels, weight=None):
-        model = frozen.FrozenEstimator(Logits().fit(logits, labels))
-        found = calibration.CalibratedClassifierCV(model, method="temperature")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Since FrozenEstimator does not appear to accept")
-            found.fit(logits, labels, sample_weight=weight)
-        (only,) = found.calibrated_classifiers_
-        return 1 / float(only.calibrators[0].beta_)
-
-    return fit
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize(("classes", "temperature"), [(3, 0.4), (10, 1.0), (10, 3.0), (50, 8.0)])
-def test_the_temperature_is_that_of_scikit_learn(
-    rng, sklearn_temperature, classes, temperature, dtype
-):
-    logits, labels = drawn(rng, 2000, classes, temperature, scale=2 * temperature)
-    logits = logits.astype(dtype)
-    found = float(TemperatureScaling().fit(logits, labels).temperature_)
-    expected = sklearn_temperature(logits.astype(np.float64), labels)
-    assert found == pytest.approx(expected, rel=1e-4)
-    # in single precision scikit-learn searches a function that is flat near its minimum
-    assert found == pytest.approx(sklearn_temperature(logits, labels), rel=1e-2)
-
-
-def test_the_weighted_temperature_is_that_of_scikit_learn(rng, sklearn_temperature):
-    logits, labels = drawn(rng, 1000, 5, 2.0)
-    weight = rng.exponential(size=1000) * (1 + 9 * (labels == logits.argmax(-1)))
-    found = float(TemperatureScaling().fit(logits, labels, sample_weight=weight).temperature_)
-    assert found == pytest.approx(sklearn_temperature(logits, labels, weight), rel=1e-4)
-    assert found < 0.9 * sklearn_temperature(logits, labels)
 
 
 @pytest.mark.parametrize("classes", [2, 7, 150])

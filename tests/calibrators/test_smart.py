@@ -158,14 +158,6 @@ def test_gaps_of_single_samples_do_not_calibrate(doubled):
     assert error(smart, *fresh) > max(0.05, 5 * floor)
 
 
-@pytest.mark.parametrize("indicator", ["margin", "all"])
-def test_the_warning_points_to_the_line_of_the_fit(rng, indicator):
-    logits, labels = drawn(rng, 700, 4)
-    with pytest.warns(UserWarning, match="does not calibrate") as caught:
-        SMART(objective="pointwise", indicator=indicator, steps=1).fit(logits, labels)
-    assert [w.filename for w in caught] == [__file__]
-
-
 def test_a_temperature_that_falls_with_the_margin_is_recovered(rng):
     logits = simulated(rng, 14_000)[0] * 1.5
     truth = 0.8 + 1.4 * np.exp(-margins(logits) / 2)

@@ -497,13 +497,3 @@ def test_logit_and_expit_of_the_map_agree_where_confidence_rounds_to_one():
         logits = np.array([[40.0, 0.0, 0.0], [4e4, 0.0, 0.0]])
         found = fitted.predict_proba(logits)
     np.testing.assert_allclose(logit(found[:, 1] * 2), [-MAX_ODDS, -MAX_ODDS], rtol=1e-3)
-
-
-def test_only_ratios_of_the_weights_of_records_matter(rng):
-    logits, labels = drawn(rng, 300, 4, 1.5)
-    weight = rng.exponential(size=300)
-    small, large = (
-        OddsScaling().fit_records(tabulate(examples(logits, labels, scale * weight)))
-        for scale in (1e-3, 1e3)
-    )
-    np.testing.assert_allclose(large.predict_proba(logits), small.predict_proba(logits), atol=1e-8)

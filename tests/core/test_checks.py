@@ -21,6 +21,7 @@ from calibrant._core.checks import (
     look_like_probs,
 )
 from tests.support.calibrators import EVERY_METHOD
+from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn
 
 INF = math.inf
@@ -148,10 +149,7 @@ def test_logits_and_labels_are_refused_with_reason_and_remedy(case):
 
 
 DIRECT: dict[str, Any] = {
-    "accuracy": cal.accuracy,
-    "nll": cal.nll,
-    "brier": cal.brier,
-    "classwise_ece": cal.classwise_ece,
+    **{name: cal.METRICS[name].compute for name in ANY_CLASSES},
     "per_class_ece": cal.metrics.per_class_ece,
     "top_label": cal.top_label,
     "one_vs_rest": lambda logits, labels: cal.metrics.one_vs_rest(logits, labels, k=0),
@@ -165,7 +163,9 @@ DIRECT: dict[str, Any] = {
     "case",
     [
         "NaN",
+        "+inf",
         "all -inf",
+        "label masked",
         "too few labels",
         "one-hot labels",
         "label too large",
@@ -772,23 +772,6 @@ def test_measuring_probabilities_as_logits_warns_once(rng, groups):
         cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel", level=None)
     assert [(w.category, w.filename) for w in told] == [(UserWarning, __file__)]
     assert "pass them as probs=" in str(told[0].message)
-
-
-MISTAKES = {
-    "swapped": (np.arange(3), np.eye(3), "logits and labels are swapped: pass floats first"),
-    "one-hot": (np.eye(3), np.eye(3), r"for one-hot labels pass labels\.argmax\(-1\)"),
-    "from one": (np.eye(3), np.arange(1, 4), "if they count from 1, pass labels - 1"),
-    "text": (np.eye(3), list("abc"), "number the names in the order of the columns of logits"),
-    "column": (np.eye(3), np.arange(3)[:, None], r"pass labels\.squeeze\(-1\)"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("use", [cal.evaluate, cal.ece, cal.TemperatureScaling().fit])
-def test_common_mistakes_get_their_remedy(use, name):
-    logits, labels, message = MISTAKES[name]
-    with pytest.raises((TypeError, ValueError), match=message):
-        use(logits, labels)
 
 
 def test_labels_that_are_only_too_large_do_not_count_from_one():

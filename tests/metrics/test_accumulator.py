@@ -84,12 +84,6 @@ def test_a_merge_leaves_the_other_as_it_was():
     assert two.compute().to_dict() == before
 
 
-def test_an_empty_accumulator_takes_over_what_it_is_merged_with():
-    seen = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, by=GROUPS)
-    expected = seen.compute().to_dict()
-    assert seen.like().merge(seen).compute().to_dict() == expected
-
-
 def test_a_result_may_be_taken_at_any_time():
     stream = cal.Accumulator(pairs=True, level=None)
     for stop in (100, 250, 400):
@@ -110,14 +104,6 @@ def test_batches_with_and_without_weights_mix():
     )
     weight = np.concatenate([np.ones(200), WEIGHT[200:]])
     assert_same(values(stream.compute()), whole(True, sample_weight=weight))
-
-
-def test_batches_of_different_form_mix():
-    stream = cal.Accumulator(pairs=True, level=None)
-    stream.update(LOGITS[:100].reshape(10, 10, 4), LABELS[:100].reshape(10, 10))
-    stream.update(torch.tensor(LOGITS[100:300]), torch.tensor(LABELS[100:300]))
-    stream.update(LOGITS[300:].tolist(), LABELS[300:].tolist())
-    assert_same(values(stream.compute()), whole(True))
 
 
 def test_groups_of_a_stream_are_the_groups_of_the_whole():
@@ -226,18 +212,6 @@ def test_like_makes_an_empty_one_of_the_same_form():
     assert other.seed == 3
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_a_pickled_accumulator_goes_on_as_if_nothing_had_happened(pairs):
-    stream = cal.Accumulator(pairs=pairs, level=None).update(
-        LOGITS[:200], LABELS[:200], by=GROUPS[:200]
-    )
-    copy = pickle.loads(pickle.dumps(stream))
-    assert copy.compute().to_dict() == stream.compute().to_dict()
-    for each in (copy, stream):
-        each.update(LOGITS[200:], LABELS[200:], by=GROUPS[200:])
-    assert copy.compute().to_dict() == stream.compute().to_dict()
-
-
 def test_a_stream_beyond_the_integers_of_float32_gives_the_error_of_its_start():
     """Every figure of an accumulator merged with itself 30 times is that of the first batch."""
     probs = np.array([[0.7, 0.3], [0.9, 0.1]])[np.arange(1000) % 2]
@@ -252,23 +226,6 @@ def test_a_stream_beyond_the_integers_of_float32_gives_the_error_of_its_start():
     assert found.n == 1000 * 2**30
     for name, value in start.items():
         assert found[name].value == pytest.approx(value, abs=1e-12), name
-
-
-def test_batches_of_any_size_give_one_number(rng):
-    """The mean of the errors of batches is larger: noise does not cancel within a batch."""
-    logits = rng.normal(size=(1000, 4))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    whole = cal.ece(logits, labels)
-    parts = []
-    for size in (1, 7, 100, 1000):
-        stream = cal.Accumulator(level=None)
-        for start in range(0, 1000, size):
-            rows = slice(start, start + size)
-            stream.update(logits[rows], labels[rows])
-            if size == 100:
-                parts.append(cal.ece(logits[rows], labels[rows]))
-        assert stream.compute()["ece"].value == pytest.approx(whole, abs=1e-12)
-    assert np.mean(parts) > 2 * whole
 
 
 # Memory

@@ -67,14 +67,6 @@ def test_a_shift_of_a_row_does_not_matter(rng, data, name):
 
 
 @every
-def test_log_probabilities_are_logits(data, name):
-    logits, labels = data
-    logs = torch.tensor(logits).log_softmax(-1)
-    expected = cal.METRICS[name].compute(logits, labels)
-    assert cal.METRICS[name].compute(logs, labels) == pytest.approx(expected, abs=1e-11)
-
-
-@every
 def test_the_order_of_classes_does_not_matter(rng, data, name):
     logits, labels = data
     order = rng.permutation(logits.shape[1])
@@ -168,17 +160,6 @@ def test_pairs_give_the_value_of_the_logits_that_they_come_from(with_weights, na
     else:
         with pytest.raises(TypeError, match="unexpected keyword argument 'confidence'"):
             metric(**pairs)
-
-
-@pytest.mark.parametrize("name", list(filter(takes_pairs, cal.METRICS)))
-def test_pairs_that_are_not_numbers_are_refused(name):
-    function = cal.METRICS[name].compute
-    with pytest.raises(ValueError, match="confidence must be"):
-        function(confidence=[0.5, math.nan], outcome=[1, 0])
-    with pytest.raises(ValueError, match="outcome must be"):
-        function(confidence=[0.5, 0.5], outcome=[1, math.nan])
-    with pytest.raises(ValueError, match="weight must be"):
-        function(confidence=[0.5, 0.5], outcome=[1, 0], sample_weight=[1, math.nan])
 
 
 def as_sequences(logits, labels):
@@ -294,14 +275,6 @@ def test_errors_of_numpy_and_the_default_dtype_change_no_figure(rng):
     np.testing.assert_array_equal(again.accuracy, curve.accuracy)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "close"), [(torch.float32, 2e-5), (torch.float16, 6e-3), (torch.bfloat16, 4e-2)]
-)
-def test_low_precision_is_close_to_full_precision(data, dtype, close):
-    logits, labels = data
-    assert_same(values(torch.tensor(logits).to(dtype), labels), values(*data), abs=close)
-
-
 def test_probabilities_in_any_form_are_the_same(data):
     probs = torch.tensor(data[0]).softmax(-1).numpy()
     expected = values(*data)
@@ -362,16 +335,6 @@ def test_no_exact_shift_of_rows_changes_any_digit(problem, shifts):
     logits, labels = problem
     shift = np.array(shifts[: len(labels)])[:, None] / 8
     assert_same(values(logits + shift, labels), values(logits, labels), abs=0)
-
-
-@given(problems(), st.data())
-def test_any_shape_of_the_leading_dimensions_is_the_same(problem, data):
-    logits, labels = problem
-    n = len(labels)
-    first = data.draw(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]))
-    shape = data.draw(st.sampled_from([(first, n // first), (1, first, n // first), (n, 1)]))
-    found = values(logits.reshape(*shape, -1), labels.reshape(shape))
-    assert_same(found, values(logits, labels))
 
 
 @given(problems())

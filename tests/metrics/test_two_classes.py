@@ -105,17 +105,6 @@ def test_ece_is_that_of_the_calibration_curve_of_sklearn(form, bins):
     assert cal.ece(labels=labels, bins=bins, **TOP, **given) != pytest.approx(expected, abs=0.1)
 
 
-@every_form
-@pytest.mark.parametrize(("norm", "name"), [("l1", "ece"), ("max", "mce")])
-def test_errors_are_those_of_torchmetrics(form, norm, name):
-    binary = pytest.importorskip("torchmetrics.classification").BinaryCalibrationError
-    z, labels = clicks()
-    theirs = binary(n_bins=15, norm=norm).double()(torch.tensor(expit(z)), torch.tensor(labels))
-    options: dict[str, Any] = {"min_count": 1} if name == "mce" else {}
-    found = cal.METRICS[name].compute(labels=labels, **options, **forms(z)[form])
-    assert found == pytest.approx(float(theirs), abs=1e-6)
-
-
 def test_auroc_ranks_answers_and_that_of_the_positive_class_is_roc_auc():
     metrics = pytest.importorskip("sklearn.metrics")
     z, labels = clicks()
@@ -159,15 +148,6 @@ def test_roc_auc_is_of_two_classes_only(rng):
             cal.evaluate(scores, targets, metrics=["auc"], **options)
     with pytest.raises(ValueError, match="one_vs_rest"):
         cal.metrics.roc_auc(logits, labels)
-
-
-def test_streams_of_all_metrics_add_up_whatever_the_classes(rng):
-    z, clicked = clicks()
-    parts = [cal.Accumulator(pairs=True, level=None).update(z[i::2], clicked[i::2]) for i in (0, 1)]
-    found = parts[0].merge(parts[1]).compute()
-    assert found["roc_auc"].value == pytest.approx(cal.metrics.roc_auc(z, clicked), abs=1e-12)
-    several = cal.Accumulator(pairs=True, level=None).like().update(*drawn(rng, 50, 3))
-    assert "roc_auc" not in several.compute()
 
 
 # The table, the functions and the curves agree
@@ -219,17 +199,6 @@ def test_scores_and_rankings_do_not_depend_on_the_default():
         for name in SCORES:
             assert default[name] == top[name], name
         assert default["ece"] != top["ece"]
-
-
-def test_more_classes_are_measured_by_the_top_label():
-    rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(500, 3)), rng.integers(3, size=500)
-    options: dict[str, Any] = {"metrics": ["ece", "mce", "ks", "auroc", "aurc"]}
-    default = cal.evaluate(logits, labels, **options)
-    top = cal.evaluate(logits, labels, **options, **TOP)
-    assert default.estimand == "top_label"
-    assert default.metrics == top.metrics
-    assert str(default) == str(top)
 
 
 @pytest.mark.parametrize("estimand", ["auto", "top_label", "binary"])
@@ -304,13 +273,6 @@ def test_shards_of_one_logit_and_of_two_add_up(tmp_path):
     )
 
 
-def test_accumulators_of_different_estimands_do_not_merge():
-    z, labels = clicks(n=50)
-    total = cal.Accumulator().update(z, labels)
-    with pytest.raises(ValueError, match="same form to merge"):
-        total.merge(cal.Accumulator(estimand="top_label").update(z, labels))
-
-
 # Workflows
 
 
@@ -361,20 +323,6 @@ def test_answers_of_language_models_are_not_called_a_class():
 
 
 # Words
-
-
-def test_table_names_the_probability():
-    found = cal.evaluate(*clicks(), level=None)
-    first, heading = str(found).splitlines()[:2]
-    assert first.startswith("2,000 examples, 2 classes; calibration of P(y = 1); 15 equal-width")
-    assert heading.split("  ")[0] == "calibration of P(y = 1)"
-
-
-def test_unknown_arguments_of_metrics_are_refused():
-    z, labels = clicks(n=20)
-    for name in (*ERRORS, *SCORES):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'bin'"):
-            cal.METRICS[name].compute(z, labels, bin=10)
 
 
 @pytest.mark.parametrize("estimand", ["auto", "top_label"])

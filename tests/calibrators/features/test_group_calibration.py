@@ -9,7 +9,6 @@ from scipy import optimize
 from scipy.special import log_softmax, softmax
 
 from calibrant._core.chunks import examples
-from calibrant._core.solve import time_limit
 from calibrant.calibrators.features import GroupCalibration, group_calibration as groups
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -203,12 +202,6 @@ def test_the_seed_decides_and_one_partition_is_enough(rng):
     assert one.shape == (1, 2, 8)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-def test_a_fit_of_groups_keeps_to_its_time(rng):
-    logits, labels, features, _ = sided(rng, 2000)
-    with pytest.raises(TimeoutError), time_limit(0.0):
-        GroupCalibration().fit(logits, labels, features=features)
 
 
 def test_groups_on_constant_features_are_temperature_scaling(rng):

@@ -130,38 +130,6 @@ def test_result_depends_on_the_seed_and_on_no_global_state(data):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("kind", ["tensor", "float64", "half", "mapped", "tokens"])
-def test_arrays_and_tensors_of_every_dtype_give_the_same_result(data, tmp_path, kind):
-    features, labels = (np.round(data[0] * 16) / 16), data[1]  # which half precision holds too
-    np.save(tmp_path / "features.npy", features.astype(np.float16))
-    given = {
-        "tensor": (torch.tensor(features), torch.tensor(labels)),
-        "float64": (features.astype(np.float64), labels.astype(np.int16)),
-        "half": (torch.tensor(features).half(), labels),
-        "mapped": (np.load(tmp_path / "features.npy", mmap_mode="r"), labels),
-        "tokens": (features.reshape(30, 10, WIDTH), labels.reshape(30, 10)),
-    }[kind]
-    module = MaCCal(**QUICK).fit(*given)
-    expected = MaCCal(**QUICK).fit(features, labels).predict_proba(features)
-    found = module.predict_proba(given[0])
-    assert isinstance(found, torch.Tensor) == isinstance(given[0], torch.Tensor)
-    assert found.shape == (*given[0].shape[:-1], CLASSES)
-    assert np.array_equal(np.asarray(found).reshape(-1, CLASSES), expected)
-
-
-def test_ignored_labels_and_zero_weights_leave_examples_out(data):
-    features, labels = data
-    kept = np.arange(300) % 3 > 0
-    # one batch, so that the order of the examples does not matter
-    options = {**QUICK, "batch_size": 1000}
-    expected = MaCCal(**options).fit(features[kept], labels[kept]).predict_proba(features)
-    spoiled = np.where(kept[:, None], features, np.nan)
-    ignored = MaCCal(**options).fit(spoiled, np.where(kept, labels, -100))
-    weighted = MaCCal(**options).fit(spoiled, labels, sample_weight=kept.astype(float))
-    for found in (ignored, weighted):
-        np.testing.assert_allclose(found.predict_proba(features), expected, atol=1e-5)
-
-
 def test_weight_two_counts_an_example_twice(data):
     features, labels = data
     options = {**QUICK, "batch_size": 1000, "keep": 1.0}
@@ -301,18 +269,6 @@ def test_classes_without_examples_get_little_probability(data):
     assert probs[:, -1].mean() < 0.05
 
 
-@pytest.mark.parametrize("samples", [0, 3])
-def test_saved_and_loaded_bit_identically(data, tmp_path, samples):
-    module = MaCCal(**QUICK, keep=0.7, samples=samples).fit(*data)
-    cal.save(module, tmp_path / "head")
-    again = cal.load(tmp_path / "head")
-    assert isinstance(again, MaCCal)
-    assert again.config() == module.config()
-    assert again.history == module.history
-    assert np.array_equal(again.predict_proba(data[0]), module.predict_proba(data[0]))
-    assert module.size(CLASSES) == WIDTH * 16 + 16 + 16 * CLASSES + CLASSES
-
-
 def test_checkpoint_of_another_held_out_share_or_model_is_refused(data, tmp_path):
     path = tmp_path / "run.pt"
     MaCCal(**QUICK).fit(*data, held_out=0.1, checkpoint=path)
@@ -361,16 +317,6 @@ def test_a_fifth_of_a_calibration_set_controls_the_keep_rate(data, rng, monkeypa
     assert len(watched) == pytest.approx(60, abs=CLASSES)
     if grouped:
         assert not set(train // 10) & set(watched // 10)
-
-
-def test_two_classes_may_be_one_logit(rng):
-    labels = rng.integers(2, size=200)
-    features = rng.normal(size=(200, 3)) + 3 * labels[:, None]
-    odds = 2 * labels - 1 + rng.normal(size=200)
-    fitted = MaCCal(**{**QUICK, "rate": 0.02}).fit(odds, labels, features=features)
-    probs = fitted.predict_proba(np.zeros(200), features)
-    assert probs.shape == (200,)
-    assert ((probs > 0.5) == labels).mean() > 0.85
 
 
 @pytest.mark.usefixtures("operators_read_once")

@@ -76,7 +76,7 @@ MORE = {
         "answers.requesting.RequestPlan",
         *("answers.requesting.Asked", "answers.requesting.read_asked"),
         *("answers.requesting.request_answers", "answers.requesting.cost_of"),
-        *("models.services.service_for", "models.services.Connection"),
+        "models.services.service_for",
         *("heads.official.read_official", "heads.tables.TokenTable"),
         *("answers.choices.option_bias", "answers.choices.OptionBias"),
     ),

@@ -64,7 +64,7 @@ def study(logs: list[Path], folder: Path) -> None:
     measured: Results = []
     gates: Results = []
     for log in logs:
-        whole = read_log(log, graded=False)
+        whole = read_log(log)
         fields = signals_of(fields_of(whole, kinds=KINDS, skip_bad=True))
         count = len({row["question"] for row in fields.rows})
         print(f"{log.stem}: {len(whole.answers.rows)} answers, {count} of them JSON", flush=True)
@@ -141,13 +141,16 @@ def promises(model: str, fields: AnswerRows) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for *train, find, test in splits(fields, 4):
         fitted = _signal_calibrator(AnswerRows.of([row for part in train for row in part.rows]))
-        of_find, of_test = (AnswerRows.of(fitted.apply(part)) for part in (find, test))
+        of_find, of_test = (
+            documents_of(AnswerRows.of(fitted.apply(part))) for part in (find, test)
+        )
+        of_documents = fit_answers(of_find, stage="sigmoid")  # which keeps the order
         for limit in LIMITS["field"]:
             gate = fit_gate(find, max_error=limit, unit="turn", calibrator=fitted)
             found["field", limit].append(outcome(gate, test))
         for limit in LIMITS["document"]:
-            gate = fit_gate(documents_of(of_find), max_error=limit, stage="sigmoid")
-            found["document", limit].append(outcome(gate, documents_of(of_test)))
+            gate = fit_gate(of_find, max_error=limit, calibrator=of_documents)
+            found["document", limit].append(outcome(gate, of_test))
     for (unit, limit), pairs in found.items():
         share = statistics.fmean(accepted for accepted, _ in pairs)
         wrong = statistics.fmean(wrong for _, wrong in pairs)

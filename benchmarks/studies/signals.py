@@ -87,7 +87,8 @@ def study(folder: Path, scale: float) -> None:
 
 
 def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
-    answers = signals_of(with_others(read_answers(file)), stated_scale=scale)
+    answers = with_others(read_answers(file))
+    answers = signals_of([{"stated_scale": scale, **row} for row in answers.rows])
     right, values = answers.grades(), signal_values(answers)
     name, model = file.stem.split(".", 1)
     about = {"set": name, "model": model, "n": len(right), "accuracy": f"{right.mean():.4f}"}

@@ -117,16 +117,13 @@ def of_uqlm(texts: list[str], logs: list[np.ndarray], top: np.ndarray) -> Iterat
     yield "agreement_exact", "uqlm exact_match", abs(match - ours)
     grouped = clusters(texts, str.__eq__)
     results = [[{"logprob": one} for one in tokens] for tokens in logs]
-    by_tokens, uniform = theirs.compute_response_probabilities(results, len(texts))
-    means = [tokens.mean() for tokens in logs]
-    for kind, probs, weights in (("", uniform, None), (", weighted", by_tokens, means)):
-        shares = theirs.compute_cluster_probabilities(probs, grouped)
-        entropy = theirs.compute_semantic_entropy(shares)
-        gap = abs(entropy - semantic_entropy(grouped, weights))
-        yield f"semantic_entropy{kind}", f"uqlm semantic entropy{kind}", gap
-        (scaled,) = theirs.normalize_entropy([entropy], len(texts) - 1)
-        gap = abs(scaled - semantic_entropy(grouped, weights, normalised=True))
-        yield f"semantic_entropy{kind}, normalised", f"uqlm semantic entropy{kind}, normalised", gap
+    _, uniform = theirs.compute_response_probabilities(results, len(texts))
+    shares = theirs.compute_cluster_probabilities(uniform, grouped)
+    entropy = theirs.compute_semantic_entropy(shares)
+    yield "semantic_entropy", "uqlm semantic entropy", abs(entropy - semantic_entropy(grouped))
+    (scaled,) = theirs.normalize_entropy([entropy], len(texts) - 1)
+    gap = abs(scaled - semantic_entropy(grouped, normalised=True))
+    yield "semantic_entropy, normalised", "uqlm semantic entropy, normalised", gap
     ours = {
         rule: answer_confidence([np.exp(logs[0])], rule)[0] for rule in ("geometric", "minimum")
     }

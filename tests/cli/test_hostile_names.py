@@ -117,10 +117,6 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "--signals", NAME, "-o", f"{FILE}5", "--json"],
         ["other.jsonl", "--signals", NAME, "-o", "x"],
     ],
-    "llm answers signals": [
-        [f"{NAME}.jsonl", "-o", f"{FILE}6.jsonl"],
-        ["mixed.jsonl", "-o", FILE],
-    ],
     "llm answers apply": [
         [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
         [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
@@ -133,17 +129,11 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "llm answers read": [
         [f"{NAME}.jsonl", "-o", f"{FILE}7.csv"],
-        [f"{NAME}.jsonl", "--outcome", NAME, "--outcomes", f"{NAME}.jsonl", "-o", "x.csv"],
-    ],
-    "llm answers fields": [
-        ["extracted.jsonl", "-o", f"{FILE}10.jsonl"],
-        ["extracted.jsonl", "--kinds", f"{NAME}.jsonl", "-o", "x.jsonl"],
-        [f"{NAME}.jsonl", "-o", "x.jsonl"],
-        ["extracted.jsonl", "-o", f"{FILE}.{NAME}"],
-    ],
-    "llm answers documents": [
-        [f"{FILE}10.jsonl", "-o", f"{FILE}12.jsonl"],
-        [f"{NAME}.jsonl", "-o", FILE],
+        [f"{NAME}.jsonl", "--outcome", NAME, "--grades", f"{NAME}.jsonl", "-o", "x.csv"],
+        ["extracted.jsonl", "--fields", "all", "-o", f"{FILE}10.jsonl"],
+        ["extracted.jsonl", "--fields", f"{NAME}.jsonl", "-o", "x.jsonl"],
+        [f"{NAME}.jsonl", "--fields", "all", "-o", "x.jsonl"],
+        ["extracted.jsonl", "--fields", "all", "-o", f"{FILE}.{NAME}"],
     ],
     "llm answers report": [
         [f"{NAME}.jsonl", "-o", f"{FILE}8"],
@@ -166,7 +156,7 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "llm gate watch": [[f"{FILE}11", "other.jsonl", "--state", FILE], [FILE, "x", "--state", "y"]],
     "llm ask": [
-        [FILE, NAME, "--answers", f"{FILE}4"],
+        [FILE, NAME, "--map", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
         [FILE, NAME, FILE],
     ],

@@ -38,7 +38,7 @@ def test_rates_and_labels_needed(run, judged):
 
 def test_json_has_everything(run, judged):
     start = ("llm", "judge", judged, "--scale", "1,10")
-    code, out, _ = run(*start, "--width", "0.05", "--level", "0.8", "--cut", "7", "--json")
+    code, out, _ = run(*start, "--width", "0.05", "--level", "0.8", "--threshold", "7", "--json")
     assert code == 0
     wanted = judge_report(
         read_judged(judged, scale=(1, 10)), cut=7, level=0.8, width=0.05
@@ -90,7 +90,7 @@ def test_scores_of_another_judge_are_refused(run, judged, tmp_path):
     ("options", "message"),
     [
         ((), "must be a score from 0 to 1"),
-        (("--scale", "ten"), "'ten' must be the lowest and the highest score, as 1,10"),
+        (("--scale", "ten"), "'ten' must be two numbers LOW,HIGH, as 1,10"),
         (("--scale", "1,10", "--width", "2"), "'--width': 2.0 is not in the range 0<x<0.5"),
         (("--scale", "1,10", "--level", "0"), "'--level': 0.0 is not in the range 0<x<=0.99"),
     ],

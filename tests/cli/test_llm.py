@@ -15,8 +15,7 @@ import torch
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import ROWS, fit
-from calibrant.cli.llm_answers import CONFIDENCES
-from calibrant.llm.answers import grading
+from calibrant.cli.llm_answers import AGGREGATES
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.choices import ask_choices
@@ -132,7 +131,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     right = rng.random(600) < answer_confidence(answers) / 2
     mapped = AnswerCalibrator().fit(answers[:300], right[:300])
     cal.save(mapped, saved / "mapped.json")
-    told = ["llm", "ask", saved / "model", PROMPTS[0], "--answers", saved / "mapped.json"]
+    told = ["llm", "ask", saved / "model", PROMPTS[0], "--map", saved / "mapped.json"]
     code, out, err = run(*told)
     assert code == 0, err
     (answer,) = ask(*load_model(saved / "model"), [PROMPTS[0]], max_new_tokens=64)
@@ -207,7 +206,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
     claims = rng.random(400)
     mapped = AnswerCalibrator(aggregate=None).fit(claims, rng.random(400) < claims / 2)
     cal.save(mapped, tmp_path / "mapped.json")
-    told = said(run, *second, "--answers", tmp_path / "mapped.json")[0]
+    told = said(run, *second, "--map", tmp_path / "mapped.json")[0]
     assert told == percent(float(mapped.predict([chance])[0]))
 
 
@@ -218,7 +217,7 @@ def test_calibrator_and_confidence_must_agree(run, saved, tmp_path):
     cal.save(AnswerCalibrator(aggregate=None).fit(claims, right), tmp_path / "other.json")
     minimum = AnswerCalibrator("minimum").fit(list(claims[:, None]), right)
     cal.save(minimum, tmp_path / "least.json")
-    start = ("llm", "ask", saved / "model", PROMPTS[0], "--answers")
+    start = ("llm", "ask", saved / "model", PROMPTS[0], "--map")
     code, _, err = run(*start, tmp_path / "other.json")
     assert code == 2
     assert "fitted on other confidences: pass confidence" in err
@@ -230,7 +229,7 @@ def test_calibrator_and_confidence_must_agree(run, saved, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_confidences_of_the_command(run, saved, model, tokenizer):
-    assert (*get_args(Aggregator), "p_true") == CONFIDENCES
+    assert get_args(Aggregator) == AGGREGATES
     (answer,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=5)
     start = (saved / "model", PROMPTS[0], "--max-new-tokens", "5")
     for rule in get_args(Aggregator):
@@ -329,22 +328,6 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("options", [(), ("--keep-predictions",)])
-def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch, options):
-    asked = {}
-    run_it = grading.grade_questions
-
-    def spy(*arguments, **named):
-        asked.update(named)
-        return run_it(*arguments, **named)
-
-    monkeypatch.setattr(grading, "grade_questions", spy)
-    code, _, err = run("llm", "evaluate", lettered, "--model", saved / "model", *options)
-    assert code == 0, err
-    assert asked["keep_predictions"] == bool(options)
-
-
-@pytest.mark.filterwarnings("ignore")  # of transformers
 def test_options_in_other_orders(run, saved, lettered):
     start = ("llm", "evaluate", lettered, "--model", saved / "model", "--permutations", "cyclic")
     code, out, err = run(*start, "--level", "0", "--json")
@@ -372,7 +355,7 @@ def test_too_many_shots_are_refused(run, saved, shots):
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_unused_options_are_refused(run, saved, lettered):
     options = [("--confidence", "first"), ("--limit", "3"), ("--shots", "5")]
-    for option in (*options, ("--keep-predictions",), ("--permutations", "all")):
+    for option in (*options, ("--permutations", "all")):
         code, _, err = run("llm", "evaluate", saved / "table", *option)
         assert code == 2
         assert f"{option[0]} is for questions" in " ".join(err.split())

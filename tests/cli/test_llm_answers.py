@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.cli.llm_answers import STAGES
-from calibrant.llm import ask
+from calibrant.cli.llm_answers import METHODS
+from calibrant.llm import ask, signals_of
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.llm.answers.rows import Source, read_answers
 from calibrant.llm.models.huggingface import fingerprint_of
@@ -62,7 +62,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     assert source == Source("geometric", "plain", digest, "none", "greedy")
 
     out, err = command("answers", "fit", graded, "-o", mapped, "--json")
-    assert f"to use it: calibrant llm ask MODEL QUESTION --answers {mapped}" in err
+    assert f"to use it: calibrant llm ask MODEL QUESTION --map {mapped}" in err
     assert {*json.loads(out)} == {"format", "before", "after"}
     probs = [[one] for one in confidence]
     wanted = AnswerCalibrator().fit(probs, answers.grades())
@@ -70,7 +70,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
 
     (first, *_), asked = wanted.predict(probs), texts[0]
-    out, err = command("ask", folder / "model", asked, "--answers", mapped, "--plain")
+    out, err = command("ask", folder / "model", asked, "--map", mapped, "--plain")
     assert "note" not in err
     assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
     calibrated = tmp_path / "calibrated.csv"
@@ -107,8 +107,7 @@ def test_samples_become_signals(command, folder, tmp_path):
     assert {len(row["samples"]) for row in rows} == {4}
     shares = [np.mean([text == row["answer"] for text in row["samples"]]) for row in rows]
     assert len({*shares}) > 1
-    command("answers", "signals", graded, "-o", tmp_path / "signals.jsonl")
-    found = read_answers(tmp_path / "signals.jsonl").rows
+    found = signals_of(read_answers(graded)).rows
     assert [row["signals"]["agreement_exact"] for row in found] == shares
 
 
@@ -118,11 +117,11 @@ def test_maps_of_short_answers_are_not_for_ask(run, command, folder, tmp_path):
     command(*start, "--shots", "1", "--save-answers", short)
     short.write_text(short.read_text().replace("false", "true", 5))  # graded by hand
     assert read_answers(short).grades().sum() >= 5
-    out, err = command("answers", "fit", short, "-o", mapped, "--stage", "sigmoid")
+    out, err = command("answers", "fit", short, "-o", mapped, "--method", "sigmoid")
     assert "21 answers" in out
     assert f"to use it: calibrant llm answers apply {mapped} FILE -o OUT" in err
     assert cal.load(mapped).stage == "sigmoid"
-    code, _, err = run("llm", "ask", folder / "model", "it", "--answers", mapped)
+    code, _, err = run("llm", "ask", folder / "model", "it", "--map", mapped)
     assert code == 2
     assert "prompt short, 1 shots, not plain" in " ".join(err.split())
     assert "llm evaluate --chat --save-answers" in " ".join(err.split())
@@ -196,6 +195,6 @@ def test_a_map_of_few_answers_is_warned_of(run, tmp_path, count, warned):
     assert ("are too few for a map" in " ".join(err.split())) == warned
 
 
-def test_stages_are_those_of_python():
-    assert {*STAGES} == {*get_args(Map)}
-    assert AnswerCalibrator().stage == STAGES[0] == "beta"
+def test_methods_are_those_of_python():
+    assert {*METHODS} == {*get_args(Map)}
+    assert AnswerCalibrator().stage == METHODS[0] == "beta"

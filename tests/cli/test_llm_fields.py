@@ -1,10 +1,11 @@
-"""The verbs of calibrant llm answers about fields of structured answers."""
+"""The verbs of calibrant llm answers with fields of structured answers."""
 
 import json
 import math
 
 import numpy as np
 
+from calibrant.llm.answers.rows import read_answers
 from tests.support.answer_logs import write_lines
 
 
@@ -49,8 +50,8 @@ def test_from_a_log_of_a_service_to_accepted_fields_and_documents(run, tmp_path)
     for name, part in (("first", lines[:300]), ("second", lines[300:])):
         log = write_lines(tmp_path / f"{name}.jsonl", part)
         files[name] = tmp_path / f"{name}_fields.jsonl"
-        given = ("--outcomes", truth, "--kinds", kinds, "-o", files[name])
-        code, said, err = run("llm", "answers", "fields", log, *given)
+        given = ("--grades", truth, "--fields", kinds, "-o", files[name])
+        code, said, err = run("llm", "answers", "read", log, *given)
         assert code == 0, err
         assert "600 fields; next: calibrant llm answers fit" in err
     assert [line.split()[:2] for line in said.splitlines()[1:]] == [
@@ -67,13 +68,17 @@ def test_from_a_log_of_a_service_to_accepted_fields_and_documents(run, tmp_path)
     assert "at most 30 % of the accepted turns are wrong" in said
 
     calibrated, documents = tmp_path / "calibrated.jsonl", tmp_path / "documents.csv"
-    code, _, err = run("llm", "answers", "apply", mapped, files["second"], "-o", calibrated)
+    start = ("llm", "answers", "apply", mapped, files["second"])
+    code, _, err = run(*start, "-o", calibrated)
     assert code == 0, err
-    code, _, err = run("llm", "answers", "documents", calibrated, "-o", documents)
+    code, _, err = run(*start, "--documents", "-o", documents)
     assert code == 0, err
     assert "300 documents" in err
     fields = [json.loads(line) for line in calibrated.read_text().splitlines()]
     assert fields[0]["question"] == "d300"
+    (first,) = [row for row in read_answers(documents).rows if row["question"] == "d300"]
+    chances = [row["calibrated"] for row in fields if row["question"] == "d300"]
+    assert float(first["confidence"]) == math.prod(chances)
     code, said, err = run("llm", "gate", "fit", documents, "--max-error", "0.5", "-o", gate)
     assert code == 0, err
     assert "at most 50 % of the accepted answers are wrong" in said
@@ -82,7 +87,7 @@ def test_from_a_log_of_a_service_to_accepted_fields_and_documents(run, tmp_path)
 def test_a_log_without_right_values_is_not_graded(run, tmp_path):
     lines, _ = service_extractions(2)
     log, out = write_lines(tmp_path / "log.jsonl", lines), tmp_path / "fields.csv"
-    code, said, err = run("llm", "answers", "fields", log, "-o", out)
+    code, said, err = run("llm", "answers", "read", log, "--fields", "all", "-o", out)
     assert code == 0, err
     assert said.splitlines()[1].split()[-1] == "-"
     assert "calibrant llm answers apply MAP" in err
@@ -94,14 +99,16 @@ def test_wrong_files_are_refused(run, tmp_path):
     log, out = write_lines(tmp_path / "log.jsonl", lines), tmp_path / "fields.jsonl"
     for kinds in ("[1]", '{"state": "paid"}', "{"):
         (tmp_path / "kinds.json").write_text(kinds)
-        given = ("--kinds", tmp_path / "kinds.json", "-o", out)
-        code, _, err = run("llm", "answers", "fields", log, *given)
+        given = ("--fields", tmp_path / "kinds.json", "-o", out)
+        code, _, err = run("llm", "answers", "read", log, *given)
         assert code == 2
         assert "must be an object with a list of allowed values, or null" in err
     lines[1]["response"]["body"]["choices"][0]["message"]["content"] = "something else"
     log = write_lines(tmp_path / "log.jsonl", lines)
     truth = write_lines(tmp_path / "truth.jsonl", truths)
-    code, _, err = run("llm", "answers", "fields", log, "--outcomes", truth, "-o", out)
+    code, _, err = run(
+        "llm", "answers", "read", log, "--grades", truth, "--fields", "all", "-o", out
+    )
     assert code == 2
     assert f"line 2 of {log} has tokens that spell another text" in err
     assert not out.exists()

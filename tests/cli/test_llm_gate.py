@@ -10,7 +10,6 @@ import pytest
 import calibrant as cal
 from calibrant.cli import llm_gate
 from calibrant.llm import Gate
-from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.rows import read_answers, write_rows
 from calibrant.llm.gate.gate import Unit
 from tests.support.graded_answers import graded_answers, joined
@@ -183,4 +182,3 @@ def test_one_answer_of_a_conversation_is_watched(run, tmp_path):
 
 def test_choices_are_those_of_python():
     assert get_args(Unit) == llm_gate.UNITS
-    assert {*llm_gate.AGGREGATES} == {*AGGREGATORS}

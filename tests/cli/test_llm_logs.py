@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from calibrant.cli.llm_logs import FORMATS
-from calibrant.llm.answers.logs.reading import READERS
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.chat_server import chat_server
 
@@ -17,7 +15,7 @@ def test_one_command_from_a_log_to_a_report(run, tmp_path):
     file = write_lines(tmp_path / "log.jsonl", lines)
     graded = write_lines(tmp_path / "graded.jsonl", grades)
     out = tmp_path / "report"
-    arguments = ("--outcomes", graded, "--max-error", "0.4", "-o", out)
+    arguments = ("--grades", graded, "--max-error", "0.4", "-o", out)
     code, said, err = run("llm", "answers", "report", file, *arguments)
     assert code == 0, err
     assert "300 answers (openai)" in said
@@ -65,10 +63,6 @@ def test_a_log_becomes_a_file_of_answers_or_of_logits(run, tmp_path):
     assert code == 0, err
 
 
-def test_the_formats_are_those_of_the_library():
-    assert set(FORMATS) == set(READERS)
-
-
 def test_questions_are_asked_and_paid_for(run, tmp_path, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-9876543210")
@@ -78,7 +72,7 @@ def test_questions_are_asked_and_paid_for(run, tmp_path, monkeypatch):
     out = tmp_path / "answers.jsonl"
     with chat_server() as chats:
         start = ("llm", "answers", "request", questions, "--url", chats.url, "--model", "tiny")
-        options = ("--p-true", "--price-in", "1", "--price-out", "2", "-o", out)
+        options = ("--p-true", "--prices", "1,2", "-o", out)
         code, _, err = run(*start, *options, "--dry-run")
         assert code == 0, err
         assert "3 questions, 0 of them finished: 6 requests" in err

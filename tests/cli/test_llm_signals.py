@@ -67,26 +67,13 @@ def said(run):
     return call
 
 
-def test_signals_are_written_and_counted(said, folder, tmp_path):
-    out_file = tmp_path / "signals.jsonl"
-    code, out, err = said("signals", folder / "log.jsonl", "-o", out_file)
-    assert code == 0, err
-    assert "stated 210" in out
-    assert "agreement 240" in out
-    assert "30 answers without the signal stated: the model declined" in err
-    assert f"240 answers; next: calibrant llm answers fit {out_file} --signals all" in err
-    rows = read_answers(out_file).rows
-    assert rows[0]["signals"]["stated"] is None
-    assert rows[1]["signals"]["stated"] is not None
-    assert rows[1]["samples"] == drawn_rows(0)[1]["samples"]
-
-
 def test_a_map_of_signals_is_fitted_and_applied(said, folder, tmp_path):
-    start = ("fit", folder / "log.jsonl", "--stage", "sigmoid", "-o", tmp_path / "map")
+    start = ("fit", folder / "log.jsonl", "--method", "sigmoid", "-o", tmp_path / "map")
     code, out, err = said(*start, "--signals", "stated, agreement")
     assert code == 0, err
     assert "signal has it raw ECE AUROC % ECE % log loss Brier stated 88 %" in out
     assert "combined" in out
+    assert "30 answers without the signal stated: the model declined" in err
     fitted = cal.load(tmp_path / "map")
     assert fitted.names_ == ["stated", "agreement"]
     assert fitted.source_.model == "m"
@@ -104,7 +91,7 @@ def test_a_map_of_signals_is_fitted_and_applied(said, folder, tmp_path):
 
 
 def test_figures_are_written_as_json(said, folder, tmp_path):
-    start = ("fit", folder / "log.jsonl", "--stage", "sigmoid", "-o", tmp_path / "map")
+    start = ("fit", folder / "log.jsonl", "--method", "sigmoid", "-o", tmp_path / "map")
     code, out, err = said(*start, "--signals", "stated", "--json")
     assert code == 0, err
     content = json.loads(out)
@@ -135,6 +122,9 @@ def test_a_signal_that_all_answers_lack_is_reported(said, mapped, tmp_path):
     assert code == 0
     assert "none of the 12 answers has the signal stated, which 88 % of those of the fit had" in err
     assert "12 of 12 stated confidences are numbers above 1 without a percent sign" in err
+    rows = [{**row, "stated": 85, "stated_scale": 100} for row in drawn_rows(1)[:12]]
+    code, _, err = said("apply", mapped, written(new, rows), "-o", tmp_path / "out.jsonl")
+    assert (code, "stated confidences" in err) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from calibrant.cli.shared import AS_JSON, CERTAIN_LEVEL, Verb, _option, _show_result
+from calibrant.cli.shared import AS_JSON, CERTAIN_LEVEL, _option, _show_result, _verb
 
 
-def _ends(_: Any, __: Any, value: str | None) -> tuple[float, float] | None:
+def _ends(_: Any, param: Any, value: str | None) -> tuple[float, float] | None:
     """Return the two numbers of an option."""
     if value is None:
         return None
     try:
         low, high = (float(part) for part in value.split(","))
     except ValueError:
-        message = f"{value!r} must be the lowest and the highest score, as 1,10"
+        message = f"{value!r} must be two numbers {param.metavar}, as 1,10"
         raise click.BadParameter(message) from None
     return low, high
 
@@ -29,13 +29,20 @@ SCALE = _option(
 )
 
 
-@click.command(cls=Verb, context_settings={"show_default": True})
+@_verb()
 @click.argument("file")
 @SCALE
-@_option("--cut", type=float, help="Lowest score that counts as right.  [default: the middle]")
+@_option(
+    "--threshold",
+    "cut",
+    type=float,
+    metavar="SCORE",
+    help="Lowest score that counts as right.  [default: the middle]",
+)
 @_option(
     "--width",
     type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    metavar="FRACTION",
     help="Report how many labels an interval of this half-width needs.",
 )
 @CERTAIN_LEVEL

@@ -11,7 +11,7 @@ import click
 from calibrant._core.messages import printable
 from calibrant.cli import judge, llm_gate, shared
 from calibrant.cli.engine import InputFiles
-from calibrant.cli.llm_answers import CONFIDENCES, VERB, answers
+from calibrant.cli.llm_answers import AGGREGATES, answers
 from calibrant.cli.shared import (
     AS_JSON,
     LEVEL,
@@ -20,6 +20,7 @@ from calibrant.cli.shared import (
     _option,
     _progress_bar,
     _until_closed,
+    _verb,
     say,
 )
 
@@ -48,7 +49,7 @@ ROWS = {"before": "as it is", "global": "one temperature", "head": "head"}
 SCORES = {"nll": "NLL", "brier": "Brier"}
 CONFIDENCE = _option(
     "--confidence",
-    type=click.Choice(CONFIDENCES),
+    type=click.Choice((*AGGREGATES, "p_true")),
     metavar="NAME",
     help="Confidence of a written answer: an aggregate of its token probabilities (geometric, "
     "product, arithmetic, first or minimum), or the model's verdict in a second prompt (p_true).  "
@@ -67,7 +68,7 @@ def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
 
-@llm.command(**VERB)
+@_verb()
 @click.argument("model")
 @click.argument("documents")
 @_option(
@@ -102,7 +103,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
-@llm.command(**VERB)
+@_verb()
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
 @_option("--head", default="linear", metavar="KIND", help="linear, mlp, shape, ats or global.")
 @_option(
@@ -187,7 +188,7 @@ def _alpha(text: str | None) -> Any:
         return text
 
 
-@llm.command(**VERB)
+@_verb()
 @click.argument("paths", nargs=-1, required=True, metavar="[HEAD] TABLE|QUESTIONS...")
 @_option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
 @_option("--limit", **LIMIT, help="Draw this many questions.")
@@ -195,11 +196,6 @@ def _alpha(text: str | None) -> Any:
     "--shots", type=shared.AT_LEAST_0, default=5, metavar="N", help="Solved examples before each."
 )
 @CONFIDENCE
-@_option(
-    "--keep-predictions",
-    is_flag=True,
-    help="Calibrate multiple choice without changing an answer of the model.",
-)
 @_option(
     "--permutations",
     type=click.Choice(("cyclic", "all")),
@@ -223,7 +219,6 @@ def _alpha(text: str | None) -> Any:
 @_option(
     "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
 )
-@_option("--seed", default=0, metavar="N", help="Random seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
@@ -233,7 +228,6 @@ def evaluate(
     paths: tuple[str, ...],
     model: str | None,
     confidence: Any,
-    keep_predictions: bool,
     permutations: Any,
     chat: bool,
     max_new_tokens: int | None,
@@ -276,7 +270,7 @@ def evaluate(
     folder, paths = _head_and_rest(paths)
     fitted = load(folder, FittedHead) if folder else None
     if model is None:
-        names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
+        names = ("confidence", "permutations", "limit", "shots", "chat")
         _check_unused(paths, *names, "max_new_tokens", "samples", "saved")
         evaluated = evaluate_table(open_table(list(paths)), fitted, level=level or None)
         results: Iterable[Result] = [("tokens", *evaluated, {})]
@@ -289,7 +283,7 @@ def evaluate(
         asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         _tell_of_base(network[1], chat=chat)
-        options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
+        options = {"fitted": fitted, "chat": chat, **wanted}
         results = _measure(network, asked, level or None, saved, **options)
     if form == "json":
         content = [_as_json(*result) for result in results]
@@ -421,13 +415,19 @@ def _as_json(title: str, evaluations: Evaluations, gains: Gains, biases: Biases)
     return content
 
 
-@llm.command(**VERB)
+@_verb()
 @click.argument("model")
 @click.argument("question")
 @click.argument("folder", required=False, metavar="[HEAD]")
-@_option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
+@_option("--map", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
 @CONFIDENCE
-@_option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
+@_option(
+    "--min-confidence",
+    type=click.FloatRange(0, 1),
+    default=0,
+    metavar="FRACTION",
+    help="Abstain below it.",
+)
 @_option("--max-new-tokens", **LIMIT, default=64, help="Longest answer, in tokens.")
 @_option("--plain", is_flag=True, help="Do not render the question as a chat.")
 @_option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
@@ -448,15 +448,15 @@ def ask(
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
-    HEAD is a folder of 'llm fit'. The number below the answer is its confidence or, with --answers,
-    the chance that it is right; a threshold that was saved with the map decides when to abstain.
+    HEAD is a folder of 'llm fit'. The number below the answer is its confidence or, with --map, the
+    chance that it is right; a threshold that was saved with the map decides when to abstain.
     The map must be fitted on answers of this model with this head to questions in the same form:
     those that 'llm evaluate --chat --save-answers' writes.
 
     \b
     Examples:
       calibrant llm ask model/ "What is the capital of Peru?" head
-      calibrant llm ask model/ "What is the capital of Peru?" head --answers map
+      calibrant llm ask model/ "What is the capital of Peru?" head --map map
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
@@ -512,6 +512,5 @@ def _shaded(answer: Answer) -> Text:
     return shaded
 
 
-llm.add_command(answers)
-llm.add_command(llm_gate.gate)
-llm.add_command(judge.judge)
+for command in (collect, fit, evaluate, ask, answers, llm_gate.gate, judge.judge):
+    llm.add_command(command)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import AS_JSON, Commands, _new_console, _until_closed, say
+from calibrant.cli.llm_answers import AGGREGATE
+from calibrant.cli.shared import AS_JSON, FRACTION, Commands, _new_console, _until_closed, say
 
 if TYPE_CHECKING:
     from calibrant.llm import Gate
 
 UNITS = ("answer", "turn", "conversation")
-AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
-STAGES = ("beta", "sigmoid", "isotonic")
 STATE = click.option(
     "--state", type=click.Path(), metavar="FILE", help="Drift watch file, made by 'watch --new'."
 )
@@ -31,16 +30,8 @@ def gate() -> None:
 @click.option(
     "-o", "--out", type=click.Path(), required=True, metavar="GATE", help="Where to save the gate."
 )
-@click.option(
-    "--max-error", type=float, required=True, metavar="FRACTION", help="Largest share of errors."
-)
-@click.option(
-    "--certainty",
-    type=float,
-    default=0.95,
-    metavar="FRACTION",
-    help="Probability that the guarantee holds.",
-)
+@click.option("--max-error", **FRACTION, required=True, help="Largest share of errors.")
+@click.option("--certainty", **FRACTION, default=0.95, help="Probability that the guarantee holds.")
 @click.option(
     "--unit",
     type=click.Choice(UNITS),
@@ -50,34 +41,23 @@ def gate() -> None:
 @click.option("--by-kind", is_flag=True, help="Thresholds for each kind of question.")
 @click.option(
     "--verifier-misses",
-    type=float,
-    metavar="FRACTION",
+    **FRACTION,
     help="Share of wrong answers that your verifier lets through.  [default: no verifier]",
 )
 @click.option("--map", "mapped", metavar="MAP", help="Map of 'llm answers fit' on other answers.")
-@click.option(
-    "--confidence",
-    "aggregate",
-    type=click.Choice(AGGREGATES),
-    help="Compute confidences from the token probabilities.  [default: those of FILE, else "
-    "geometric]",
-)
-@click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
+@AGGREGATE
 @click.option(
     "--false-alarms",
-    type=float,
+    **FRACTION,
     default=0.05,
-    metavar="FRACTION",
     help="Probability of ever withdrawing the guarantee without drift.",
 )
-@click.option("--seed", default=0, metavar="N", help="Random seed of the split.")
 @AS_JSON
 def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
     """Find from graded answers which ones to accept.
 
     FILE is .jsonl or .csv, as for 'llm answers fit'. All answers serve the thresholds and the map
-    from confidences to probabilities; an isotonic map gets a third of its own. Rows may have a kind
-    (of question) and a conversation.
+    from confidences to probabilities. Rows may have a kind (of question) and a conversation.
 
     \b
     Examples:

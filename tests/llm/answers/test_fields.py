@@ -293,10 +293,10 @@ def extractions(count, seed=0):
 def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
     file = write_lines(tmp_path / "log.jsonl", extractions(1500))
     kinds = {"name": None, "sum": None}
-    fields = fields_of(read_log(file, graded=False), kinds=kinds)
+    fields = fields_of(read_log(file), kinds=kinds)
     fitted = fit_signals(fields, ["field product", "kind:name", "kind:sum"]).calibrator
     new = fields_of(
-        read_log(write_lines(tmp_path / "new.jsonl", extractions(1500, 1)), graded=False),
+        read_log(write_lines(tmp_path / "new.jsonl", extractions(1500, 1))),
         kinds=kinds,
     )
     rows = fitted.apply(new)
@@ -306,7 +306,7 @@ def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
     assert np.abs(chances - expected).mean() < 0.03
     # new documents without one of the fields are calibrated too
     alone = fields_of(
-        read_log(write_lines(tmp_path / "one.jsonl", [answer_of({"sum": 5})]), graded=False),
+        read_log(write_lines(tmp_path / "one.jsonl", [answer_of({"sum": 5})])),
         kinds=kinds,
     )
     assert 0 < fitted.apply(alone)[0]["calibrated"] < 1
@@ -323,7 +323,7 @@ def test_one_map_learns_what_the_confidence_of_each_kind_is_worth(tmp_path):
 
 def test_a_log_with_answers_that_are_no_json(tmp_path):
     lines = [answer_of({"a": 1}, id="1"), answer_of("prose", id="2")]
-    log = read_log(write_lines(tmp_path / "log.jsonl", lines), graded=False)
+    log = read_log(write_lines(tmp_path / "log.jsonl", lines))
     with pytest.raises(ValueError, match=r"line 2 of .* is not JSON"):
         fields_of(log)
     with pytest.warns(UserWarning, match="left out 1 of 2 answers"):

@@ -231,17 +231,6 @@ def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
-@pytest.mark.filterwarnings("ignore:.*keeps predictions")
-def test_predictions_can_be_kept(asked, model, tokenizer):
-    logits, labels = asked
-    found = calibrated_choices(logits, labels, keep_predictions=True)
-    np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
-    np.testing.assert_allclose(np.exp(found).sum(-1), 1)
-    both = evaluations((model, tokenizer), labels, keep_predictions=True)
-    assert accuracy(both["calibrated"]) == accuracy(both["before"])
-    assert both["calibrated"]["nll"].value < both["before"]["nll"].value
-
-
 def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch):
     logits, labels = asked
     monkeypatch.setattr(grading, "Auto", lambda keep_argmax: Forgetful())

@@ -4,7 +4,7 @@ import pytest
 
 from calibrant.llm.answers.requesting import Asked, RequestPlan, request_answers
 from calibrant.llm.answers.rows import read_answers
-from calibrant.llm.models.services import Connection, service_for
+from calibrant.llm.models.services import service_for
 
 pytest.importorskip("openai")
 llama = pytest.importorskip("xllamacpp")
@@ -33,7 +33,7 @@ def test_answers_of_llama_cpp_with_every_signal(url, tmp_path):
         Asked([{"role": "user", "content": f"What is the capital of {country}?"}], (city,))
         for country, city in (("France", "Paris"), ("Italy", "Rome"))
     ]
-    with service_for("smol", Connection(url, 60.0)) as service:
+    with service_for("smol", url=url) as service:
         assert request_answers(asked, service, plan, out) == 2
         assert request_answers(asked, service, plan, out) == 0
     answers = read_answers(out)

@@ -18,7 +18,7 @@ from calibrant.llm.answers.requesting import (
     request_answers,
 )
 from calibrant.llm.answers.rows import read_answers
-from calibrant.llm.models.services import Connection, ServiceError, service_for
+from calibrant.llm.models.services import ServiceError, service_for
 from tests.support.chat_server import chat_server
 
 pytest.importorskip("openai")
@@ -47,7 +47,7 @@ def asked(*texts, references=("Lima",)):
 
 def collected(chats, out, *texts, timeout=10.0, max_retries=2, plan=None, **options):
     options = {"concurrency": 2, **options}
-    with service_for("tiny", Connection(chats.url, timeout, max_retries)) as service:
+    with service_for("tiny", url=chats.url, timeout=timeout, max_retries=max_retries) as service:
         return request_answers(asked(*texts), service, plan or RequestPlan("tiny"), out, **options)
 
 
@@ -153,9 +153,10 @@ def test_a_hanging_service_is_given_up(chats, tmp_path):
 
 
 def test_a_service_that_is_not_there_is_an_error(tmp_path):
-    nowhere, out = Connection("http://127.0.0.1:9/v1", 1.0, 0), tmp_path / "a.jsonl"
+    nowhere: Any = {"url": "http://127.0.0.1:9/v1", "timeout": 1.0, "max_retries": 0}
+    out = tmp_path / "a.jsonl"
     with (
-        service_for("tiny", nowhere) as service,
+        service_for("tiny", **nowhere) as service,
         pytest.raises(ValueError, match="did not answer"),
     ):
         request_answers(asked("one"), service, RequestPlan("tiny"), out)
@@ -235,7 +236,7 @@ def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # which it would look up online
     pytest.importorskip("litellm")
     out = tmp_path / "answers.jsonl"
-    with service_for("litellm/openai/tiny", Connection(chats.url, 10.0, 0)) as service:
+    with service_for("litellm/openai/tiny", url=chats.url, timeout=10.0, max_retries=0) as service:
         plan = RequestPlan("litellm/openai/tiny")
         assert request_answers(asked("Capital of Peru?"), service, plan, out) == 1
         with pytest.raises(ServiceError, match="401") as problem:

@@ -89,12 +89,6 @@ def test_semantic_entropy_is_that_of_the_meanings():
     wanted = -sum(p * math.log(p) for p in shares)
     assert semantic_entropy(grouped) == pytest.approx(wanted)
     assert semantic_entropy(grouped, normalised=True) == pytest.approx(wanted / math.log(6))
-    logs = np.log([0.1, 0.2, 0.3, 0.05, 0.05, 0.2])
-    weighted = [0.2 / 0.9, 0.2 / 0.9, 0.5 / 0.9]
-    wanted = -sum(p * math.log(p) for p in weighted)
-    assert semantic_entropy(grouped, logs) == pytest.approx(wanted)
-    # the scale cancels: long texts do not underflow
-    assert semantic_entropy(grouped, logs - 900) == pytest.approx(wanted)
 
 
 def test_one_meaning_has_no_entropy_and_all_meanings_the_largest():
@@ -102,20 +96,10 @@ def test_one_meaning_has_no_entropy_and_all_meanings_the_largest():
     assert semantic_entropy([[0], [1], [2]], normalised=True) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("grouped", "logs", "message"),
-    [
-        ([[0], [0]], None, "each text once"),
-        ([[0], []], None, "each text once"),
-        ([[0], [1]], [-1.0], "one for each of 2 texts"),
-        ([[0], [1]], [-1.0, math.nan], "finite"),
-        ([[0], [1]], [-1.0, -math.inf], "finite"),
-        ([[0], [1]], [-1.0, 0.5], "at most 0"),
-    ],
-)
-def test_what_is_refused(grouped, logs, message):
-    with pytest.raises(ValueError, match=message):
-        semantic_entropy(grouped, logs)
+@pytest.mark.parametrize("grouped", [[[0], [0]], [[0], []]])
+def test_what_is_refused(grouped):
+    with pytest.raises(ValueError, match="each text once"):
+        semantic_entropy(grouped)
 
 
 def test_one_text_has_no_normalised_entropy():

@@ -93,7 +93,7 @@ def test_clusters_of_meaning_have_the_name_of_their_model():
 def test_stated_numbers_are_on_the_scale_that_is_passed():
     row = {"answer": "a", "stated": 85}
     assert signals_of([row]).rows[0]["signals"] == {"stated": None}
-    assert signals_of([row], stated_scale=100).rows[0]["signals"] == {"stated": 0.85}
+    assert signals_of([{**row, "stated_scale": 100}]).rows[0]["signals"] == {"stated": 0.85}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -222,30 +222,23 @@ def test_top_tokens_bound_the_entropy_of_all():
         probs = drawn_positions(rng, 3, 30)
         truth = math.exp(-np.mean([entropy(row) for row in probs]))
         low = top_token_confidence(shown(probs, 5), vocabulary=30)
-        middle = top_token_confidence(shown(probs, 5), vocabulary=30, bound="middle")
-        high = 2 * middle["top_entropy"] - low["top_entropy"]
-        assert low["top_entropy"] <= truth <= high
+        assert low["top_entropy"] <= truth
         top = np.sort(probs)[:, ::-1]
         assert low["top_probability"] == pytest.approx(math.exp(np.log(top[:, 0]).mean()))
         assert low["top_margin"] == pytest.approx((top[:, 0] - top[:, 1]).mean())
-        assert middle["top_margin"] == low["top_margin"]
 
 
-def test_both_bounds_of_the_entropy_are_reached():
-    packed, equal = [0.5, 0.2, 0.2, 0.1], [0.5, 0.2, 0.1, 0.1, 0.1]
-    for probs, end in ((packed, 1), (equal, 0)):
-        top, size = shown(np.array([probs]), 2), len(probs)
-        low = top_token_confidence(top, vocabulary=size)["top_entropy"]
-        middle = top_token_confidence(top, vocabulary=size, bound="middle")["top_entropy"]
-        assert (low, 2 * middle - low)[end] == pytest.approx(math.exp(-entropy(probs)))
+def test_the_bound_of_the_entropy_is_reached_by_equal_hidden_tokens():
+    probs = [0.5, 0.2, 0.1, 0.1, 0.1]
+    low = top_token_confidence(shown(np.array([probs]), 2), vocabulary=5)["top_entropy"]
+    assert low == pytest.approx(math.exp(-entropy(probs)))
 
 
 def test_the_entropy_is_exact_if_nothing_is_hidden():
     probs = drawn_positions(np.random.default_rng(1), 2, 6)
     truth = math.exp(-np.mean([entropy(row) for row in probs]))
-    for bound in ("low", "middle"):
-        found = top_token_confidence(shown(probs, 6), vocabulary=6, bound=bound)
-        assert found["top_entropy"] == pytest.approx(truth)
+    found = top_token_confidence(shown(probs, 6), vocabulary=6)
+    assert found["top_entropy"] == pytest.approx(truth)
 
 
 def test_a_position_with_one_token_has_no_margin():

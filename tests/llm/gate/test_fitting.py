@@ -34,7 +34,6 @@ def test_all_answers_serve_the_threshold_if_the_map_rises(rng):
     assert gate.calibrator.learned_ is not None
     assert wanted.learned_ is not None
     np.testing.assert_array_equal(gate.calibrator.learned_["line"], wanted.learned_["line"])
-    assert fit_gate(answers, max_error=0.2, stage="isotonic").bands[0].accept.n == 600
     three = fit_gate(answers, max_error=0.2, verifier_misses=0.4)
     assert three.bands[0].accept.n == 450
     assert three.bands[0].accept.certainty == pytest.approx(0.975)
@@ -60,24 +59,13 @@ def test_no_answer_decides_twice_about_accepting_and_verifying(rng, monkeypatch)
     assert len(np.unique(everything)) == len(everything)
 
 
-def test_an_isotonic_map_has_answers_of_its_own(rng, monkeypatch):
-    answers, used = graded_answers(rng, 600), []
-
-    def fit(graded, **options):
-        used.append(graded.rows)
-        return fit_answers(graded, **options)
-
-    monkeypatch.setattr(fitting, "fit_answers", fit)
-    gate = fit_gate(answers, max_error=0.2, stage="isotonic")
-    assert len(used[0]) == 200
-    assert gate.bands[0].accept.n == 400
-
-
 def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):
     other = fit_answers(graded_answers(rng, 500))
     gate = fit_gate(graded_answers(rng, 400), max_error=0.2, calibrator=other)
     assert gate.calibrator is other
     assert gate.bands[0].accept.n == 400
+    with pytest.raises(ValueError, match="leave aggregate out"):
+        fit_gate(graded_answers(rng, 400), max_error=0.2, calibrator=other, aggregate="first")
 
 
 def test_the_error_of_accepted_answers_is_kept():

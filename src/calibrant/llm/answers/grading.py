@@ -108,7 +108,6 @@ def grade_questions(
     confidence: Confidence | None = None,
     chat: bool = False,
     grade: Grade | None = None,
-    keep_predictions: bool = False,
     permutations: Permutations | None = None,
     samples: int | None = None,
     max_new_tokens: int | None = None,
@@ -117,7 +116,8 @@ def grade_questions(
     """Let a model answer questions; return its answers ``before`` and with a ``head``.
 
     The answers are also measured with the one temperature, ``global``, that the head was compared
-    with.
+    with. Letters of at least 100 questions are also returned ``calibrated``
+    (:func:`calibrated_choices`).
 
     Parameters
     ----------
@@ -129,10 +129,6 @@ def grade_questions(
     grade : callable, optional
         Returns, for a written answer and its question, True if it is right. By default that is an
         exact match of a reference, or with ``chat`` an answer that contains one.
-    keep_predictions : bool
-        Letters of at least 100 questions are also returned ``calibrated``, each question by
-        :class:`calibrant.Auto`, fitted on the answers in other folds. It corrects a preference for
-        some letters and may so change answers, unless this is True.
     permutations : {"cyclic", "all"}, optional
         Ask questions that are answered by letters with their options in several orders, and also
         return the answers ``permuted``, by averages over the orders, which have no preference.
@@ -163,7 +159,7 @@ draw_answers`, from the model without a head.
     shots = f"{len(asked.shots)} shots"
     sources = {name: _source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "letters":
-        return _lettered(network, asked, heads, sources, keep_predictions, permutations, progress)
+        return _lettered(network, asked, heads, sources, permutations, progress)
     texts = choices.ask_texts_each(
         model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
     )
@@ -253,7 +249,6 @@ def _lettered(
     asked: QuestionSet,
     heads: Heads,
     sources: Mapping[str, Source],
-    keep_predictions: bool,
     permutations: Permutations | None,
     progress: Progress | None,
 ) -> dict[str, Graded]:
@@ -267,7 +262,7 @@ def _lettered(
         tried["permuted"] = shown.averaged(), renamed
     if len(labels) >= MIN_QUESTIONS:
         renamed = source._replace(confidence="letters, calibrated")
-        tried["calibrated"] = calibrated_choices(own, labels, keep_predictions), renamed
+        tried["calibrated"] = calibrated_choices(own, labels), renamed
     return {
         name: Graded(_chosen(asked, rows, origin), option_bias(rows, labels))
         for name, (rows, origin) in tried.items()
@@ -287,15 +282,13 @@ def _chosen(
     return AnswerRows.of(rows)
 
 
-def calibrated_choices(
-    logits: FloatArray, labels: IntArray, keep_predictions: bool = False
-) -> FloatArray:
+def calibrated_choices(logits: FloatArray, labels: IntArray) -> FloatArray:
     """Calibrate the logits ``(n, choices)`` of questions, each by a fit on other folds of them.
 
-    Returns log-probabilities. A preference for some letters is corrected: the answer may change,
-    unless ``keep_predictions``.
+    Returns log-probabilities. A preference for some letters is corrected, so that answers may
+    change.
     """
-    auto = Auto(keep_argmax=keep_predictions)
+    auto = Auto(keep_argmax=False)
     fitted = cross_fit({"logits": logits, "labels": labels}, method=auto, folds=FOLDS, level=None)
     result = np.empty_like(logits)
     for i, calibrator in enumerate(fitted.calibrators):

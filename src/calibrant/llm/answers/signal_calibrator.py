@@ -13,6 +13,7 @@ is right is fitted, which then calibrates the scores of the regression on all an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -346,8 +347,7 @@ def _with_signals(answers: AnswerRows) -> AnswerRows:
     if off:
         checks.warn(
             f"{off:,} of {len(reasons):,} stated confidences are numbers above 1 without a percent "
-            "sign, and not read: compute the signals first, by calibrant llm answers signals "
-            "--stated-scale"
+            'sign, and not read: write their scale beside them, as "stated_scale": 100'
         )
     return found
 
@@ -385,6 +385,8 @@ class SignalFit(NamedTuple):
         Of maps of each signal alone; all answers count, also those without the signal.
     raw : dict of ConfidenceEvaluation
         Of each signal as it is, of the answers that have it.
+    unread : dict
+        Numbers of answers by the name of a signal and the reason why their material lacks it.
     together : ConfidenceEvaluation or None
         Of the map of all signals; None if there are too few answers.
     """
@@ -392,6 +394,7 @@ class SignalFit(NamedTuple):
     calibrator: SignalCalibrator
     alone: Evaluations
     raw: Evaluations
+    unread: Mapping[tuple[str, str], int]
     together: ConfidenceEvaluation | None = None
 
     @property
@@ -424,8 +427,9 @@ def fit_signals(
         for name, has in known.items()
         if has.any()
     }
+    unread = Counter(pair for row in answers.rows for pair in row.get(UNREAD, {}).items())
     if not _enough_for_folds(right, groups):
-        return SignalFit(fitted, {}, raw)
+        return SignalFit(fitted, {}, raw, unread)
 
     def held_out(chosen: Mapping[str, FloatArray]) -> ConfidenceEvaluation:
         chances = np.empty(len(right))
@@ -439,4 +443,4 @@ def fit_signals(
     with checks.silenced():  # the fit to all answers has said what is worth saying
         alone = {name: held_out({name: column}) for name, column in values.items()}
         together = held_out(values) if len(values) > 1 else alone[fitted.names_[0]]
-    return SignalFit(fitted, alone, raw, together)
+    return SignalFit(fitted, alone, raw, unread, together)

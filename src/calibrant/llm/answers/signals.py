@@ -17,12 +17,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.special import softmax, xlogy
 
-from calibrant._core.checks import FloatArray, Values, as_float64, check_choice
+from calibrant._core.checks import FloatArray, as_float64
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
@@ -128,21 +128,13 @@ def clusters(texts: Sequence[str], same: Same = _same_text) -> list[list[int]]:
     return found
 
 
-def semantic_entropy(
-    grouped: Sequence[Sequence[int]],
-    log_likelihoods: Values | None = None,
-    *,
-    normalised: bool = False,
-) -> float:
-    r"""Compute the entropy over meanings (Kuhn et al. 2023; Farquhar et al. 2024).
+def semantic_entropy(grouped: Sequence[Sequence[int]], *, normalised: bool = False) -> float:
+    r"""Compute the entropy :math:`-\sum_c p_c \log p_c` over meanings (Kuhn et al. 2023).
 
-    .. math:: -\sum_c p_c \log p_c , \qquad p_c \propto \sum_{i \in c} p_i
-
-    over the clusters :math:`c` of :func:`clusters`, with equal :math:`p_i` (the discrete form) or
-    those of ``log_likelihoods`` ``(texts,)``, divided by the length or not.
-
-    With ``normalised`` the result is divided by the logarithm of the number of texts, its maximum;
-    it is then 0 for one meaning and 1 if all differ, and needs two texts.
+    :math:`p_c` is the share of the texts in cluster :math:`c` of :func:`clusters` (the discrete
+    form of Farquhar et al. 2024). With ``normalised`` the result is divided by the logarithm of the
+    number of texts, its maximum; it is then 0 for one meaning and 1 if all differ, and needs two
+    texts.
 
     >>> semantic_entropy([[0, 2], [1, 3]])  # log 2
     0.6931471805599453
@@ -154,19 +146,8 @@ def semantic_entropy(
         raise ValueError("grouped must hold the number of each text once, as clusters returns them")
     if normalised and len(numbers) < 2:
         raise ValueError("the normalised entropy needs two texts or more")
-    weights = np.full(len(numbers), 1 / len(numbers))
-    if log_likelihoods is not None:
-        logs = as_float64(log_likelihoods)
-        if logs.shape != weights.shape or not (np.isfinite(logs) & (logs <= 1e-6)).all():
-            raise ValueError(
-                f"log_likelihoods must be finite, at most 0, and one for each of {len(numbers)} "
-                f"texts, got {log_likelihoods!r:.80}"
-            )
-        weights = np.exp(logs - logs.max())  # the largest is 1, so that long texts do not underflow
-        weights = weights / weights.sum()
-    probs = np.array([weights[list(cluster)].sum() for cluster in grouped])
-    some = probs[probs > 0]
-    entropy = abs(float(some @ np.log(some)))  # never -0
+    probs = np.array([len(cluster) / len(numbers) for cluster in grouped])
+    entropy = abs(float(probs @ np.log(probs)))  # never -0
     return entropy / math.log(len(numbers)) if normalised else entropy
 
 
@@ -179,7 +160,6 @@ def _check_texts(texts: Sequence[str]) -> None:
 
 # --------------------------------------------------------------------------------- signals of rows
 
-Bound: TypeAlias = Literal["low", "middle"]
 _VOTES = {
     **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),
     **dict.fromkeys(("no", "false", "wrong", "incorrect", "fail"), 0.0),
@@ -191,24 +171,21 @@ _LARGEST_VOCABULARY = 1 << 18
 
 
 def top_token_confidence(
-    top: TopLogprobs, *, vocabulary: int = _LARGEST_VOCABULARY, bound: Bound = "low"
+    top: TopLogprobs, *, vocabulary: int = _LARGEST_VOCABULARY
 ) -> dict[str, float]:
     r"""Compute confidences of an answer from the top tokens that a service shows.
 
     - ``top_probability``: geometric mean of the probabilities of the likeliest tokens;
     - ``top_margin``: mean of its distance to the second; left out if some position shows only one;
-    - ``top_entropy``: :math:`e^{-H}`, with the mean entropy H of the positions. It depends on
-      hidden tokens too, and is bounded as in ``calibrant.llm.answers.topk``.
+    - ``top_entropy``: :math:`e^{-H}`, with the largest mean entropy H of the positions that agrees
+      with what is shown: that of equally likely hidden tokens.
 
     Parameters
     ----------
     top : as for :func:`~calibrant.llm.top_confidence`
         Of the positions of one answer.
     vocabulary : int
-        Number of tokens of the model; one that is too large lowers ``low`` slightly.
-    bound : {"low", "middle"}
-        ``top_entropy`` for the largest entropy, or the mean of those for the largest and the
-        smallest. Use the same for the fit of a map and its use.
+        Number of tokens of the model; one that is too large lowers ``top_entropy`` slightly.
 
     Examples
     --------
@@ -216,7 +193,6 @@ def top_token_confidence(
     >>> {name: round(value, 3) for name, value in found.items()}
     {'top_probability': 0.861, 'top_margin': 0.796, 'top_entropy': 0.249}
     """
-    check_choice("bound", bound, ("low", "middle"))
     logs = topk._top_logprobs(top)
     shown = np.isfinite(logs)
     if vocabulary < shown.sum(1).max():
@@ -224,17 +200,11 @@ def top_token_confidence(
     found = {"top_probability": float(np.exp(np.minimum(logs[:, 0], 0.0).mean()))}
     if shown.sum(1).min() > 1:
         found["top_margin"] = float(np.clip(np.exp(logs[:, 0]) - np.exp(logs[:, 1]), 0, 1).mean())
-    # hidden tokens are equally likely, or as few of them as possible hold the rest
-    probs = np.exp(logs)
-    known = -xlogy(probs, probs).sum(1)
-    hidden, least = vocabulary - shown.sum(1), np.where(shown, probs, np.inf).min(1)
-    rest = np.clip(1 - probs.sum(1), 0, hidden * least)
-    full = np.floor(rest / least)
-    left = np.maximum(rest - full * least, 0.0)
-    smallest = known - full * xlogy(least, least) - xlogy(left, left)
-    largest = known - xlogy(rest, rest / np.maximum(hidden, 1))
-    low, high = np.exp(-largest.mean()), np.exp(-smallest.mean())
-    return {**found, "top_entropy": float(low if bound == "low" else (low + high) / 2)}
+    probs, hidden = np.exp(logs), vocabulary - shown.sum(1)
+    # a hidden token is at most as likely as each that is shown
+    rest = np.clip(1 - probs.sum(1), 0, hidden * np.where(shown, probs, np.inf).min(1))
+    entropy = -xlogy(probs, probs).sum(1) - xlogy(rest, rest / np.maximum(hidden, 1))
+    return {**found, "top_entropy": float(np.exp(-entropy.mean()))}
 
 
 UNREAD = "unread"
@@ -250,17 +220,14 @@ def signals_of(
     *,
     same: Same | None = None,
     meaning: str = "",
-    stated_scale: float = 1,
-    vocabulary: int = _LARGEST_VOCABULARY,
-    bound: Bound = "low",
 ) -> AnswerRows:
     """Compute every signal that the material of the rows allows.
 
     The guide to signals lists what each material gives: ``token_probs``
     (:func:`~calibrant.llm.answer_confidence`), ``top_logprobs`` (:func:`top_token_confidence`),
-    ``stated`` (:func:`~calibrant.llm.stated_confidence`), ``samples`` (shares that equal the
-    answer, and the entropy and number of their meanings), ``option_logits``, ``judges``, and
-    ``confidence`` under the name of its ``source``.
+    ``stated`` (:func:`~calibrant.llm.stated_confidence`, on the scale ``stated_scale`` of the row),
+    ``samples`` (shares that equal the answer, and the entropy and number of their meanings),
+    ``option_logits``, ``judges``, and ``confidence`` under the name of its ``source``.
 
     Parameters
     ----------
@@ -271,10 +238,6 @@ def signals_of(
         ``semantic_negentropy`` and ``semantic_sets`` by meaning, as ``agreement:MEANING``.
     meaning : str
         Name of ``same``, such as that of its model.
-    stated_scale : float
-        Scale of stated numbers without a percent sign: 1, 10 or 100.
-    vocabulary, bound
-        Of ``top_entropy``.
 
     Returns
     -------
@@ -319,12 +282,11 @@ def signals_of(
         return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
 
     def of_statement(row: Row, _: str) -> _Computed:
-        found = stated_confidence(row["stated"], scale=stated_scale)
+        found = stated_confidence(row["stated"], scale=float(row.get("stated_scale") or 1))
         return {"stated": found.reason if found.value is None else found.value}
 
     def of_top_tokens(row: Row, _: str) -> _Computed:
-        top = _unpacked_cell(row["top_logprobs"])
-        return {**top_token_confidence(top, vocabulary=vocabulary, bound=bound)}
+        return {**top_token_confidence(_unpacked_cell(row["top_logprobs"]))}
 
     material: dict[str, Callable[[Row, str], _Computed]] = {
         "token_probs": of_tokens,
@@ -360,8 +322,7 @@ def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> di
         got = comma_separated(map(printable, known))
         what = f"the signals {comma_separated(map(printable, absent))}" if absent else "signals"
         raise ValueError(
-            f"the answers must have {what}, got {got}: write null where an answer lacks one; "
-            "calibrant llm answers signals computes those of raw material"
+            f"the answers must have {what}, got {got}: write null where an answer lacks one"
         )
     # null becomes NaN
     return {name: np.array([row.get(name) for row in rows], np.float64) for name in wanted}

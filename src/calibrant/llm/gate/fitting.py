@@ -37,7 +37,7 @@ from calibrant.decide.threshold_search import (
     level_shares,
     threshold_grid,
 )
-from calibrant.llm.answers.calibrator import Map, fit_answers
+from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _unscored
@@ -101,7 +101,6 @@ def fit_gate(
     by_kind: bool = False,
     verifier_misses: float | None = None,
     calibrator: Any = None,
-    stage: Map = "beta",
     aggregate: Aggregator | None = None,
     false_alarms: float = 0.05,
     seed: int = 0,
@@ -118,7 +117,6 @@ def fit_gate(
 
     All graded answers serve the threshold, and also the map from confidences to probabilities,
     which keeps their order: the test of each threshold stays that of the same answers above it.
-    An isotonic map has steps, and gets a random third of the answers for itself.
 
     With ``verifier_misses`` a random half decides about accepting. The other one decides which of
     the other answers are worth verifying: those among which at most
@@ -142,8 +140,8 @@ def fit_gate(
         hold at the same time, since each test gets an equal part of ``1 - certainty`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
     calibrator : AnswerCalibrator or SignalCalibrator, optional
-        Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
-        confidences of the answers or on their ``aggregate`` of token probabilities.
+        Fitted on other answers. By default a beta map is fitted here, on confidences of the answers
+        or on their ``aggregate`` of token probabilities.
     false_alarms : float in (0, 1)
         Probability that the drift watch (:class:`GateWatch`) ever withdraws the guarantee although
         nothing has changed.
@@ -171,6 +169,8 @@ def fit_gate(
     ('accept', 'person')
     """
     terms = Terms(max_error, certainty, unit, verifier_misses).check()
+    if calibrator is not None and aggregate is not None:
+        raise ValueError("the calibrator has a confidence of its own: leave aggregate out")
     with warnings_at_caller():
         rng = np.random.default_rng(seed)
         answers = _scored_wholly(answers)
@@ -178,14 +178,12 @@ def fit_gate(
         kinds = np.array([str(row.get("kind") or "") for row in answers.rows])
         if by_kind:
             _check_kinds(answers, numbers, unit)
-        rises = calibrator is None and stage != "isotonic"
-        # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
-        # found with the answers that decided on the kinds would not keep their guarantee
-        first = 1 / 3 if calibrator is None and not rises else 0.1 if by_kind else 0.0
+        # a tenth tells how frequent the kinds are: thresholds that are found with the answers that
+        # decided on the kinds would not keep their guarantee
+        first = 0.1 if by_kind else 0.0
         parts = _parts(numbers, first, verifier_misses is not None, rng)
         if calibrator is None:
-            graded = answers if rises else answers.where(parts == 0)
-            calibrator = fit_answers(graded, aggregate=aggregate, stage=stage)
+            calibrator = fit_answers(answers, aggregate=aggregate)
         chances = calibrator.predict_rows(answers)
         scored = _Scored(chances, answers.grades(), numbers, kinds)
         sets: Sequence[tuple[str, ...] | None] = [None]

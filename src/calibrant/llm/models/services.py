@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calibrant._core.messages import needed, printable
 
@@ -23,6 +24,7 @@ _FINAL = (401, 403, 404)
 Message: TypeAlias = Mapping[str, Any]
 Service: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Mapping[str, Any]]
 """Returns the body of a chat completion, for messages and fields such as ``temperature``."""
+Told: TypeAlias = "Callable[[Exception], ServiceError]"
 
 
 class ServiceError(ValueError):
@@ -41,46 +43,36 @@ class ServiceError(ValueError):
         return self.status in _FINAL
 
 
-class Connection(NamedTuple):
-    """How to reach a service.
+@contextmanager
+def service_for(
+    model: str, *, url: str | None = None, timeout: float = 60.0, max_retries: int = 5
+) -> Iterator[Service]:
+    """Yield the service of a model, and close its connections at the end.
+
+    ``litellm/NAME`` is asked through LiteLLM, every other model through the client of OpenAI, with
+    the key that the environment variable ``OPENAI_API_KEY`` has.
 
     ``url`` is that of the interface, mostly with ``/v1`` at the end; None for that of OpenAI.
     ``timeout`` are the seconds to wait for a response. The client repeats a request that may
     succeed later up to ``max_retries`` times: after lost connections and statuses such as 429 and
     500, as long as the service asks for (``Retry-After``) or after growing waits.
     """
-
-    url: str | None = None
-    timeout: float = 60.0
-    max_retries: int = 5
-
-
-@contextmanager
-def service_for(model: str, connection: Connection | None = None) -> Iterator[Service]:
-    """Yield the service of a model, and close its connections at the end.
-
-    ``litellm/NAME`` is asked through LiteLLM, every other model through the client of OpenAI, with
-    the key that the environment variable ``OPENAI_API_KEY`` has.
-    """
-    reach = connection or Connection()
+    options: dict[str, Any] = {"base_url": url, "timeout": timeout}
+    told = partial(_error, url or "the endpoint", timeout)
     if model.startswith(_LITELLM):
-        yield _litellm(model.removeprefix(_LITELLM), reach)
+        yield _litellm(model.removeprefix(_LITELLM), {**options, "num_retries": max_retries}, told)
         return
     with needed("asking a service needs openai", "'calibrant[api]'"):
         import openai
     key = os.environ.get(KEY)
-    if not key and reach.url is None:
+    if not key and url is None:
         raise ValueError(f"set the environment variable {KEY}, or pass the url of a local server")
-    with openai.OpenAI(
-        api_key=key or "none",  # local servers take any key, but the client wants one
-        base_url=reach.url,
-        timeout=reach.timeout,
-        max_retries=reach.max_retries,
-    ) as client:
-        yield _openai(client, model, reach)
+    # local servers take any key, but the client wants one
+    with openai.OpenAI(api_key=key or "none", max_retries=max_retries, **options) as client:
+        yield _openai(client, model, told)
 
 
-def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Service:
+def _openai(client: openai.OpenAI, model: str, told: Told) -> Service:
     from openai import APIError
 
     def service(messages: Sequence[Message], fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,7 +83,7 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
                 extra_body=dict(fields),
             )
         except APIError as error:
-            problem = _error(error, connection)
+            problem = told(error)
         except UnicodeEncodeError as error:
             problem = ServiceError(f"a message is not valid text ({error})", status=400)
         else:
@@ -112,22 +104,16 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
     return service
 
 
-def _litellm(model: str, connection: Connection) -> Service:
+def _litellm(model: str, options: Mapping[str, Any], told: Told) -> Service:
     with needed("this model needs LiteLLM", "litellm"):
         import litellm
 
     def service(messages: Sequence[Message], fields: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            response = litellm.completion(
-                model=model,
-                messages=list(messages),
-                base_url=connection.url,
-                timeout=connection.timeout,
-                num_retries=connection.max_retries,
-                **fields,
-            )
+            said = list(messages)
+            response = litellm.completion(model=model, messages=said, **options, **fields)
         except Exception as error:  # of many services, with the status as an attribute
-            problem = _error(error, connection)
+            problem = told(error)
         else:
             return response.model_dump()  # type: ignore[no-any-return]
         raise problem
@@ -135,17 +121,13 @@ def _litellm(model: str, connection: Connection) -> Service:
     return service
 
 
-def _error(error: Exception, connection: Connection) -> ServiceError:
-    status = getattr(error, "status_code", None)
+def _error(where: str, timeout: float, error: Exception) -> ServiceError:
+    status, said = getattr(error, "status_code", None), _without_key(printable(str(error)))
     if status is None:
-        where = connection.url or "the endpoint"
-        said = _without_key(str(error))
-        return ServiceError(f"{where} did not answer within {connection.timeout:g} s ({said:.100})")
-    said = _without_key(printable(str(error)))
+        return ServiceError(f"{where} did not answer within {timeout:g} s ({said:.100})")
     hint = f": set {KEY}" if status == 401 else ""
     return ServiceError(
-        f"the endpoint answered with status {status} ({said:.200}){hint}",
-        status=int(status),
+        f"the endpoint answered with status {status} ({said:.200}){hint}", status=int(status)
     )
 
 

@@ -69,10 +69,6 @@ def test_written_answers_have_samples_but_no_confidence():
 def test_the_likelihood_of_a_reference_is_no_confidence():
     with pytest.raises(ValueError, match="no confidence for likelihood tasks"):
         read_log(samples("quiz_likely"))
-    rows = read_log(samples("quiz_likely"), graded=False).answers.rows
-    assert (
-        np.mean([row["correct"] for row in rows]) == RESULTS["results"]["quiz_likely"]["acc,none"]
-    )
 
 
 def test_a_folder_or_its_results_stand_for_all_tasks(tmp_path):

@@ -43,17 +43,16 @@ def test_a_batch_with_outcomes_in_another_file(tmp_path):
     with (tmp_path / "graded.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerows([("id", "ok", "question"), ("q1", "no", "b?"), ("q0", "yes", "a?")])
-    log = read_log(file, outcomes=tmp_path / "graded.csv", outcome="ok")
+    log = read_log(file, grades=tmp_path / "graded.csv", outcome="ok")
     assert log.answers.grades().tolist() == [True, False]
     assert [row["question"] for row in log.answers.rows] == ["a?", "b?"]
-    with pytest.raises(ValueError, match=r"line 1, line 2: .* correct must be true or false"):
-        read_log(file)
+    assert not any("correct" in row for row in read_log(file).answers.rows)
     written(tmp_path / "few.jsonl", [{"custom_id": "q0", "correct": 1}])
     with pytest.raises(ValueError, match=r"line 2 of .* has the id 'q1', not in"):
-        read_log(file, outcomes=tmp_path / "few.jsonl")
+        read_log(file, grades=tmp_path / "few.jsonl")
     written(tmp_path / "twice.jsonl", [{"id": "q0", "correct": 1}, {"id": "q0", "correct": 0}])
     with pytest.raises(ValueError, match=r"line 2 of .* repeats the id 'q0'"):
-        read_log(file, outcomes=tmp_path / "twice.jsonl")
+        read_log(file, grades=tmp_path / "twice.jsonl")
 
 
 def test_responses_of_the_newer_interface(tmp_path):
@@ -127,12 +126,25 @@ def test_plain_files_are_read_as_ever(tmp_path):
         read_log(written(tmp_path / "c.jsonl", [{"correct": 1}]))
 
 
-def test_a_format_can_be_named_and_others_are_refused(tmp_path):
-    file = written(tmp_path / "a.jsonl", [{"confidence": 0.9, "correct": 1}])
-    with pytest.raises(ValueError, match="has no choices"):
-        read_log(file, format="openai")
-    with pytest.raises(ValueError, match="format"):
-        read_log(file, format="helm")  # type: ignore[arg-type]
+def test_a_response_of_text_is_in_a_row_of_ones_own(tmp_path):
+    row = {"response": "Lima", "confidence": 0.9, "correct": 1}
+    assert read_log(written(tmp_path / "a.jsonl", [row])).format == "answers"
+    failed = [{"custom_id": "a", "response": None, "error": {"code": "x"}}, pair(correct=1)]
+    with pytest.raises(ValueError, match=r"line 1 of .* is a request that failed"):
+        read_log(written(tmp_path / "b.jsonl", failed))
+
+
+def test_all_answers_are_graded_or_none(tmp_path):
+    bare = pair()
+    assert "correct" not in read_log(written(tmp_path / "new.jsonl", [bare])).answers.rows[0]
+    some = written(tmp_path / "some.jsonl", [pair(correct=1), bare])
+    with pytest.raises(ValueError, match=r"line 2 of .* whether the answer is right"):
+        read_log(some)
+    with pytest.warns(UserWarning, match="left out 1 of 2"):
+        assert len(read_log(some, skip_bad=True).answers.rows) == 1
+
+
+def test_unknown_formats_are_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"a": 1}')
     with pytest.raises(ValueError, match="neither a log of Inspect nor results of lm-eval"):
         read_log(tmp_path / "x.json")

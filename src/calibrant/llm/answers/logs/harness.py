@@ -141,7 +141,7 @@ def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: _HarnessRun
         more = {"samples": texts[1:]} if len(texts) > 1 else {}
         return {**row, "answer": replies[0], **more}
     if len(asked) == 1:
-        return {**row, "answer": str(sample["target"]), "likelihood": float(replies[0][0])}
+        return {**row, "answer": str(sample["target"])}  # whose likelihood is no confidence
     return {**row, **_chosen(sample, asked, metric, run, place, right)}
 
 

@@ -6,9 +6,9 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-from calibrant._core.checks import check_choice, warn
+from calibrant._core.checks import warn
 from calibrant._core.messages import printable
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.logs import completions, harness, inspect_logs
@@ -27,9 +27,9 @@ from calibrant.llm.heads.reading import _counted, _refusal
 
 Format = Literal["answers", "lm_eval", "inspect", "openai"]
 _IDS = ("id", "custom_id")
-"""Keys by which outcomes are found."""
+"""Keys by which grades are found."""
 _JOINED = ("correct", "question", "kind", "truth")
-"""Values that a file of outcomes adds to answers."""
+"""Values that a file of grades adds to answers."""
 SIGNALS = ("signals", "stated", "samples", "judges")
 """Values of rows that make signals besides a confidence."""
 _MATERIAL = ("confidence", "token_probs", *SIGNALS)
@@ -70,13 +70,11 @@ class Log(NamedTuple):
 def read_log(
     path: str | os.PathLike[str],
     *,
-    format: Format | None = None,
     outcome: str | None = None,
-    outcomes: str | os.PathLike[str] | None = None,
-    graded: bool = True,
+    grades: str | os.PathLike[str] | None = None,
     skip_bad: bool = False,
 ) -> Log:
-    """Read the answers of a log.
+    """Read the answers of a log, graded or not. If one is graded, all must be.
 
     Parameters
     ----------
@@ -84,19 +82,15 @@ def read_log(
         Samples of lm-evaluation-harness, their folder, or the results beside them (``lm_eval``); a
         log of Inspect, or a folder of these (``inspect``); JSON lines of chat completions or
         responses of OpenAI's interface (``openai``); or rows as for
-        :func:`calibrant.llm.read_answers` (``answers``).
-    format : str, optional
-        Name of the format; by default it is told from the content.
+        :func:`calibrant.llm.read_answers` (``answers``). The content tells which.
     outcome : str, optional
         What says if an answer is right: the metric of lm-eval, or metric and filter
         (``"exact_match,strict-match"``); the scorer of Inspect; or the key of a line. By default
         the first that is 0 or 1, the first scorer, and ``correct``.
-    outcomes : path, optional
+    grades : path, optional
         ``.jsonl`` or ``.csv`` with ``id`` (or ``custom_id``) and ``correct`` of each answer, and
         also ``question``, ``kind`` or ``truth`` (the right values of a structured answer), where
         the log does not have them.
-    graded : bool
-        Every answer must have an outcome, and something to tell a confidence from.
     skip_bad : bool
         Leave out answers that cannot be used, with a warning that lists them. By default they are
         an error, which lists them too.
@@ -105,14 +99,15 @@ def read_log(
     --------
     ::
 
-        log = read_log("batch_output.jsonl", outcomes="graded.csv")
+        log = read_log("batch_output.jsonl", grades="graded.csv")
         confidence, source = log.answers.confidences()
     """
     file = Path(path)
-    name = _format_of(file) if format is None else format
-    check_choice("format", name, get_args(Format))
+    name = _format_of(file)
+    items = list(_joined(READERS[name](file, outcome), grades, outcome))
+    graded = any("correct" in row for _, row in items if not isinstance(row, BadDocument))
     answers, bad = AnswerRows([], []), list[BadDocument]()
-    for place, row in _joined(READERS[name](file, outcome), outcomes, outcome):
+    for place, row in items:
         problem = row if isinstance(row, BadDocument) else _problem(row, place, name, graded)
         if problem is not None:
             bad.append(problem)
@@ -180,19 +175,21 @@ def _format_of(file: Path) -> Format:
             return "answers"
         if "doc_id" in line and "resps" in line:
             return "lm_eval"
-        served = "response" in line or "choices" in line or line.get("object") == "response"
+        # a text under response is that of an answer in a row of one's own
+        served = not isinstance(line.get("response", ""), str) or "choices" in line
+        served = served or line.get("object") == "response"
         return "openai" if served else "answers"
     raise ValueError(f"{file} is empty: it has no answers")
 
 
 def _joined(
-    items: Iterator[Item], outcomes: str | os.PathLike[str] | None, outcome: str | None
+    items: Iterator[Item], grades: str | os.PathLike[str] | None, outcome: str | None
 ) -> Iterator[Item]:
-    """Add what a file of outcomes says to the answers of the same id."""
-    if outcomes is None:
+    """Add what a file of grades says to the answers of the same id."""
+    if grades is None:
         return items
     known: dict[str, Row] = {}
-    for place, row in zip(*read_answers(outcomes), strict=True):
+    for place, row in zip(*read_answers(grades), strict=True):
         named = next((str(row[name]) for name in _IDS if name in row), None)
         if named is None or named in known:
             problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
@@ -202,7 +199,7 @@ def _joined(
 
     def add(row: Row, place: str) -> Row:
         if row.get("id") not in known:
-            raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {outcomes}")
+            raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {grades}")
         return {**row, **known[row["id"]]}
 
     return _converted(items, add)

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def test_the_worst_subgroup_stands_first(run, table):
     code, out, err = run("slices", table)
     assert (code, err) == (0, "")
     assert "all intervals hold together" in out
-    assert "miscalibrated; the worst, age <" in out
+    assert "miscalibrated; the worst is age <" in out
     found = json.loads(run("slices", table, "--json")[1])
     expected = cal.find_slices(table).to_dict()
     assert found == json.loads(json.dumps({"format": 1, **expected, "skipped": {}}))
@@ -123,3 +125,12 @@ def test_a_column_named_like_a_prediction_is_metadata_of_a_report(run, tmp_path,
     code, _, err = run("evaluate", "p.npz", "--by", "auto")
     assert code == 2
     assert "rename the column 'confidence'" in err
+
+
+def test_a_report_has_the_commands_that_correct_subgroups(run, table):
+    assert run("report", table, "--methods", "none,sigmoid", "-o", "r.md")[0] == 0
+    block = Path("r.md").read_text("utf-8").split("Correct the subgroups that are off:")[1]
+    compare, fit = re.findall("^calibrant (.*)$", block.split("```")[1], re.M)
+    assert "--columns" in fit
+    assert run(*shlex.split(fit), "-q")[0] == 0
+    assert "multicalibration" in run(*shlex.split(compare), "--level", "0", "-q")[1]

@@ -65,7 +65,7 @@ class Slice(NamedTuple):
         direction = directions[low + high < 0]
         by = " to ".join(f"{max(0.0, 100 * end):.1f}" for end in ends)
         return (
-            f"{stated} {100 * self.claimed:.1f} %, {observed} {100 * self.observed:.1f} %: "
+            f"{stated} {100 * self.claimed:.1f} %, {observed} {100 * self.observed:.1f} %, "
             f"{direction} by {by} points"
         )
 
@@ -193,7 +193,7 @@ class Slices:
                 general.append("No subgroup is shown to be off by more than that explains.")
             return " ".join(general) or "No subgroup is shown to be miscalibrated."
         worst, count = self.slices[0], len(self.slices)
-        named = f"the worst, {worst.name} ({worst.n:,} examples), {worst.finding()}."
+        named = f"the worst is {worst.name} ({worst.n:,} examples): {worst.finding()}."
         if general:
             found = "One subgroup is" if count == 1 else f"{count} subgroups are"
             return " ".join([*general, f"{found} off by more than that explains; {named}"])
@@ -206,7 +206,7 @@ class Slices:
         for off in self.off:
             if off.estimand == one.estimand and off.smallest * one.gap.value > 0:
                 return f"{_off_alike(off, 'subgroups', self.probability)}."
-        return f"The model as a whole {one.finding()}."
+        return f"Over all examples: {one.finding()}."
 
     def remarks(self) -> list[str]:
         """Return what the intervals mean, and what was left out."""

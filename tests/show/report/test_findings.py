@@ -130,7 +130,7 @@ def test_a_single_split_is_cross_fitted_and_all_figures_are_about_the_same_examp
     assert remedy.after is not None
     assert remedy.before.to_dict() == subject.evaluation.to_dict()
     assert remedy.after.n == subject.evaluation.n == 150
-    assert subject.decisions[-1].coverage == 1
+    assert remedy.coverage[-1].coverage == 1
 
 
 def test_the_gain_is_that_of_pairs_of_losses_out_of_fold():
@@ -193,13 +193,26 @@ def test_a_gain_that_may_be_none_does_not_help(over_confident):
     found = {finding.code: finding for finding in _findings_of(unsure)}
     assert "CAL014" not in found
     assert "slightly better, which may be noise" in found["CAL019"].evidence
-    assert "label about 2,900 more examples" in found["CAL019"].fix
-    assert unsure.decisions == subject.coverage
+    assert "Label about 2,900 more examples" in found["CAL019"].fix
     harm = replace(
         unsure, remedy=replace(subject.remedy, gain=LossReduction(-0.2, -0.3, -0.1, None))
     )
     found = {finding.code: finding for finding in _findings_of(harm)}
-    assert "no better but worse" in found["CAL019"].evidence
+    assert "makes the confidences worse" in found["CAL019"].evidence
+
+
+def test_data_that_look_wrong_are_neither_trusted_nor_calibrated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logits = 2 * np.random.default_rng(0).normal(size=(200, 3))
+    np.savez("right.npz", logits=logits, labels=logits.argmax(1))
+    made = report("right.npz", methods=["none", "ts"], level=None)
+    codes = {finding.code for finding in made.findings}
+    assert "CAL010" in codes
+    assert not {"CAL014", "CAL015", "CAL019"} & codes
+    page = made.to_markdown()
+    assert "**What fixes it:** Check the data first." in page
+    assert "calibrant report right.npz" in page
+    assert not re.search("calibrant (fit|apply|export)|Calibrate, and", page)
 
 
 def test_too_few_examples_name_how_many_a_yes_needs():

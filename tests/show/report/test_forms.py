@@ -185,11 +185,11 @@ def test_thresholds_close_to_one_have_the_digits_that_matter():
     view = _view_of(subject, _verdict_of(subject, []), [])
     for share, threshold, _ in view.decisions.rows:
         assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
-    assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
+    assert sum(float(p.threshold) > 0.99995 for p in subject.coverage) > 40
 
 
 def test_the_guarantee_names_its_calibrator(over_confident):
-    words = "with 95 % certainty, for ts as fitted here, on the val split"
+    words = "with 95 % certainty, for the confidences of ts as fitted on the val split"
     assert words in over_confident.to_html()
     assert words in over_confident.to_markdown()
 
@@ -245,9 +245,9 @@ def test_costs_are_told_in_cases(over_confident):
 
 def test_few_examples_stand_beside_what_a_calibrated_model_would_show():
     made = cal.report(drawn(150), methods=["none", "ts", "auto"])
-    assert re.search(r"A calibrated model would show about \d+ % on 150 exa", made.to_markdown())
-    assert "A calibrated model would show" in made.to_html()
-    assert "A calibrated model would show" not in cal.report(drawn(400), methods=[]).to_html()
+    assert re.search(r"By chance, a calibrated model shows about \d+ % on 150 ex", str(made))
+    assert "By chance, a calibrated model" in made.to_html()
+    assert "By chance" not in cal.report(drawn(400), methods=[]).to_html()
 
 
 def test_the_advice_is_in_plain_words():

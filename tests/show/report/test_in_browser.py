@@ -86,18 +86,26 @@ def test_classes_are_sorted_by_a_press_on_a_heading(shown):
     assert names_in(shown) == sorted(names_in(shown))
 
 
-def test_classes_are_found_by_name(shown):
-    field = shown.find("input[type=search]")
+def test_many_classes_are_found_by_name(window, tmp_path):
+    names = ["ant", "bee", "<i>eel</i>", *(f"no. {k}" for k in range(8))]
+    data = {**drawn(600, classes=11), "class_names": np.array(names)}
+    cal.report(data, methods=[], level=None).save(tmp_path / "many.html")
+    window.open(tmp_path / "many.html")
+    field = window.find("input[type=search]")
     field.send_keys("EE")
-    assert sorted(names_in(shown)) == ["<i>eel</i>", "bee"]
-    assert shown.find("#classes-count").text == "2 of 5 shown"
+    assert sorted(names_in(window)) == ["<i>eel</i>", "bee"]
+    assert window.find("#classes-count").text == "2 of 11 shown"
     field.clear()
     field.send_keys("x")
-    assert names_in(shown) == []
+    assert names_in(window) == []
+
+
+def test_few_classes_need_no_search(shown):
+    assert shown.find_all("input[type=search]") == []
 
 
 def test_the_slider_tells_the_errors_of_the_answers(shown, over_confident):
-    points = over_confident.subjects[0].decisions
+    points = over_confident.subjects[0].remedy.coverage
     for index in (0, 40, len(points) - 1):
         script = "const s = document.querySelector('.slider input'); s.value = arguments[0];"
         shown.run(script + "s.dispatchEvent(new Event('input'))", index)

@@ -83,6 +83,9 @@ class _Check(NamedTuple):
 
 MISCALIBRATED = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL006", "CAL018"}
 """Findings that contradict a yes, if they are more than notes."""
+DATA_LOOK_WRONG = "CAL010"
+OF_GOOD_DATA = {"CAL014", "CAL015", "CAL019"}
+"""Findings on yes and on the gain, which say nothing while the data look wrong."""
 BAD = ("warn", "bad")
 CHECKS: dict[str, _Check] = {}
 """Checks by their code, filled by :func:`check` below."""
@@ -114,6 +117,8 @@ def _findings_of(subject: Subject) -> list[Finding]:
             found.append(Finding(code, *words, fix, subject.name))
     if _miscalibrated(found):  # nothing else may say the opposite
         found = [finding for finding in found if finding.code != "CAL015"]
+    if _data_look_wrong(found):
+        found = [finding for finding in found if finding.code not in OF_GOOD_DATA]
     if any(finding.code == "CAL015" for finding in found):
         found = [finding for finding in found if finding.code != "CAL019"]
     return sorted(found, key=lambda finding: (-SEVERITIES.index(finding.severity), finding.code))
@@ -122,6 +127,11 @@ def _findings_of(subject: Subject) -> list[Finding]:
 def _miscalibrated(found: Sequence[Finding]) -> list[Finding]:
     """Return the warnings that confidence is wrong, on average or somewhere."""
     return [each for each in found if each.code in MISCALIBRATED and each.severity in BAD]
+
+
+def _data_look_wrong(found: Sequence[Finding]) -> bool:
+    """Return True if the data are to be checked before anything else is relied on."""
+    return any(finding.code == DATA_LOOK_WRONG for finding in found)
 
 
 def _severity(gap: float) -> Severity:
@@ -216,7 +226,7 @@ def _off_in_ranges(subject: Subject) -> Result | None:
     return Result(
         severity,
         f"{len(off)} of {len(subject.ranges)} ranges of {subject.probability}, with "
-        f"{percent(share)} of the examples, are off beyond noise: {named}.",
+        f"{percent(share)} of the examples, {_are(off)} off beyond noise: {named}.",
     )
 
 
@@ -242,7 +252,7 @@ def _classes_off(subject: Subject) -> Result | None:
     word = "tags" if subject.word == "tag" else "classes"
     named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in _worst(off))
     severity: Severity = "warn" if max(_least(part) for part in off) >= LARGE else "info"
-    evidence = f"{len(off)} of {len(measured)} {word} are off beyond noise: {named}."
+    evidence = f"{len(off)} of {len(measured)} {word} {_are(off)} off beyond noise: {named}."
     return Result(severity, evidence, title=f"Some {word} are off")
 
 
@@ -264,9 +274,8 @@ def _subgroups_off(subject: Subject) -> Result | None:
     worst = max(tested[name]["ece"].low for name in off)
     whole = subject.evaluation
     rest = f" Over all examples the ECE is {percent(whole['ece'].value)}."
-    evidence = (
-        f"{len(off)} of {len(tested)} subgroups by {subject.by} are off beyond noise: {named}."
-    )
+    counted = f"{len(off)} of {len(tested)} subgroups by {subject.by}"
+    evidence = f"{counted} {_are(off)} off beyond noise: {named}."
     if len(off) < len(tested) or whole.test is None or whole.test.p_value >= SIGNIFICANT:
         return Result(_severity(worst), f"{evidence}{rest}")
     return Result(
@@ -282,8 +291,8 @@ def _subgroups_off(subject: Subject) -> Result | None:
     "Subgroups that are off were found",
     meaning="A search over the columns of the data found subgroups whose confidence is wrong on "
     "average, also in intersections of columns. The intervals account for the search.",
-    fix="Calibrate by subgroup (calibrant fit --method multicalibration), collect examples of "
-    "them, and look at them again: calibrant slices.",
+    fix="Calibrate by subgroup with the method multicalibration and the --columns of the "
+    "subgroups; then look at them again: calibrant slices.",
 )
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
@@ -391,7 +400,7 @@ def _biased(figures: ClassFigures) -> bool:
 
 
 @check(
-    "CAL010",
+    DATA_LOOK_WRONG,
     "The data look wrong",
     meaning="The figures look like a mistake in the data: labels in another order, a training "
     "set, probabilities in place of logits, copies of rows.",
@@ -482,7 +491,7 @@ def _helps(subject: Subject) -> Result | None:
     "No method clearly helps",
     meaning="On examples that it was not fitted on, the best method gains nothing, or no more "
     "than noise.",
-    fix="Leave the model as it is, and label more examples.",
+    fix="Label more examples before you calibrate.",
 )
 def _does_not_help(subject: Subject) -> Result | None:
     remedy = subject.remedy
@@ -492,14 +501,14 @@ def _does_not_help(subject: Subject) -> Result | None:
     if gain is None or remedy.chosen is None:
         return Result("info", "No calibrator gains more than noise.")
     if gain.needed is not None and gain.needed > n:
-        more = f"label about {about(gain.needed - n)} more {subject.counted}"
-        fix = f"Leave the model as it is, and {more}: they would probably show such a gain."
+        more = f"Label about {about(gain.needed - n)} more {subject.counted}"
+        fix = f"{more}: they would probably show such a gain."
     if gain.low > 0:
         outcome = "lowers the log loss, but not the calibration error"
     elif gain.value > 0:
         outcome = "makes the confidences slightly better, which may be noise"
     else:
-        outcome = f"makes the confidences no better{' but worse' * (gain.high < 0)}"
+        outcome = f"makes the confidences {'worse' if gain.high < 0 else 'no better'}"
     return Result(
         "info",
         f"On {n:,} {subject.counted} that it was not fitted on, the best calibrator {outcome}. "
@@ -579,6 +588,10 @@ def _least(part: Part) -> float:
 
 def _worst(parts: Iterable[Part]) -> list[Part]:
     return sorted(parts, key=lambda part: -_least(part))
+
+
+def _are(several: Sequence[object]) -> str:
+    return "is" if len(several) == 1 else "are"
 
 
 def _direction(part: Part) -> str:

@@ -263,12 +263,7 @@ class Subject:
         if n >= MIN_EXAMPLES_OF_BIN * bins.count.size:
             return ""
         usual = percent(_noise(bins), 0)
-        return f"A calibrated model would show about {usual} on {n:,} {self.counted}"
-
-    @property
-    def decisions(self) -> list[Coverage]:
-        """Thresholds to decide by: of calibrated confidences where calibration helps."""
-        return self.remedy.coverage if self.remedy and self.remedy.helps else self.coverage
+        return f"By chance, a calibrated model shows about {usual} on {n:,} {self.counted}"
 
 
 def _merged_bins(bins: Bins) -> Bins:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import shlex
 from collections.abc import Sequence
@@ -14,10 +16,12 @@ from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
+    DATA_LOOK_WRONG,
     LARGE,
     SIGNIFICANT,
     SMALL,
     Finding,
+    _data_look_wrong,
     _examples_for_yes,
     _is_off,
     _miscalibrated,
@@ -26,7 +30,10 @@ from calibrant.show.report.findings import (
 )
 from calibrant.show.report.model import Subject
 from calibrant.show.style import percent, points
+from calibrant.slices.examples import CLUSTER, CONFIDENCE, PREDICTED, SECOND
 
+OF_PREDICTIONS = (CLUSTER, CONFIDENCE, PREDICTED, SECOND)
+"""Columns of a search that are no metadata."""
 ANSWERS: dict[Severity, str] = {
     **{"good": "Yes", "info": "Too few examples to tell", "warn": "Not quite", "bad": "No"}
 }
@@ -62,8 +69,8 @@ def _verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
     rows = dict(zip(subject.evaluation, subject.evaluation.table(), strict=True))
     figure, interval = rows["ece"][1:]
     codes = {finding.code: finding for finding in findings}
-    if "CAL010" in codes:
-        doubt = codes["CAL010"].evidence
+    if _data_look_wrong(findings):
+        doubt = codes[DATA_LOOK_WRONG].evidence
         return Verdict("bad", "Check the data first", doubt, figure, interval)
     severity, against = _severity(subject), None
     for finding in _miscalibrated(findings):
@@ -151,12 +158,15 @@ def _subgroups_text(subject: Subject, verdict: Verdict) -> str:
     return f"Subgroups cannot be told from the model as a whole. {unseen}"
 
 
-def _snippets(subject: Subject) -> list[Snippet]:
+def _snippets(subject: Subject, findings: Sequence[Finding] = ()) -> list[Snippet]:
     """Commands and code for what to do next."""
+    if _data_look_wrong(findings):
+        return _to_repeat(subject)
     first = _to_save(subject) if subject.path == IN_MEMORY else []
+    repair = _to_repair(subject)
     if subject.remedy is not None and not subject.remedy.helps:
-        return [*first, *_to_keep(subject)]
-    return [*first, *_to_calibrate(subject), *_to_keep(subject, "calibrator")]
+        return [*first, *repair, *_to_keep(subject)]
+    return [*first, *_to_calibrate(subject), *repair, *_to_keep(subject, "calibrator")]
 
 
 def _path(subject: Subject) -> str:
@@ -229,6 +239,36 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
         Snippet("Fit a calibrator, and apply it", "bash", "\n".join(commands)),
         Snippet("The same in Python", "python", "\n".join(code)),
     ]
+
+
+def _to_repeat(subject: Subject) -> list[Snippet]:
+    """Return the command that makes the report again, once the data are right."""
+    if subject.path == IN_MEMORY:
+        return []
+    flag = _split_flag(subject.split, "test") + " --multilabel" * (subject.word == "tag")
+    command = f"calibrant report {shlex.quote(subject.path)}{_named(subject)}{flag}"
+    return [Snippet("Repeat the report when the data are right", "bash", command)]
+
+
+def _to_repair(subject: Subject) -> list[Snippet]:
+    """Return the commands that correct the subgroups which are off, by their columns."""
+    found = subject.slices
+    if found is None or not found.slices or subject.path == IN_MEMORY or subject.word == "tag":
+        return []
+    conditions = [condition for one in found.slices for condition in one.conditions]
+    columns = dict.fromkeys(found.columns[condition.column] for condition in conditions)
+    names = [name for name in columns if name not in (*OF_PREDICTIONS, found.probability)]
+    if not names:
+        return []
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)  # names with commas in quotes
+    option = f"--columns {shlex.quote(line.getvalue())}"
+    file = f"{shlex.quote(subject.path)}{_named(subject)}"
+    commands = (
+        f"calibrant compare {file} --methods auto,multicalibration {option}",
+        f"calibrant fit {file} --method multicalibration {option} -o repaired",
+    )
+    return [Snippet("Correct the subgroups that are off", "bash", "\n".join(commands))]
 
 
 def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
@@ -317,6 +357,10 @@ def _unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
             "pass several files, or several --split, for a comparison",
         ),
         (True, "Drift after today", "calibrant monitor, with labelled examples as they come"),
-        (several, "Inputs unlike all of these", "calibrant.metrics.ood_auroc"),
+        (
+            several,
+            "Inputs unlike all of these",
+            "calibrant.metrics.ood_auroc says how well confidence tells them apart",
+        ),
     ]
     return [Unchecked(what, how) for applies, what, how in every if applies]

@@ -16,7 +16,7 @@ from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
 from calibrant.show.metrics import _metrics_table, _reliability_svg, _subgroup_table
 from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
-from calibrant.show.report.findings import Finding
+from calibrant.show.report.findings import DATA_LOOK_WRONG, Finding, _data_look_wrong
 from calibrant.show.report.model import (
     MIN_EXAMPLES_OF_CLASS,
     ClassFigures,
@@ -62,6 +62,8 @@ def _view_of(
     ``name`` tells its anchors from those of others, of which there are ``sets`` on the page.
     """
     remedy = subject.remedy if subject.remedy is not None and subject.remedy.helps else None
+    if _data_look_wrong(findings):  # a gain on such data says nothing
+        remedy = None
     return SimpleNamespace(
         subject=subject,
         verdict=verdict,
@@ -71,7 +73,7 @@ def _view_of(
         name=name,
         prefix=f"{name}-" if name else "",
         level=3 if name else 2,  # of the headings of sections
-        snippets=_snippets(subject),
+        snippets=_snippets(subject, findings),
         **_how_far(subject, verdict, remedy),
         **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
         **_remedy(subject, findings, remedy),
@@ -166,13 +168,18 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
     """Return the advice with its reasons, what each choice costs, and all methods."""
     advice, reasons = "Leave it as it is", ["Nothing speaks against the confidences as they are."]
     against = [each for each in findings if each.code == "CAL019"]
-    if remedy is not None and remedy.before and remedy.after and remedy.chosen:
+    wrong = [each for each in findings if each.code == DATA_LOOK_WRONG]
+    if wrong:
+        advice, reasons = "Check the data first", [wrong[0].evidence, wrong[0].fix]
+    elif remedy is not None and remedy.before and remedy.after and remedy.chosen:
         advice = "Calibrate it: correct the stated confidences"
-        before, after = (percent(each["ece"].value) for each in (remedy.before, remedy.after))
+        before, after = (100 * each["ece"].value for each in (remedy.before, remedy.after))
+        seconds = remedy.chosen.fit_seconds
+        took = f"{seconds:.0f} seconds" if seconds >= 1.5 else "about a second or less"
         reasons = [
             f"On examples that it was not fitted on, a stated {subject.probability} is off by "
-            f"{after} on average, instead of {before}.",
-            f"{remedy.price(subject.counted)} The fit takes {remedy.chosen.fit_seconds:.1f} s.",
+            f"{after:.1f} points on average, instead of {before:.1f}.",
+            f"{remedy.price(subject.counted)} The fit takes {took}.",
         ]
     elif against:
         reasons = [against[0].evidence, against[0].fix]
@@ -189,7 +196,7 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
 def _choices(subject: Subject, remedy: Remedy | None) -> Table:
     """Return what each choice costs, in mistakes and in work for people."""
     choices = {"Use it as it is, and trust all answers": subject.coverage[-1]}
-    asking, points = "Ask", subject.decisions
+    asking, points = "Ask", subject.coverage if remedy is None else remedy.coverage
     if remedy is not None:
         choices["Calibrate, and trust all answers"] = points[-1]
         asking = "Calibrate, and ask"
@@ -209,7 +216,7 @@ def _choices(subject: Subject, remedy: Remedy | None) -> Table:
 
 def _decisions(subject: Subject, remedy: Remedy | None) -> dict[str, Any]:
     """Return errors among the surest answers, as a table, a chart and a slider; and guarantees."""
-    points = subject.decisions
+    points = subject.coverage if remedy is None else remedy.coverage
     decided = {
         "decided_by": "confidence" if remedy is None else "calibrated confidence",
         "decisions": None,
@@ -248,9 +255,8 @@ def _guarantees(remedy: Remedy) -> Table:
             cells = (threshold_text(each.threshold), *shares)
         rows.append((percent(each.max_error), *cells))
     caption = (
-        f"Each threshold keeps its error rate with {100 * remedy.thresholds[0].certainty:g} % "
-        f"certainty, for {remedy.chosen.method} as fitted here, on the "
-        f"{remedy.comparison.fitted_on}"
+        f"Each error rate holds with {100 * remedy.thresholds[0].certainty:g} % certainty, for "
+        f"the confidences of {remedy.chosen.method} as fitted on the {remedy.comparison.fitted_on}"
     )
     headings = ("errors at most", "confidence at least", "answered", "observed errors")
     return Table(headings, rows, caption=caption)

@@ -278,10 +278,3 @@ def test_logits_and_probabilities_have_the_threshold_of_their_pairs(rng):
     assert found.limits[0][1:] == pytest.approx(expected.limits[0][1:])
     with pytest.raises(TypeError, match="threshold takes no sample_weight"):
         threshold(logits, labels, max_error=0.2, sample_weight=np.ones(4000))
-
-
-def test_threshold_refuses_what_is_no_pair():
-    with pytest.raises(ValueError, match=r"confidence must be in \[0, 1\]"):
-        threshold(confidence=[2.5], outcome=[1], max_error=0.1)
-    with pytest.raises(ValueError, match="nothing to measure"):
-        threshold(confidence=np.empty(0), outcome=np.empty(0), max_error=0.1)

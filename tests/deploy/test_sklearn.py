@@ -27,7 +27,6 @@ from sklearn.ensemble import (  # noqa: E402
     RandomForestClassifier,
 )
 from sklearn.exceptions import NotFittedError  # noqa: E402
-from sklearn.feature_extraction.text import CountVectorizer  # noqa: E402
 from sklearn.frozen import FrozenEstimator  # noqa: E402
 from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier  # noqa: E402
 from sklearn.metrics import log_loss  # noqa: E402
@@ -216,16 +215,6 @@ def test_grid_search(three):
     assert len(cross_val_score(CalibratedClassifier(method="ts"), X, y, cv=3)) == 3
 
 
-def test_refit_forgets(three):
-    pd = pytest.importorskip("pandas")
-    X, y = three
-    one = CalibratedClassifier(method="ts").fit(pd.DataFrame(X, columns=list("abcdefgh")), y)
-    assert list(one.feature_names_in_) == list("abcdefgh")
-    one.fit(X[:, :5], y)
-    assert one.n_features_in_ == 5
-    assert not hasattr(one, "feature_names_in_")
-
-
 def test_failed_fit_changes_nothing(three):
     X, y = three
     one = CalibratedClassifier(Sayer(), method="ts")
@@ -363,13 +352,6 @@ def test_prefit_estimator(request, data, wrap):
     np.testing.assert_array_equal(fitted.estimator_.coef_, before)
 
 
-def test_frozen_estimator_in_a_search(three):
-    X, y = three
-    base = FrozenEstimator(LogisticRegression().fit(X[:200], y[:200]))
-    search = GridSearchCV(CalibratedClassifier(base), {"method": ["none", "ts"]}, cv=3)
-    assert search.fit(X[200:], y[200:]).best_estimator_.estimator_ is base
-
-
 @pytest.mark.parametrize("wrap", [frozen, prefit])
 def test_prefit_estimator_that_is_not_fitted(three, wrap):
     with pytest.raises(NotFittedError, match=r"this .* is not fitted, or .*: fit it first"):
@@ -455,17 +437,6 @@ def rare(rng):
     return honest, labels
 
 
-@pytest.mark.parametrize("method", ["ts", "odds", "smart"])
-def test_rare_class_is_masked(rare, method):
-    X, y = rare
-    model = CalibratedClassifier(GaussianNB(), method=method)
-    with pytest.warns(
-        UserWarning, match="1 of 500 examples were scored without .*fold: 3. They are"
-    ):
-        model.fit(X, y)
-    assert model.predict_proba(X).shape == (500, 4)
-
-
 def test_temperature_with_a_rare_class(rare):
     X, y = rare
     votes = KNeighborsClassifier(10)
@@ -531,8 +502,8 @@ def test_one_class(two, cv):
 
 @pytest.mark.parametrize(
     ("data", "method"),
-    [("three", name) for name in cal.CALIBRATORS if name not in NEEDY + TWO_ONLY]
-    + [("two", name) for name in ("ts", "smart", "vector", "isotonic", "histogram", *TWO_ONLY)],
+    [("three", name) for name in ("ts", "vector", "isotonic", "histogram_ovr", "auto")]
+    + [("two", name) for name in ("ts", "vector", "isotonic", *TWO_ONLY)],
 )
 def test_predictions_follow_the_probabilities(request, data, method):
     X, y = request.getfixturevalue(data)
@@ -552,14 +523,10 @@ def test_predictions_follow_the_probabilities(request, data, method):
 @pytest.mark.parametrize(
     ("data", "estimator"),
     [
-        ("two", LogisticRegression()),
-        ("three", RidgeClassifier()),
         ("two", Perceptron()),
+        ("three", RidgeClassifier()),
         ("three", KNeighborsClassifier()),
         ("two", RandomForestClassifier(20, random_state=0)),
-        ("three", HistGradientBoostingClassifier(max_iter=10)),
-        ("two", make_pipeline(StandardScaler(), GaussianNB())),
-        ("three", LogisticRegression()),
     ],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
@@ -666,18 +633,6 @@ def test_without_calibration_the_probabilities_are_those_of_the_estimator(rng):
     np.testing.assert_allclose(model.predict_proba(votes), votes, atol=1e-12)
 
 
-@pytest.mark.parametrize("data", ["two", "three"])
-def test_votes(request, data):
-    X, y = request.getfixturevalue(data)
-    seen, new = slice(0, 600, 2), slice(1, 600, 2)
-    for estimator in (KNeighborsClassifier(10), DecisionTreeClassifier(random_state=0)):
-        model = CalibratedClassifier(estimator, method="ts").fit(X[seen], y[seen])
-        raw = model.estimator_.predict_proba(X[new])
-        probs = model.predict_proba(X[new])
-        assert log_loss(y[new], probs) < log_loss(y[new], raw)
-        assert log_loss(y[new], probs) < np.log(len(model.classes_)) + 0.05
-
-
 def test_log_proba_without_underflow():
     honest = np.array([[40.0], [-50.0], [0.3], [-0.4]] * 60)
     labels = (np.arange(240) % 7 != 0) ^ (honest[:, 0] < 0)
@@ -750,16 +705,6 @@ def test_data_frames(three):
     assert list(model.feature_names_in_) == list(frame.columns)
     plain = CalibratedClassifier(method="ts").fit(X, y)
     np.testing.assert_allclose(model.predict_proba(frame), plain.predict_proba(X))
-
-
-def test_texts(rng):
-    topics = rng.integers(3, size=300)
-    texts = [" ".join(rng.choice(list("abcdefgh")[k : k + 5], size=6)) for k in topics]
-    words = CountVectorizer(analyzer="char")
-    model = CalibratedClassifier(make_pipeline(words, MultinomialNB()), method="ts")
-    model.fit(texts, topics)
-    assert model.score(texts, topics) > 0.5
-    assert model.predict_proba(texts[:2]).shape == (2, 3)
 
 
 def test_missing_values(three):
@@ -891,18 +836,6 @@ def test_calibrator_needs_no_routing(three, rng, cv):
     plain = temperature(clone(model).set_params(estimator=base).fit(X, y))
     weighed = model.fit(X, y, sample_weight=weight, groups=np.arange(600) // 7)
     assert temperature(weighed) != plain
-
-
-@pytest.mark.usefixtures("routing")
-def test_metadata_routing_through_a_pipeline(three, rng):
-    X, y = three
-    weight = rng.uniform(0.2, 3, size=600)
-    inner = LogisticRegression().set_fit_request(sample_weight=True)
-    step = CalibratedClassifier(inner, method="ts").set_fit_request(sample_weight=True)
-    piped = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), step)
-    piped.fit(X, y, sample_weight=weight)
-    alone = clone(step).fit(StandardScaler().fit_transform(X), y, sample_weight=weight)
-    np.testing.assert_allclose(piped.predict_proba(X), alone.predict_proba(piped[0].transform(X)))
 
 
 # ------------------------------------------------------------------------------- folds and chance

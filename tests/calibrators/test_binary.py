@@ -8,7 +8,6 @@ import torch
 from scipy import optimize
 from scipy.special import expit
 
-import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators.binary import (
     QuadraticScaling,
@@ -299,14 +298,3 @@ def test_more_classes_are_refused_with_a_remedy(rng, kind):
     message = f"{kind.__name__} is for two classes, got 4: use a method for any number"
     with pytest.raises(ValueError, match=message):
         kind().fit(rng.normal(size=(200, 4)), rng.integers(0, 4, 200))
-
-
-@pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_a_comparison_has_them_for_two_classes_only(rng):
-    odds, labels, _ = biased(rng, 400)
-    methods = cal.compare({"logits": odds, "labels": labels}, level=None).rows
-    assert [row.error for row in methods if row.method == "venn_abers"] == [None]
-    three = rng.normal(size=(400, 3))
-    labels = (three + rng.gumbel(size=three.shape)).argmax(-1)
-    methods = cal.compare({"logits": three, "labels": labels}, methods="all", level=None).rows
-    assert "venn_abers" not in {row.method for row in methods}

@@ -247,24 +247,28 @@ def test_weight_two_is_a_row_twice(name, data):
     np.testing.assert_allclose(predicted(weighted, logits), predicted(twice, logits), atol=5e-3)
 
 
-WEIGHED = ["bbq", "sms", "odds", "rank_gaps", "venn_abers"]
-
-
 @pytest.mark.parametrize(
-    ("method", "part"), [*((name, False) for name in WEIGHED), ("odds", True), ("venn_abers", True)]
+    "method", ["bbq", "sms", "odds", "rank_gaps", "venn_abers", "multicalibration"]
 )
-def test_only_ratios_of_weights_matter(method, part, rng):
-    """Priors and penalties count examples, not weights, in parts of other methods as well."""
+def test_only_ratios_of_weights_matter(method, rng):
+    """Priors and penalties count examples, and must not take weights for counts."""
     logits, labels = (x[:300] for x in overconfident(2 if method in TWO_ONLY else 6))
     weight = rng.exponential(size=300)
-    probs = []
-    for scaled in (1e-3 * weight, 1e3 * weight):
-        if part:
-            one = make(method).fit_examples(examples(logits, labels, scaled))
-        else:
-            one = fitted(method, logits, labels, sample_weight=scaled)
-        probs.append(one.predict_proba(logits))
-    np.testing.assert_allclose(probs[0], probs[1], atol=1e-8)
+    small, large = (fitted(method, logits, labels, sample_weight=s * weight) for s in (1e-3, 1e3))
+    np.testing.assert_allclose(predicted(large, logits), predicted(small, logits), atol=1e-8)
+
+
+def test_only_ratios_of_weights_matter_to_parts_of_other_methods(rng):
+    """``fit`` makes their mean 1; examples of a fold reach the method without it."""
+    logits, labels = (x[:300] for x in overconfident(2))
+    weight = rng.exponential(size=300)
+    several = [examples(logits, labels, scale * weight) for scale in (1e-3, 1e3)]
+    for fits in (
+        [make("venn_abers").fit_examples(each) for each in several],
+        [make("odds").fit_records(tabulate(each)) for each in several],
+    ):
+        small, large = (each.predict_proba(logits) for each in fits)
+        np.testing.assert_allclose(large, small, atol=1e-6)
 
 
 def test_tokens_are_rows(name, calibrator, data, classes):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.special import expit, softmax
 
-from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.learned_curves import (
     MarginChange,
     MarginTemperature,
@@ -272,17 +271,3 @@ def test_plots_go_into_the_axes_they_are_given(plt, curve):
     assert plt.get_fignums() == [figure.number]
     assert left.has_data()
     assert right.has_data()
-
-
-@pytest.mark.parametrize("rows", [1, 400])
-def test_curves_of_fitted_calibrators_can_be_plotted(plt, data, smart, rows, tmp_path):
-    from calibrant.show import figures
-
-    logits = data[0][1 : rows + 1]
-    methods: dict[str, Calibrator] = {"none": Identity().fit(*data), "smart": smart}
-    changes = {name: margin_change(fitted, logits) for name, fitted in methods.items()}
-    for axes in (
-        figures.temperature_plot(margin_temperature(smart, logits)),
-        figures.adjustment_plot(changes),
-    ):
-        assert np.ptp(saved(axes, tmp_path)) > 0.5

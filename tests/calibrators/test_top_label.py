@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from scipy.special import expit, log_softmax, logit, logsumexp, softmax
+from scipy.special import expit, logit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
@@ -262,18 +262,6 @@ def test_a_distortion_of_the_odds_is_undone(rng):
     assert eces[1] < min(0.02, eces[0] / 2), eces
 
 
-def test_a_distortion_of_two_classes_is_undone_exactly(rng):
-    odds = rng.exponential(2.5, 60_000)
-    truth = line_at(odds, [0.3, 1.6, 0.5], 0.1, [1.0, 3.0])
-    logits = np.stack([odds, np.zeros_like(odds)], axis=1)
-    labels = (rng.random(60_000) >= expit(truth)).astype(int)
-    fitted = OddsScaling(objective="nll", knots=5).fit(logits, labels)
-    grid = np.linspace(0.05, 6, 100)
-    found = fitted.predict_proba(np.stack([grid, np.zeros(100)], axis=1))[:, 0]
-    expected = expit(line_at(grid, [0.3, 1.6, 0.5], 0.1, [1.0, 3.0]))
-    np.testing.assert_allclose(found, expected, atol=0.03)
-
-
 def test_slopes_are_never_negative(rng):
     """Answers that are right less often the surer they are make the line level, not falling."""
     odds = rng.uniform(0, 6, 4000)
@@ -312,30 +300,6 @@ def test_the_likelihood_is_no_worse_than_that_of_one_temperature(rng, kind, weig
         for c in (both, one)
     )
     assert total <= before + 1e-4
-
-
-def test_the_likelihood_falls_apart_into_right_or_not_and_the_rest(data):
-    logits, labels, _ = data
-    fitted, one = OddsScaling().fit(logits, labels), TemperatureScaling().fit(logits, labels)
-    right = logits.argmax(-1) == labels
-
-    def binary(calibrator):
-        confidence = calibrator.predict_proba(logits).max(-1)
-        return -np.log(np.where(right, confidence, 1 - confidence))
-
-    found, before = (own_losses(c, logits, labels) for c in (fitted, one))
-    out = fitted.predict_proba(logits)
-    free = np.diff(np.sort(out, -1)[:, -2:], axis=-1)[:, 0] > 1e-4
-    change = (binary(fitted) - binary(one))[free]
-
-    def among_the_rest(temperature):
-        rest = np.where(np.eye(8)[logits.argmax(-1)] > 0, -np.inf, logits / float(temperature))
-        own = -log_softmax(rest, -1)[np.arange(len(labels)), labels]
-        return np.where(right, 0, own)
-
-    change += (among_the_rest(fitted.rest_temperature_) - among_the_rest(one.temperature_))[free]
-    np.testing.assert_allclose((found - before)[free], change, atol=1e-5)
-    assert np.abs(change).max() > 0.1
 
 
 def test_the_temperature_of_the_rest_is_the_best_for_wrong_answers(rng):
@@ -466,13 +430,6 @@ def test_the_parts_of_a_blend_are_calibrators_of_their_own(data):
     assert blend.solution_ is blend.smart.solution_
     other = Blend(seed=4).fit(logits, labels, sample_weight=weight)
     assert np.abs(other.predict_proba(logits) - blend.predict_proba(logits)).max() > 1e-5
-
-
-def test_a_blend_of_few_samples_warns_of_its_own_size(rng):
-    logits, labels = drawn(rng, 49, 4)
-    with pytest.warns(UserWarning, match="parameters for 49 examples") as caught:
-        Blend().fit(logits, labels)
-    assert [str(w.message).split()[0] for w in caught] == ["Blend"]
 
 
 def test_a_blend_calibrates_where_one_temperature_does_not(rng):

@@ -56,7 +56,7 @@ def _calibration(one: Slice | Group) -> tuple[str, ...]:
 def _signed(points: float) -> str:
     """Return a gap with its sign; zero has none.
 
-    >>> _signed(2.34), signed(-0.01)
+    >>> _signed(2.34), _signed(-0.01)
     ('+2.3', '0.0')
     """
     rounded = round(points, 1)

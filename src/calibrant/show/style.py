@@ -76,7 +76,7 @@ Format = Callable[[float], str]
 def _plain(value: float) -> str:
     """Return a number with three significant digits.
 
-    >>> _plain(0.12345), plain(1500), plain(2e9)
+    >>> _plain(0.12345), _plain(1500), _plain(2e9)
     ('0.123', '1500', '2e+09')
     """
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
@@ -94,7 +94,7 @@ def percent(value: float, digits: int = 1) -> str:
 def _short_percent(value: float) -> str:
     """Return a fraction as percent for a chart, with one decimal where it matters.
 
-    >>> _short_percent(0.1234), short_percent(0.2)
+    >>> _short_percent(0.1234), _short_percent(0.2)
     ('12.3 %', '20 %')
     """
     return f"{100 * value:.1f}".removesuffix(".0") + " %"
@@ -108,7 +108,7 @@ def points(value: float) -> str:
 def tick(form: Format, value: float) -> str:
     """Return the number of a tick, without zeros at the end of its decimals.
 
-    >>> tick("{:.2f} %".format, 2.5), tick(plain, 100)
+    >>> tick("{:.2f} %".format, 2.5), tick(_plain, 100)
     ('2.5 %', '100')
     """
     shown = form(value)
@@ -118,7 +118,7 @@ def tick(form: Format, value: float) -> str:
 def _coordinate(value: float) -> str:
     """Return a coordinate as text, rounded to a tenth.
 
-    >>> _coordinate(12.04), coordinate(0.25), coordinate(-0.01)
+    >>> _coordinate(12.04), _coordinate(0.25), _coordinate(-0.01)
     ('12', '0.2', '0')
     """
     shown = f"{value:.1f}".removesuffix(".0")

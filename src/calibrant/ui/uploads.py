@@ -52,7 +52,7 @@ class Upload:
 def _shown_name(name: str) -> str:
     r"""Return the last part of a client's path, fit to be shown.
 
-    >>> _shown_name("C:\\data\\val.npz"), shown_name("../../etc/passwd")
+    >>> _shown_name("C:\\data\\val.npz"), _shown_name("../../etc/passwd")
     ('val.npz', 'passwd')
     """
     last = PurePosixPath(name.replace("\\", "/")).name

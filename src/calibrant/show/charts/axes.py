@@ -159,7 +159,7 @@ def _first_names(names: Sequence[str] | Mapping[str, ArrayLike]) -> str:
 def _axis_names(probability: str) -> tuple[str, str]:
     """Return the names of the claimed probability and of what it is compared with.
 
-    >>> _axis_names("P(y = 1)"), axis_names("")
+    >>> _axis_names("P(y = 1)"), _axis_names("")
     (('P(y = 1)', 'frequency of y = 1'), ('confidence', 'accuracy'))
     """
     if not probability:

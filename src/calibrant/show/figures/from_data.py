@@ -277,7 +277,7 @@ def figure(
 def _names_of(paths: Sequence[str]) -> list[str]:
     """Return short names of files that tell them apart.
 
-    >>> _names_of(["runs/a.npz", "runs/b.npz"]), names_of(["a/test.npz", "b/test.npz"])
+    >>> _names_of(["runs/a.npz", "runs/b.npz"]), _names_of(["a/test.npz", "b/test.npz"])
     (['a', 'b'], ['a/test.npz', 'b/test.npz'])
     """
     stems = [Path(path).stem or path for path in paths]

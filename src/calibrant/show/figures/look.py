@@ -312,7 +312,7 @@ def _text_of(name: object, longest: int = LONGEST) -> str:
     Control characters become visible, ``$`` does not start a formula, a leading underscore does
     not hide the name from a legend, and long names are cut.
 
-    >>> _text_of("$cost$"), text_of("a\nb"), text_of("x" * 99)[-3:]
+    >>> _text_of("$cost$"), _text_of("a\nb"), _text_of("x" * 99)[-3:]
     ('\\$cost\\$', 'a b', 'xx…')
     """
     plain = printable(" ".join(str(name).split())) or "(empty)"

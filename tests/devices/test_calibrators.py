@@ -367,4 +367,4 @@ def test_updates_stay_on_the_device_of_the_stream(device):
     there.to("cpu").update(logits[100:].to(device), labels[100:].to(device))
     on_cpu.update(logits[100:], labels[100:])
     assert there.device == there.recent_.labels.device == device
-    assert torch.equal(there.temperature_.cpu(), on_cpu.temperature_)
+    torch.testing.assert_close(there.temperature_.cpu(), on_cpu.temperature_)

@@ -21,7 +21,7 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
-from calibrant._core.torch_models import plain_on_cpu
+from calibrant._core.torch_models import has_numbers, plain_on_cpu
 
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 # "auto" is "binary" for two classes and "top_label" for more
 EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: four megabytes of float64 stay in a core's share of the last cache,
-# and calls for smaller ones take as long as the work
-CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 24}
+# and calls for smaller ones take as long as the work; a GPU waits for calls unless they do much
+CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 25}
 # elements of logits that stay in the cache of one core through many operations
 _BLOCK_SIZE = 1 << 16
 _RUN_LENGTH = 4096  # examples in a run, where each has some tens of numbers
@@ -340,7 +340,7 @@ def with_masks(logits: Tensor, gap: float) -> Tensor:
     >>> with_masks(torch.tensor([[2.0, -1e9, 0.0]]), MASKED_GAP)
     tensor([[2., -inf, 0.]])
     """
-    if plain_on_cpu(logits) and range_of(logits) < gap:  # in less time than the masks take
+    if has_numbers(logits) and range_of(logits) < gap:  # in less time than the masks take
         return logits
     return torch.where(logits.amax(-1, keepdim=True) - logits >= gap, -torch.inf, logits)
 

@@ -77,7 +77,15 @@ def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def plain_on_cpu(logits: Tensor) -> bool:
     """Return True for tensors that NumPy can read, but not while a graph is recorded."""
-    if type(logits) is not Tensor or logits.device.type != "cpu":
+    return logits.device.type == "cpu" and has_numbers(logits)
+
+
+def has_numbers(logits: Tensor) -> bool:
+    """Return True for tensors on which the next step may depend: none that a graph stands for."""
+    kind = logits.device.type
+    if type(logits) is not Tensor or kind == "meta":
+        return False
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if torch.compiler.is_compiling() or tracing:  # or exporting

@@ -14,7 +14,7 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
 from calibrant._core.chunks import Examples
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
-from calibrant._core.torch_models import plain_on_cpu
+from calibrant._core.torch_models import has_numbers
 from calibrant.calibrators.affine import (
     Structured,
     StructuredMatrixScaling,
@@ -305,7 +305,7 @@ def _below_top(logits: Tensor, odds: Tensor) -> Tensor:
     What a class loses is shared by those that stay below, in proportion to their probabilities.
     """
     above = logits.amax(-1) > 0
-    if plain_on_cpu(logits) and not above.all():
+    if has_numbers(logits) and not above.all():
         result = logits.clone()
         if above.any():
             result[above] = _below_top(logits[above], odds[above])

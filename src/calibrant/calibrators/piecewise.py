@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibrant._core.torch_models import plain_on_cpu
+from calibrant._core.torch_models import has_numbers
 
 BEYOND = 3e38
 """Stands for infinity in rows of edges that are filled up: learned values are kept finite."""
@@ -19,7 +19,7 @@ def _place(values: Tensor, edges: Tensor) -> Tensor:
 
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
     """
-    if edges.ndim == 1 and plain_on_cpu(values):
+    if edges.ndim == 1 and has_numbers(values):
         return torch.searchsorted(edges.to(values.dtype), values.contiguous())
     # while torch.jit.trace records, sizes are tensors
     left, flat = int(edges.shape[-1]), edges.to(values.dtype).reshape(-1)
@@ -34,7 +34,7 @@ def _place(values: Tensor, edges: Tensor) -> Tensor:
 
 def _at_place(table: Tensor, index: Tensor) -> Tensor:
     """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``."""
-    if table.ndim == 1 and plain_on_cpu(table):
+    if table.ndim == 1 and has_numbers(table):
         return table.take(index)
     return table.reshape(-1)[_row(table) + index]
 

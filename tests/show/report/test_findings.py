@@ -183,6 +183,14 @@ def test_a_warning_takes_back_that_there_is_no_evidence(calibrated):
     verdict = _verdict_of(subject, found)
     assert verdict.answer == "No"
     assert found[0].evidence in verdict.sentence
+    assert "That alone would be within noise" in verdict.sentence
+    lower = subject.answers.accuracy - 0.02
+    average = replace(
+        subject.answers, accuracy=lower, low=lower - 0.01, high=lower + 0.01, p_value=1e-3
+    )
+    found = _findings_of(replace(subject, answers=average, sure=off))
+    assert [finding.code for finding in found] == ["CAL003", "CAL001"]
+    assert "worse in places: " in _verdict_of(subject, found).sentence
 
 
 def test_a_gain_that_may_be_none_does_not_help(over_confident):

@@ -16,6 +16,7 @@ from calibrant.data.dataset import IN_MEMORY
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
+    BAD,
     DATA_LOOK_WRONG,
     LARGE,
     SIGNIFICANT,
@@ -73,12 +74,15 @@ def _verdict_of(subject: Subject, findings: Sequence[Finding]) -> Verdict:
         doubt = codes[DATA_LOOK_WRONG].evidence
         return Verdict("bad", "Check the data first", doubt, figure, interval)
     severity, against = _severity(subject), None
+    off_on_average = severity in BAD or {"CAL001", "CAL002"} & {*codes}
     for finding in _miscalibrated(findings):
         if SEVERITIES.index(finding.severity) > SEVERITIES.index(severity):
             severity, against = finding.severity, finding
     conclusion = _conclusion(subject, severity)
     if against is not None and against.code not in ("CAL001", "CAL002"):
-        conclusion = f"That alone would be within noise, but not everything is: {against.evidence}"
+        lead = "That alone would be within noise, but not everything is"
+        lead = "It is worse in places" if off_on_average else lead
+        conclusion = f"{lead}: {against.evidence}"
     return Verdict(
         severity, ANSWERS[severity], f"{_claims(subject)} {conclusion}", figure, interval
     )

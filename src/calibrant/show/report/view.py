@@ -109,6 +109,8 @@ def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[
         for row, key in zip(table.rows, evaluation, strict=True)
     ]
     headings = (*map(subject.with_names, table.headings), "meaning")
+    undefined = {"-": "undefined"}  # such as the AUROC where no answer is wrong
+    tiles = [(title, undefined.get(value, value), below) for title, value, below in tiles]
     return {
         "about": f"{where}: {count}{ignored}",
         "measured": f"calibration error (ECE){of}{interval}",

@@ -1,4 +1,4 @@
-"""JSON of every command beside ``docs/formats.md``, with which ``run`` compares all of it."""
+"""JSON of every command beside ``docs/json.md``, with which ``run`` compares all of it."""
 
 import json
 import math

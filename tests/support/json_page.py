@@ -1,8 +1,8 @@
-"""The tables of docs/formats.md, as a description that JSON is compared with.
+"""The tables of docs/json.md, as a description that JSON is compared with.
 
 A row is a key, its type and its meaning; a key with a question mark may be missing. Types are those
 of ``BASIC``, ``list of TYPE``, ``object of TYPE`` (by any name), the title of another table, and
-several of them with "or" between.
+several of them with "or" between. "The keys of `part`, and:" above a table stands for those keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from calibrant import cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 BASIC: dict[str, Any] = {
     "integer": int,
     "number": (int, float),
@@ -34,11 +34,16 @@ def tables() -> dict[str, Table]:
     """Types by key, by the title of the table."""
     found: dict[str, Table] = {}
     title = ""
-    for line in PAGE.read_text("utf-8").partition("# JSON of")[2].splitlines():
+    inherited: dict[str, str] = {}
+    for line in PAGE.read_text("utf-8").splitlines():
         if line.startswith("#"):
             title = line.lstrip("# ").replace("`", "")
+        elif other := re.match(r"The keys of `([^`]+)`, and:$", line):
+            inherited[title] = other[1]
         elif row := re.match(r"\| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", line):
             found.setdefault(title, {})[row[1]] = row[2].strip()
+    for title, other_title in inherited.items():
+        found[title] |= found[other_title]
     return found
 
 

@@ -423,5 +423,5 @@ def _say_next(text: str, *words: str) -> None:
 
 
 def _write_json(content: Mapping[str, Any]) -> None:
-    """Write JSON to stdout; the page docs/formats.md describes all of it."""
+    """Write JSON to stdout; the page docs/json.md describes all of it."""
     click.echo(json_text(content))

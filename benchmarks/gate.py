@@ -110,7 +110,7 @@ def loss(answers: Answers, chosen: np.ndarray, unit: str) -> float:
 
 def decisions(gate: Gate, new: Answers) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Accepted and verified answers, for each set of kinds."""
-    chance = gate.calibrator.predict_confidences(new.confidence)
+    chance = gate.calibrator.predict(new.confidence)
     accepted, verified = [], []
     for accept, verify, names in gate.bands:
         member = np.ones(len(chance), bool) if names is None else np.isin(new.kind, names)
@@ -123,12 +123,12 @@ def decisions(gate: Gate, new: Answers) -> tuple[list[np.ndarray], list[np.ndarr
 
 def naive(gate: Gate, sample: Answers, new: Answers) -> np.ndarray:
     """New answers above the lowest threshold with few enough errors in the sample itself."""
-    chance = gate.calibrator.predict_confidences(sample.confidence)
+    chance = gate.calibrator.predict(sample.confidence)
     order = np.argsort(-chance)
     error = np.cumsum(~sample.correct[order]) / np.arange(1, len(order) + 1)
     fine = np.flatnonzero(error <= MAX_ERROR)
     lowest = chance[order[fine[-1]]] if fine.size else np.inf
-    return gate.calibrator.predict_confidences(new.confidence) >= lowest
+    return gate.calibrator.predict(new.confidence) >= lowest
 
 
 class Situation(NamedTuple):
@@ -194,7 +194,7 @@ def measure_file(file: Path, max_error: float, runs: int) -> dict[str, float]:
             [{"confidence": float(confidence[i]), "correct": bool(right[i])} for i in at]
         )
         gate = fit_gate(rows, max_error=max_error, certainty=0.95)
-        above = gate.calibrator.predict_confidences(confidence) >= gate.bands[0].accept.threshold
+        above = gate.calibrator.predict(confidence) >= gate.bands[0].accept.threshold
         accepted.append(above.mean())
         broken.append(bool(above.any()) and (~right[above]).mean() > max_error)
     oracle = (fine[-1] + 1) / len(order) if fine.size else 0.0
@@ -213,7 +213,7 @@ def alarms(n: int, runs: int) -> dict[str, float]:
         gate = fit_gate(over_confident(rng, n).rows(), max_error=0.3)
         watch = GateWatch(gate)
         calm = over_confident(rng, 3000)
-        chance = gate.calibrator.predict_confidences(calm.confidence)
+        chance = gate.calibrator.predict(calm.confidence)
         watch.note(chance)
         watch.observe(chance, calm.correct)
         found["false"].append(bool(watch.withdrawn))
@@ -228,7 +228,7 @@ def delay(gate: Gate, rng: np.random.Generator, *, confidence: bool) -> float:
     watch = GateWatch(gate)
     for step in range(50, 6001, 50):
         sure = rng.beta(3, 1, 50) if confidence else rng.beta(6, 1, 50)
-        chance = gate.calibrator.predict_confidences(sure)
+        chance = gate.calibrator.predict(sure)
         if confidence:
             watch.note(chance)
         else:

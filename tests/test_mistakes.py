@@ -423,10 +423,10 @@ confidences in percent
     llm.evaluate_answers(np.array([90.0, 80.0]), np.array([1, 0]))
     raises: confidence must be in \[0, 1\], got 90.0
 grades that are no grades
-    llm.AnswerCalibrator(None).fit(np.array([0.9, 0.8]), np.array([1, 2]))
+    llm.AnswerCalibrator().fit(np.array([0.9, 0.8]), np.array([1, 2]))
     raises: correct must be 0 or 1 \(is the answer right\?\), got 2
 a map that is not known
-    llm.AnswerCalibrator(None, stage="betta")
+    llm.AnswerCalibrator(stage="betta")
     raises: stage must be one of sigmoid, beta, isotonic, got 'betta'
 
 # the command line

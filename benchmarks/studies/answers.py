@@ -33,7 +33,7 @@ from rows import write_tables
 import calibrant as cal
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
-from calibrant.llm.answers.rows import _token_probs_of, read_answers
+from calibrant.llm.answers.rows import Source, _token_probs_of, read_answers
 
 SPLITS = 20
 TARGETS = (0.2, 0.3)
@@ -122,11 +122,13 @@ def one_split(graded: Graded, how: str, stage: str, seed: int) -> dict[str, floa
 def confidences(
     graded: Graded, how: str, stage: str, fitted_on: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
-    new = [graded.token_probs[i] for i in at]
+    seen, new = (
+        answer_confidence([graded.token_probs[i] for i in some], how) for some in (fitted_on, at)
+    )
     if stage == RAW:
-        return answer_confidence(new, how)
-    calibrator = AnswerCalibrator(how, stage=stage)
-    calibrator.fit([graded.token_probs[i] for i in fitted_on], graded.correct[fitted_on])
+        return new
+    calibrator = AnswerCalibrator(stage=stage)
+    calibrator.fit(seen, graded.correct[fitted_on], source=Source(how))
     return calibrator.predict(new)
 
 

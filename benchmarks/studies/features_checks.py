@@ -221,8 +221,8 @@ _CALIBRANT = {
     "search for groups that are off": "cal.find_slices(zb, yb, metadata={'g': g}) is not None",
     "confidence of answers, from graded ones": (
         "from calibrant.llm.answers.calibrator import AnswerCalibrator\n"
-        "m = AnswerCalibrator().fit([[p] for p in pb], yb)\n"
-        "betterb(m.predict([[p] for p in pb]))"
+        "m = AnswerCalibrator().fit(pb, yb)\n"
+        "betterb(m.predict(pb))"
     ),
     "scores of samples (semantic entropy)": (
         "from calibrant.llm.answers.signals import semantic_entropy\n"

@@ -232,7 +232,7 @@ def answer_figures(sure: Any, right: Any) -> dict[str, Any]:
 def mapped(sure: Any, right: Any) -> tuple[Any, Any]:
     """Half of the answers, with confidences from a map that was fitted on the other half."""
     first, second = np.array_split(np.random.default_rng(0).permutation(len(right)), 2)
-    learned = llm.AnswerCalibrator(aggregate=None, stage="sigmoid").fit(sure[first], right[first])
+    learned = llm.AnswerCalibrator(stage="sigmoid").fit(sure[first], right[first])
     return learned.predict(sure[second]), right[second]
 
 

@@ -33,15 +33,15 @@ FIGURES = ("accuracy", "nll", "ece")
 def ask(model: str, questions: str, out: str, limit: int, shots: int) -> None:
     asked = read_question_set(questions, limit=limit, shots=shots)
     network = llm.load_model(model)
-    found = _ask_choices_each(
-        *network,
-        asked.questions,
-        {"": None},
-        permutations="cyclic",
-        shots=asked.shots,
-        batch=4,
-        progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr),
-    )[""]
+    with cal.use(progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr)):
+        found = _ask_choices_each(
+            *network,
+            asked.questions,
+            {"": None},
+            permutations="cyclic",
+            shots=asked.shots,
+            batch=4,
+        )[""]
     np.savez(out, logits=found.logits, labels=found.labels)
 
 

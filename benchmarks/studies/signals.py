@@ -153,7 +153,7 @@ def mapped(
 ) -> np.ndarray:
     """Chances by a map of one signal; an answer without it has the share of right ones."""
     has, new = ~np.isnan(train), ~np.isnan(test)
-    fitted = AnswerCalibrator(None, stage=stage).fit(train[has], right[has])
+    fitted = AnswerCalibrator(stage=stage).fit(train[has], right[has])
     chances = np.full(len(test), right.mean())
     chances[new] = fitted.predict(test[new])
     return chances

@@ -28,6 +28,7 @@ from calibrant.llm.answers.questions import (
     short_prompt,
     verdict_prompt,
 )
+from calibrant.llm.answers.rows import Source
 from calibrant.llm.heads.collect import collect
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
@@ -129,15 +130,16 @@ def test_from_documents_to_an_answer(run, saved, model):
     rng = np.random.default_rng(0)
     answers = [rng.beta(4, 1, size=3) for _ in range(600)]
     right = rng.random(600) < answer_confidence(answers) / 2
-    mapped = AnswerCalibrator().fit(answers[:300], right[:300])
+    sure = answer_confidence(answers)
+    mapped = AnswerCalibrator().fit(sure[:300], right[:300], source=Source("geometric"))
     cal.save(mapped, saved / "mapped.json")
     told = ["llm", "ask", saved / "model", PROMPTS[0], "--map", saved / "mapped.json"]
     code, out, err = run(*told)
     assert code == 0, err
     (answer,) = ask(*load_model(saved / "model"), [PROMPTS[0]], max_new_tokens=64)
-    chance = float(mapped.predict([answer.probs])[0])
+    chance = float(mapped.predict([answer.confidence])[0])
     assert out.splitlines()[-1] == f"confidence {100 * chance:.0f} %"
-    found = mapped.control(answers[300:], right[300:], max_error=0.05)
+    found = mapped.control(sure[300:], right[300:], max_error=0.05)
     cal.save(mapped, saved / "mapped.json")
     assert "no confidence met the target error" in run(*told)[1]
     mapped.threshold_ = found._replace(threshold=chance + 0.01)
@@ -204,7 +206,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
 
     rng = np.random.default_rng(0)
     claims = rng.random(400)
-    mapped = AnswerCalibrator(aggregate=None).fit(claims, rng.random(400) < claims / 2)
+    mapped = AnswerCalibrator().fit(claims, rng.random(400) < claims / 2)
     cal.save(mapped, tmp_path / "mapped.json")
     told = said(run, *second, "--map", tmp_path / "mapped.json")[0]
     assert told == percent(float(mapped.predict([chance])[0]))
@@ -214,8 +216,8 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
 def test_calibrator_and_confidence_must_agree(run, saved, tmp_path):
     rng = np.random.default_rng(0)
     claims, right = rng.random(400), rng.random(400) < 0.5
-    cal.save(AnswerCalibrator(aggregate=None).fit(claims, right), tmp_path / "other.json")
-    minimum = AnswerCalibrator("minimum").fit(list(claims[:, None]), right)
+    cal.save(AnswerCalibrator().fit(claims, right), tmp_path / "other.json")
+    minimum = AnswerCalibrator().fit(claims, right, source=Source("minimum"))
     cal.save(minimum, tmp_path / "least.json")
     start = ("llm", "ask", saved / "model", PROMPTS[0], "--map")
     code, _, err = run(*start, tmp_path / "other.json")

@@ -64,12 +64,11 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     out, err = command("answers", "fit", graded, "-o", mapped, "--json")
     assert f"to use it: calibrant llm ask MODEL QUESTION --map {mapped}" in err
     assert {*json.loads(out)} == {"format", "before", "after"}
-    probs = [[one] for one in confidence]
-    wanted = AnswerCalibrator().fit(probs, answers.grades())
+    wanted = AnswerCalibrator().fit(confidence, answers.grades(), source=source)
     fitted = cal.load(mapped)
-    np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
+    np.testing.assert_array_equal(fitted.predict(confidence), wanted.predict(confidence))
 
-    (first, *_), asked = wanted.predict(probs), texts[0]
+    (first, *_), asked = wanted.predict(confidence), texts[0]
     out, err = command("ask", folder / "model", asked, "--map", mapped, "--plain")
     assert "note" not in err
     assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
@@ -77,7 +76,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     _, err = command("answers", "apply", mapped, graded, "-o", calibrated)
     assert err.strip() == f"wrote {calibrated}: 22 answers"
     rows = read_answers(calibrated).rows
-    assert [float(row["calibrated"]) for row in rows] == pytest.approx(wanted.predict(probs))
+    assert [float(row["calibrated"]) for row in rows] == pytest.approx(wanted.predict(confidence))
     assert [row["question"] for row in rows] == texts
 
 

@@ -87,7 +87,7 @@ def original(kind: str) -> Any:
         if kind == "sets":
             return decide.conformal(logits, labels)
         if kind == "answers":
-            return AnswerCalibrator(None).fit(*pairs)
+            return AnswerCalibrator().fit(*pairs)
         if kind == "gate":
             answers = zip(*(values.tolist() for values in pairs), strict=True)
             rows = [{"confidence": c, "correct": bool(right)} for c, right in answers]

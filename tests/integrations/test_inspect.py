@@ -25,9 +25,8 @@ def calibrator():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.2, 1, 800)
     right = rng.random(800) < confidence**2
-    tokens = list(confidence[:, None])
-    fitted = AnswerCalibrator().fit(tokens, right, source=Source("geometric"))
-    fitted.control(tokens, right, max_error=0.3)
+    fitted = AnswerCalibrator().fit(confidence, right, source=Source("geometric"))
+    fitted.control(confidence, right, max_error=0.3)
     return fitted
 
 

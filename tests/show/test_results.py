@@ -82,7 +82,7 @@ def results(data):
         *(confidence_histogram(logits, labels), risk_coverage(logits, labels)),
         *(answer, answer._replace(required=0.9)),
         *(shaded_text(["x", HOSTILE], [0.1, np.nan]), evaluate_answers(confidence, right)),
-        *(AnswerCalibrator(None), AnswerCalibrator(None).fit(confidence, right)),
+        *(AnswerCalibrator(), AnswerCalibrator().fit(confidence, right)),
         *(SignalCalibrator(), SignalCalibrator().fit({HOSTILE: confidence}, right)),
         FittedHead.from_temperature(1.5, fingerprint, HOSTILE),
     ]

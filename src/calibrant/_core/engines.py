@@ -126,6 +126,12 @@ def _set(work: Work) -> Iterator[None]:
         _work.reset(token)
 
 
+def report(done: int, total: int) -> None:
+    """Tell the callback that :func:`use` has set, if there is one, how much is done."""
+    if (progress := current_work().progress) is not None:
+        progress(done, total)
+
+
 def silently() -> AbstractContextManager[None]:
     """Report no progress inside a ``with`` block, for steps that are details."""
     return _set(current_work()._replace(progress=None))

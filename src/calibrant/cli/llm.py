@@ -18,7 +18,6 @@ from calibrant.cli.shared import (
     Commands,
     _new_console,
     _option,
-    _progress_bar,
     _until_closed,
     _verb,
     say,
@@ -283,7 +282,7 @@ def evaluate(
         asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         _tell_of_base(network[1], chat=chat)
-        options = {"fitted": fitted, "chat": chat, **wanted}
+        options = {"fitted": fitted, **wanted}
         results = _measure(network, asked, level or None, saved, **options)
     if form == "json":
         content = [_as_json(*result) for result in results]
@@ -379,13 +378,13 @@ def _measure(
     from calibrant.llm.answers.rows import write_rows
 
     for questions in asked.values():  # too long a prompt must not cost the answers to others
-        named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
+        named = {name: options[name] for name in ("confidence", "max_new_tokens")}
         check_lengths(*network, questions, **named)
     rows: list[dict[str, Any]] = []
     written = shared._how_written(saved) if saved else ""
     for path, questions in asked.items():
-        with _progress_bar("prompts") as progress:
-            graded = grade_questions(*network, questions, progress=progress, **options)
+        with InputFiles().working("prompts"):
+            graded = grade_questions(*network, questions, **options)
         # the answers with the head, or with one temperature if that was kept
         last = graded[next(name for name in reversed(ROWS) if name in graded)].answers.rows
         if saved:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant.cli import shared
+from calibrant.cli.engine import InputFiles
 from calibrant.cli.judge import _ends
 from calibrant.cli.shared import _new_console, _option, _until_closed, _verb, say
 
@@ -248,8 +249,6 @@ def request(
     if dry_run:
         return
     reached = service_for(model, url=url, timeout=timeout)
-    with reached as service, shared._progress_bar("questions") as progress:
-        done = request_answers(
-            asked, service, chosen, out, concurrency=concurrency, progress=progress
-        )
+    with reached as service, InputFiles().working("questions"):
+        done = request_answers(asked, service, chosen, out, concurrency=concurrency)
     say(f"{out}: {done:,} new answers; next: calibrant llm answers report {out} -o DIR")

@@ -121,7 +121,7 @@ def _confidence(
     added: dict[str, Any] = {"confidence": float(confidence[0])}
     if calibrator is None:
         return added
-    chance = calibrator.predict_confidences(confidence)
+    chance = calibrator.predict(confidence)
     added["calibrated"] = float(chance[0])
     if calibrator.threshold_ is not None:
         added["abstains"] = bool(calibrator.abstains(chance)[0])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from calibrant import use
 from calibrant.llm.answers.asking import _token_texts, ask, draw_answers
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.heads.fitted import FittedHead
@@ -43,15 +44,8 @@ def by_hand(model, tokenizer, prompt, max_new_tokens, temperature=1.0):
 def test_answers_are_those_of_a_loop_without_cache_and_padding(model, tokenizer, temperature):
     fitted = FittedHead.from_temperature(temperature, fingerprint_of(model))
     done = []
-    found = ask(
-        model,
-        tokenizer,
-        PROMPTS,
-        fitted=fitted,
-        max_new_tokens=6,
-        batch=2,
-        progress=lambda *t: done.append(t),
-    )
+    with use(progress=lambda *t: done.append(t)):
+        found = ask(model, tokenizer, PROMPTS, fitted=fitted, max_new_tokens=6, batch=2)
     assert done == [(2, 3), (3, 3)]
     for prompt, answer in zip(PROMPTS, found, strict=True):
         tokens, probs = by_hand(model, tokenizer, prompt, 6, temperature)

@@ -26,14 +26,12 @@ from tests.support.thresholds import error_threshold
 
 @pytest.fixture
 def answers(rng):
-    return [rng.uniform(0.01, 1, size=rng.integers(1, 12)) for _ in range(50)]
+    return answer_confidence([rng.uniform(0.01, 1, size=rng.integers(1, 12)) for _ in range(50)])
 
 
 def test_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="geometric, product"):
         answer_confidence([[0.5]], "median")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="geometric, product"):
-        AnswerCalibrator("median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sigmoid, beta, isotonic"):
         AnswerCalibrator(stage="spline")  # type: ignore[arg-type]
 
@@ -46,7 +44,7 @@ def drawn_answers(rng, n, truth):
 
 def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
     sure, right = drawn_answers(rng, 3000, lambda s: expit(0.6 * s - 1.2))
-    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
+    fitted = AnswerCalibrator(stage="sigmoid").fit(sure, right)
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
     wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
     np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
@@ -55,7 +53,7 @@ def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
 
 def test_beta_is_a_logistic_regression_on_two_logarithms(rng):
     sure, right = drawn_answers(rng, 5000, lambda s: expit(s - 0.5) ** 1.5)
-    fitted = AnswerCalibrator(None, stage="beta").fit(sure, right)
+    fitted = AnswerCalibrator(stage="beta").fit(sure, right)
     inputs = np.stack([np.log(sure), -np.log1p(-sure)], 1)
     other = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, right)
     assert (other.coef_ > 0).all()  # the constraints do not bind
@@ -65,7 +63,7 @@ def test_beta_is_a_logistic_regression_on_two_logarithms(rng):
 def test_isotonic_is_that_of_sklearn(rng):
     sure, right = drawn_answers(rng, 800, lambda s: expit(s - 0.5))
     sure = sure.round(2).clip(0.01, 0.99)  # ties
-    fitted = AnswerCalibrator(None, stage="isotonic").fit(sure, right)
+    fitted = AnswerCalibrator(stage="isotonic").fit(sure, right)
     other = IsotonicRegression(out_of_bounds="clip").fit(sure, right)
     least = 0.5 / 800
     wanted = np.clip(other.predict(sure), least, 1 - least)
@@ -80,21 +78,14 @@ def test_calibrated_confidences_rise_and_are_right_on_average(stage, rng):
     tokens = [rng.beta(3, 1, size=rng.integers(1, 9)) for _ in range(4000)]
     truth = answer_confidence(tokens) ** 2
     right = rng.random(4000) < truth
-    fitted = AnswerCalibrator(stage=stage).fit(tokens[:2000], right[:2000])
-    found = fitted.predict(tokens[2000:])
+    sure = answer_confidence(tokens)
+    fitted = AnswerCalibrator(stage=stage).fit(sure[:2000], right[:2000])
+    found = fitted.predict(sure[2000:])
     order = np.argsort(truth[2000:])
     assert (np.diff(found[order]) >= -1e-9).all()
     assert np.abs(found - truth[2000:]).mean() < 0.03
     # nothing is certain, so that the likelihood of new answers is finite
     assert 0 < found.min() < found.max() < 1
-
-
-def test_underflowing_products_keep_their_order():
-    tokens = [np.full(m, 0.1) for m in range(100, 900, 10)]
-    assert answer_confidence(tokens, "product")[-1] == 0
-    right = np.arange(80) % 7 < 3 - np.arange(80) // 30
-    found = AnswerCalibrator("product").fit(tokens, right).predict(tokens)
-    assert (np.diff(found) < 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
@@ -104,8 +95,9 @@ def test_certain_tokens_have_finite_odds():
     assert odds[0] == pytest.approx(odds[1], abs=1e-6)
     assert odds[2] == 0
     right = np.array([True, True, False, False, True])
-    fitted = AnswerCalibrator().fit([[1.0, 1.0], [0.0], [0.5], [0.4], [1.0]], right)
-    assert np.isfinite(fitted.predict([[1.0], [0.0]])).all()
+    of_tokens = Source("geometric")
+    fitted = AnswerCalibrator().fit([1.0, 0.0, 0.5, 0.4, 1.0], right, source=of_tokens)
+    assert np.isfinite(fitted.predict([1.0, 0.0])).all()
 
 
 SAID = np.array([0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
@@ -130,7 +122,7 @@ def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
     for _ in range(20):
         sure, right = said_answers(rng, 1000)
         seen = (sure > 0) | zeros
-        found = AnswerCalibrator(None, stage=stage).fit(sure[seen], right[seen]).predict(SAID)
+        found = AnswerCalibrator(stage=stage).fit(sure[seen], right[seen]).predict(SAID)
         assert (np.diff(found) >= 0).all()
         off.append(HOW_OFTEN @ np.abs(found - WORTH))
     assert np.mean(off) < (0.04 if stage == "isotonic" else 0.03)  # steps are noisier
@@ -138,7 +130,7 @@ def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
 
 def test_zero_and_one_are_replaced_by_halfway_values(rng):
     sure, right = said_answers(rng, 1000)
-    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
+    fitted = AnswerCalibrator(stage="sigmoid").fit(sure, right)
     assert fitted.limits_ == pytest.approx((0.1, 0.975))
     moved = logit(np.clip(sure, 0.1, 0.975))
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)
@@ -148,17 +140,18 @@ def test_zero_and_one_are_replaced_by_halfway_values(rng):
     assert (np.diff(fitted.predict(np.linspace(0, 1, 2001))) >= 0).all()
     # 0 and 1 that fit has not seen are no more certain than any other
     inner = (sure > 0) & (sure < 1)
-    assert AnswerCalibrator(None).fit(sure[inner], right[inner]).limits_ == fitted.limits_
+    assert AnswerCalibrator().fit(sure[inner], right[inner]).limits_ == fitted.limits_
     # others know no limits
-    assert AnswerCalibrator(None, stage="isotonic").fit(sure, right).limits_ is None
-    assert AnswerCalibrator("first").fit(list(sure[:, None]), right).limits_ is None
+    assert AnswerCalibrator(stage="isotonic").fit(sure, right).limits_ is None
+    of_tokens = Source("first")
+    assert AnswerCalibrator().fit(sure, right, source=of_tokens).limits_ is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_zeros_and_ones_alone_are_worth_their_shares(stage, rng):
     sure = (np.arange(300) % 3 > 0).astype(float)
     right = np.where(sure == 1, rng.random(300) < 0.8, rng.random(300) < 0.3)
-    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
+    fitted = AnswerCalibrator(stage=stage).fit(sure, right)
     low, middle, high = fitted.predict([0, 0.5, 1])
     shares = [right[sure == 0].mean(), right[sure == 1].mean()]
     assert [low, high] == pytest.approx(shares, abs=1e-4)
@@ -169,7 +162,7 @@ def test_zeros_and_ones_alone_are_worth_their_shares(stage, rng):
 @pytest.mark.parametrize("value", [0, 0.7, 1])
 def test_one_confidence_alone_is_worth_its_share(stage, value):
     right = np.arange(200) < 120
-    fitted = AnswerCalibrator(None, stage=stage).fit(np.full(200, value), right)
+    fitted = AnswerCalibrator(stage=stage).fit(np.full(200, value), right)
     found = fitted.predict([0, value, 1])
     assert found[1] == pytest.approx(0.6, abs=1e-4)
     assert 0.1 < found[0] <= found[1] <= found[2] < 0.95
@@ -177,7 +170,7 @@ def test_one_confidence_alone_is_worth_its_share(stage, value):
 
 def test_a_failed_fit_changes_nothing(rng):
     sure, right = said_answers(rng, 300)
-    fitted = AnswerCalibrator(None).fit(sure, right)
+    fitted = AnswerCalibrator().fit(sure, right)
     before = fitted.state()
     with pytest.raises(ValueError, match="0 or 1"):
         fitted.fit(np.full(300, 0.5), np.full(300, 2))
@@ -208,11 +201,11 @@ def test_bad_fits_are_refused(answers):
         with pytest.raises(ValueError, match=message):
             fitted.control(answers, wrong, max_error=0.5)
     with pytest.raises(ValueError, match="nothing to measure"):
-        AnswerCalibrator(None).fit([], [])
-    with pytest.raises(ValueError, match="confidences"):
-        AnswerCalibrator(None).fit(answers[0][None] + np.zeros((2, 1)), [1, 0])
-    with pytest.raises(ValueError, match="confidences"):
-        AnswerCalibrator(None).fit([0.5, 1.5], [1, 0])
+        AnswerCalibrator().fit([], [])
+    with pytest.raises(ValueError, match="confidence must be"):
+        AnswerCalibrator().fit(answers[None] + np.zeros((2, 1)), [1, 0])
+    with pytest.raises(ValueError, match="confidence must be"):
+        AnswerCalibrator().fit([0.5, 1.5], [1, 0])
     with pytest.raises(RuntimeError, match="call fit"):
         AnswerCalibrator().predict(answers)
     with pytest.raises(RuntimeError, match="call fit"):
@@ -223,7 +216,7 @@ def test_bad_fits_are_refused(answers):
 
 def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
     sure, right = drawn_answers(rng, 2000, lambda s: expit(s - 0.5))
-    fitted = AnswerCalibrator(None).fit(sure[:500], right[:500])
+    fitted = AnswerCalibrator().fit(sure[:500], right[:500])
     found = fitted.control(sure[500:], right[500:], max_error=0.25, certainty=0.9)
     after = fitted.predict(sure[500:])
     assert found == threshold(confidence=after, outcome=right[500:], max_error=0.25, certainty=0.9)
@@ -243,25 +236,25 @@ def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
 def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
     tokens = [rng.beta(3, 1, size=rng.integers(1, 9)) for _ in range(600)]
     right = rng.random(600) < answer_confidence(tokens)
-    fitted = AnswerCalibrator("minimum", stage=stage).fit(tokens[:300], right[:300])
+    sure = answer_confidence(tokens, "minimum")
+    fitted = AnswerCalibrator(stage=stage).fit(sure[:300], right[:300], source=Source("minimum"))
     if max_error == 0.001:
         with pytest.warns(UserWarning, match="no threshold"):
-            fitted.control(tokens[300:], right[300:], max_error=max_error)
+            fitted.control(sure[300:], right[300:], max_error=max_error)
     elif max_error:
-        fitted.control(tokens[300:], right[300:], max_error=max_error)
+        fitted.control(sure[300:], right[300:], max_error=max_error)
     cal.save(fitted, tmp_path / "answers.json")
     again = cal.load(tmp_path / "answers.json")
-    np.testing.assert_array_equal(again.predict(tokens), fitted.predict(tokens))
+    np.testing.assert_array_equal(again.predict(sure), fitted.predict(sure))
     assert str(again.threshold_) == str(fitted.threshold_)  # NaN equals itself here
     assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
 
 
-@pytest.mark.parametrize("aggregate", [None, "first"])
-def test_sources_are_kept_and_others_refused(aggregate, rng, tmp_path):
-    sure, right = drawn_answers(rng, 300, expit)
-    passed = sure if aggregate is None else list(sure[:, None])
-    source = Source(aggregate or "p_true", "chat", "0123", "none")
-    cal.save(AnswerCalibrator(aggregate).fit(passed, right, source=source), tmp_path / "map")
+@pytest.mark.parametrize("confidence", ["p_true", "first"])
+def test_sources_are_kept_and_others_refused(confidence, rng, tmp_path):
+    passed, right = drawn_answers(rng, 300, expit)
+    source = Source(confidence, "chat", "0123", "none")
+    cal.save(AnswerCalibrator().fit(passed, right, source=source), tmp_path / "map")
     fitted = cal.load(tmp_path / "map")
     assert fitted.source_ == source
     fitted.predict(passed[:2], source=source)
@@ -269,9 +262,7 @@ def test_sources_are_kept_and_others_refused(aggregate, rng, tmp_path):
     for other in (source._replace(confidence="judge"), Source(head="4567")):
         with pytest.raises(ValueError, match=r"not (judge|4567): fit one on answers"):
             fitted.predict(passed[:2], source=other)
-    assert fitted.fit(passed, right).source_ == Source(aggregate or "")  # a fit forgets the last
-    with pytest.raises(ValueError, match=r"aggregate is 'first', but the source has .* 'p_true'"):
-        AnswerCalibrator("first").fit(list(sure[:, None]), right, source=Source("p_true"))
+    assert fitted.fit(passed, right).source_ == Source()  # a fit forgets the last
 
 
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
@@ -300,7 +291,6 @@ THRESHOLD = error_threshold(0.5, 0.5, 0.1, 0.2, 9, 0.25, 0.95)
         ("sigmoid", {"limits": [0.9, 0.1]}, "limits must rise between 0 and 1"),
         ("sigmoid", {"limits": [0.0, 0.5]}, "limits must rise between 0 and 1"),
         ("sigmoid", {"source": {"confidence": None}}, "source must have texts"),
-        ("sigmoid", {"source": {"confidence": "p_true"}}, "must have the confidence geometric"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
     ],
 )
@@ -319,29 +309,23 @@ def test_constant_predictions_warn():
     right = rng.random(400) < 0.6 - 0.4 * sure  # the surer, the more often wrong
     for stage in ("sigmoid", "beta"):
         with pytest.warns(UserWarning, match=r"not right more often .* same chance, 3\d %"):
-            AnswerCalibrator(None, stage=stage).fit(sure, right)
+            AnswerCalibrator(stage=stage).fit(sure, right)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        AnswerCalibrator(None).fit(sure, rng.random(400) < sure)
-        AnswerCalibrator(None).fit(np.full(400, 0.5), right)  # nothing to tell apart
+        AnswerCalibrator().fit(sure, rng.random(400) < sure)
+        AnswerCalibrator().fit(np.full(400, 0.5), right)  # nothing to tell apart
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "answers", "message"),
-    [
-        (None, [[0.5, 0.6], [0.7]], "must be confidences .* no numbers"),
-        (None, ["yes", "no"], "must be confidences .* no numbers"),
-        ("geometric", ["yes", "no"], r"pass \[answer\.probs for answer in answers\]"),
-        (
-            "geometric",
-            [("text", ["a"], [0.5], 0.5)],
-            r"pass \[answer\.probs for answer in answers\]",
-        ),
-    ],
-)
-def test_answers_must_be_numbers(aggregate, answers, message):
-    with pytest.raises(ValueError, match=message):
-        AnswerCalibrator(aggregate).fit(answers, np.ones(len(answers)))
+@pytest.mark.parametrize("answers", [[[0.5, 0.6], [0.7]], ["yes", "no"]])
+def test_confidences_must_be_numbers(answers):
+    with pytest.raises(ValueError, match=r"must be .* no numbers .*pass answer_confidence"):
+        AnswerCalibrator().fit(answers, np.ones(len(answers)))
+
+
+@pytest.mark.parametrize("answers", [["yes", "no"], [("text", ["a"], [0.5], 0.5)]])
+def test_probabilities_of_tokens_must_be_numbers(answers):
+    with pytest.raises(ValueError, match=r"pass \[answer\.probs for answer in answers\]"):
+        answer_confidence(answers)
 
 
 def simulated(rng, n, source):
@@ -355,17 +339,13 @@ def simulated(rng, n, source):
 def test_maps_of_files_are_those_of_python(rng, source):
     graded = simulated(rng, 400, source)
     fitted = fit_answers(graded, stage="sigmoid")
-    known = source.confidence == "geometric"
     confidence = graded.confidences()[0]
-    tokens = list(confidence[:, None]) if known else confidence
-    own = AnswerCalibrator("geometric" if known else None, stage="sigmoid")
-    own.fit(tokens, graded.grades())
-    np.testing.assert_array_equal(fitted.predict(tokens), own.predict(tokens))
-    assert fitted.aggregate == own.aggregate
+    own = AnswerCalibrator(stage="sigmoid").fit(confidence, graded.grades(), source=source)
+    np.testing.assert_array_equal(fitted.predict(confidence), own.predict(confidence))
     assert fitted.source_ == source
     rows = AnswerRows(["line 1"], [{"confidence": 0.5, "mine": 1, **({"source": source[0]})}])
     (row,) = fitted.apply(rows)
-    chance = own.predict([[0.5]] if known else [0.5])[0]
+    chance = own.predict([0.5])[0]
     assert row == {**rows.rows[0], "calibrated": pytest.approx(chance)}
 
 
@@ -404,10 +384,11 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
 
     def checked(calibrator, confidence):
         assert not seen[-1] & set(confidence.tolist())
-        return calibrator.predict(confidence)
+        return predict(calibrator, confidence)
 
+    predict = AnswerCalibrator.predict
     monkeypatch.setattr(AnswerCalibrator, "fit", spy)
-    monkeypatch.setattr(AnswerCalibrator, "predict_confidences", checked)
+    monkeypatch.setattr(AnswerCalibrator, "predict", checked)
     found = cross_validated_answers(graded)
     assert [len(one) for one in seen] == [240] * 5
     assert found["after"]["nll"].value < found["before"]["nll"].value

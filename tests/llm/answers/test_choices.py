@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from calibrant import use
 from calibrant.llm.answers.choices import (
     _choice_tokens,
     _spellings,
@@ -134,9 +135,8 @@ def test_verdict_is_the_next_word(model, tokenizer, temperature):
         FittedHead.from_temperature(temperature, fingerprint_of(model)) if temperature else None
     )
     done = []
-    found = ask_true(
-        model, tokenizer, PROMPTS, fitted=fitted, batch=2, progress=lambda *t: done.append(t)
-    )
+    with use(progress=lambda *t: done.append(t)):
+        found = ask_true(model, tokenizer, PROMPTS, fitted=fitted, batch=2)
     wanted = [true_by_hand(model, tokenizer, prompt, temperature or 1.0) for prompt in PROMPTS]
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert np.ptp(wanted) > 0.05
@@ -180,9 +180,8 @@ def total(model, tokenizer, prompt, choice, temperature):
 def test_likelihoods_are_those_of_a_loop(model, tokenizer):
     heads = {"before": None, "after": FittedHead.from_temperature(2.5, fingerprint_of(model))}
     done = []
-    found = ask_texts_each(
-        model, tokenizer, TEXTS, heads, shots=SHOTS, batch=2, progress=lambda *t: done.append(t)
-    )
+    with use(progress=lambda *t: done.append(t)):
+        found = ask_texts_each(model, tokenizer, TEXTS, heads, shots=SHOTS, batch=2)
     assert done == [(2, 10), (4, 10), (5, 10), (7, 10), (9, 10), (10, 10)]
     for name, temperature in {"before": 1.0, "after": 2.5}.items():
         for question, logits in zip(TEXTS, found[name], strict=True):

@@ -64,8 +64,8 @@ def test_samples_answer_the_same_prompts(model, chat):
     tokenizer = word_tokenizer(words, special=special, pad_token="<pad>")
     prompts = [q.text if chat else short_prompt(q, SHOTS) for q in OPEN]
     fitted = FittedHead.from_temperature(5.0, fingerprint_of(model))  # draws do not depend on it
-    asked = QuestionSet(OPEN, SHOTS)
-    found = grade_questions(model, tokenizer, asked, fitted=fitted, chat=chat, samples=6)
+    asked = QuestionSet(OPEN, SHOTS, chat=chat)
+    found = grade_questions(model, tokenizer, asked, fitted=fitted, samples=6)
     length = 64 if chat else 32
     wanted = draw_answers(
         model, tokenizer, prompts, samples=6, batch=2, max_new_tokens=length, one_line=not chat
@@ -79,8 +79,8 @@ def test_samples_answer_the_same_prompts(model, chat):
 
 
 def test_longest_answer(model, tokenizer):
-    asked, longest = QuestionSet(OPEN, []), 2
-    found = grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=longest, samples=3)
+    asked, longest = QuestionSet(OPEN, [], chat=True), 2
+    found = grade_questions(model, tokenizer, asked, max_new_tokens=longest, samples=3)
     graded = found["before"]
     texts = [question.text for question in OPEN]
     whole = ask(model, tokenizer, texts, max_new_tokens=200)
@@ -92,7 +92,7 @@ def test_longest_answer(model, tokenizer):
     lengths = [len(text.split()) for texts in column(graded, "samples") for text in texts]
     assert max(lengths) <= longest
     with pytest.raises(ValueError, match="more than the 2048 positions"):
-        grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=2047)
+        grade_questions(model, tokenizer, asked, max_new_tokens=2047)
 
 
 def test_own_grades(model, tokenizer):
@@ -113,7 +113,7 @@ def test_own_grades(model, tokenizer):
 def test_chats_are_asked_as_one_asks(model, tokenizer):
     talking = quiz_tokenizer()
     talking.chat_template = "{{ '<s> red ' + messages[0]['content'] + ' blue' }}"
-    graded = grade_questions(model, talking, QuestionSet(OPEN, []), chat=True)["before"]
+    graded = grade_questions(model, talking, QuestionSet(OPEN, [], chat=True))["before"]
     prompts = [f"<s> red {question.text} blue" for question in OPEN]
     answers = ask(model, talking, prompts, max_new_tokens=64)
     assert column(graded, "answer") == [answer.text for answer in answers]
@@ -122,7 +122,7 @@ def test_chats_are_asked_as_one_asks(model, tokenizer):
     ]
     assert 0 < sum(column(graded, "correct")) < len(OPEN)
     assert graded.answers.source().prompt == "chat"
-    plain = grade_questions(model, tokenizer, QuestionSet(OPEN[:1], []), chat=True)["before"]
+    plain = grade_questions(model, tokenizer, QuestionSet(OPEN[:1], [], chat=True))["before"]
     assert plain.answers.source().prompt == "plain"  # that tokenizer has no template
 
 
@@ -156,11 +156,11 @@ def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeyp
 
 def test_the_second_prompt_counts_too(model, tokenizer):
     words = model.config.max_position_embeddings - 64 - 3
-    asked = QuestionSet([Question(" ".join(["two"] * words), ())], [])
-    found = grade_questions(model, tokenizer, asked, chat=True)
+    asked = QuestionSet([Question(" ".join(["two"] * words), ())], [], chat=True)
+    found = grade_questions(model, tokenizer, asked)
     assert len(found["before"].answers.rows) == 1
     with pytest.raises(ValueError, match="and 65 may follow"):
-        grade_questions(model, tokenizer, asked, chat=True, confidence="p_true")
+        grade_questions(model, tokenizer, asked, confidence="p_true")
 
 
 def test_letters_are_not_a_chat(tmp_path):
@@ -229,6 +229,14 @@ def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
     assert accuracy(found["calibrated"]) == pytest.approx(best, abs=0.02)
     for name in ("ece", "nll"):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps predictions")
+def test_answers_can_be_kept(asked):
+    logits, labels = asked
+    found = calibrated_choices(logits, labels, keep_argmax=True)
+    np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
+    np.testing.assert_allclose(np.exp(found).sum(-1), 1)
 
 
 def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch):

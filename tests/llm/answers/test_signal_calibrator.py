@@ -156,7 +156,7 @@ def test_damaged_states_are_refused(fitted, part, value, message):
 
 def test_parts_of_damaged_states_are_refused(fitted):
     state, (signals, right) = fitted.state(), simulated()
-    beta = AnswerCalibrator(None, stage="beta").fit(signals["stated"], right)
+    beta = AnswerCalibrator(stage="beta").fit(signals["stated"], right)
     with pytest.raises(ValueError, match="the map must be a sigmoid"):
         SignalCalibrator.from_state({**state, "map": beta.state()})
     for change, message in (

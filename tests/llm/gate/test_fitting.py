@@ -75,7 +75,7 @@ def test_the_error_of_accepted_answers_is_kept():
     for seed in range(runs):
         answers = graded_answers(np.random.default_rng(seed), 240)
         gate = quiet_gate(answers, max_error=0.2, certainty=certainty)
-        above = gate.calibrator.predict_confidences(grid) >= gate.bands[0].accept.threshold
+        above = gate.calibrator.predict(grid) >= gate.bands[0].accept.threshold
         if above.any():
             broken += true_error(grid[above.argmax()]) > 0.2
             accepted += 1
@@ -141,7 +141,7 @@ def test_what_a_verifier_leaves_is_promised():
         answers = graded_answers(np.random.default_rng(seed), 400)
         gate = quiet_gate(answers, max_error=0.1, certainty=0.8, verifier_misses=misses)
         accept, verify, _ = gate.bands[0]
-        chance = gate.calibrator.predict_confidences(confidence)
+        chance = gate.calibrator.predict(confidence)
         to_verify = (chance < accept.threshold) & (chance >= verify.threshold)
         if to_verify.any():
             verified += 1

@@ -20,7 +20,7 @@ def limit(value, coverage=0.5):
 
 def identity(source):
     """A map that leaves confidences as they are."""
-    state = AnswerCalibrator(None, stage="sigmoid").fit([0.2, 0.6, 0.7], [0, 1, 0]).state()
+    state = AnswerCalibrator(stage="sigmoid").fit([0.2, 0.6, 0.7], [0, 1, 0]).state()
     state |= {"learned": {"line": [1.0, 0.0]}, "limits": None, "source": source._asdict()}
     return AnswerCalibrator.from_state(state)
 
@@ -142,8 +142,9 @@ def test_answers_that_are_scored_wholly(row):
 )
 def test_answers_that_are_not_scored_wholly_are_for_a_person(drift, row, reason):
     assert reason in _unscored(row)
-    fitted = AnswerCalibrator("geometric", stage="sigmoid")
-    fitted.fit([[0.1]] * 10 + [[0.5]] * 10, [0] * 8 + [1] * 5 + [0] * 2 + [1] * 5)
+    fitted = AnswerCalibrator(stage="sigmoid")
+    right = [0] * 8 + [1] * 5 + [0] * 2 + [1] * 5
+    fitted.fit([0.1] * 10 + [0.5] * 10, right, source=Source("geometric"))
     gate = Gate(fitted, [Band(limit(0.0))], Terms(0.05), drift)
     one, other = verdicts(gate, row, {"answer": "Lima", "token_probs": [0.9]})
     assert (one.verdict, other.verdict) == ("person", "accept")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from calibrant.llm import fit_gate
+from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.gate import serving
 from calibrant.llm.gate.openai_client import gated
 from calibrant.llm.gate.serving import Judge
@@ -49,13 +50,15 @@ def test_a_sure_answer_is_accepted_with_its_promise(served, token_gate):
     answer = chat(served, "sure")
     assert answer.choices[0].message.content == "Lima"
     said = answer.calibrant
-    assert said["confidence"] == pytest.approx(token_gate.calibrator.predict([np.exp(SURE)])[0])
+    assert said["confidence"] == pytest.approx(
+        token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
+    )
     assert said["verdict"] == "accept"
     assert said["threshold"] == token_gate.bands[0].accept.threshold <= said["confidence"]
     assert said["promise"] == token_gate.promise()
     unsure = chat(served, "unsure").calibrant
     assert unsure["verdict"] == "person"
-    wanted = token_gate.calibrator.predict([np.exp(UNSURE)])[0]
+    wanted = token_gate.calibrator.predict(answer_confidence([np.exp(UNSURE)]))[0]
     assert unsure["confidence"] == pytest.approx(wanted)
 
 
@@ -132,7 +135,7 @@ def test_responses(served, token_gate):
     whole = served.client.responses.create(**options)
     assert whole.output_text == "Lima"
     assert whole.calibrant["verdict"] == "accept"
-    wanted = token_gate.calibrator.predict([np.exp(SURE)])[0]
+    wanted = token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
     assert whole.calibrant["confidence"] == pytest.approx(wanted)
     assert whole.output[0].content[0].logprobs == []
     *deltas, last = served.client.responses.create(**options, stream=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray, check_whole
-from calibrant._core.engines import Progress
+from calibrant._core.engines import report
 from calibrant._core.showing import one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
@@ -125,7 +125,6 @@ def ask(
     max_new_tokens: int = 32,
     one_line: bool = False,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> list[Answer]:
     """Generate answers greedily, to the end of the turn, with calibrated confidences.
 
@@ -148,13 +147,11 @@ def ask(
         Stop at the first line break, where answers are one line by design, as to prompts of
         :func:`~calibrant.llm.short_prompt`: models go on with another question.
     batch : int
-        Prompts that are answered together.
-    progress : callable, optional
-        Called with the prompts done and their number.
+        Prompts that are answered together. The callback of :func:`calibrant.use` is told the
+        prompts done and their number.
     """
     limits: Any = {"max_new_tokens": max_new_tokens, "one_line": one_line, "batch": batch}
-    heads = {"": fitted}
-    return _ask_each(model, tokenizer, prompts, heads, aggregate, progress=progress, **limits)[""]
+    return _ask_each(model, tokenizer, prompts, {"": fitted}, aggregate, **limits)[""]
 
 
 def _ask_each(
@@ -167,14 +164,12 @@ def _ask_each(
     max_new_tokens: int = 32,
     one_line: bool = False,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     limit = LengthLimit(max_new_tokens, end_ids(model, tokenizer), one_line)
-    for name, generation, _ in _calibrated_generations(
-        model, tokenizer, prompts, heads, limit, batch, progress
-    ):
+    runs = _calibrated_generations(model, tokenizer, prompts, heads, limit, batch)
+    for name, generation, _ in runs:
         columns = generation.tokens, generation.log_probs, generation.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
@@ -192,7 +187,6 @@ def draw_answers(
     max_new_tokens: int = 32,
     one_line: bool = False,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> list[list[str]]:
     """Return several answers to each prompt, drawn at temperature 1 from all tokens.
 
@@ -203,7 +197,7 @@ def draw_answers(
     seed : int
         Of the draws, which depend on ``batch`` and on the device as well. The random state of
         torch is left as it was.
-    model, tokenizer, prompts, max_new_tokens, one_line, batch, progress
+    model, tokenizer, prompts, max_new_tokens, one_line, batch
         As for :func:`~calibrant.llm.ask`. With a head attached (:func:`~calibrant.llm.attached`)
         the answers are drawn from the calibrated distribution.
     """
@@ -218,8 +212,7 @@ def draw_answers(
             rows = output.sequences[:, mask.shape[1] :].tolist()
             texts = [_decoded(tokenizer, ids[: _length_of(tokenizer, ids, limit)]) for ids in rows]
             drawn += [texts[i : i + samples] for i in range(0, len(texts), samples)]
-            if progress is not None:
-                progress(len(drawn), len(prompts))
+            report(len(drawn), len(prompts))
     return drawn
 
 
@@ -230,7 +223,6 @@ def _calibrated_generations(
     heads: Mapping[str, FittedHead | None],
     limit: LengthLimit,
     batch: int,
-    progress: Progress | None,
 ) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
@@ -249,8 +241,7 @@ def _calibrated_generations(
         for name, fitted in tried.items():
             yield name, _calibrated_generation(fitted.head, output, mask, ends), first
         done += len(first)
-        if progress is not None:
-            progress(done, len(prompts))
+        report(done, len(prompts))
 
 
 def end_ids(model: Any, tokenizer: Any) -> set[int]:

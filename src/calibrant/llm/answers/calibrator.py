@@ -20,10 +20,8 @@ from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import (
-    AGGREGATORS,
     SMALLEST,
     Aggregator,
-    Answers,
     evaluate_answers,
 )
 from calibrant.llm.answers.judged import read_judged
@@ -150,24 +148,21 @@ class AnswerMap(WithOptions):
 
 
 class AnswerCalibrator(AnswerMap):
-    r"""Predict the chance that an answer is right, from graded answers.
+    r"""Predict the chance that an answer is right, from graded answers and their confidences.
 
-    Token probabilities are aggregated to one confidence c
-    (:func:`~calibrant.llm.answer_confidence`), and an increasing map of its log-odds
-    :math:`s = \log c - \log(1 - c)` turns it into a probability:
+    An increasing map of the log-odds :math:`s = \log c - \log(1 - c)` of a confidence c turns it
+    into a probability:
 
     - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017), the default;
     - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for fewer than a hundred graded answers;
     - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
-    Confidences of 0 or 1 have no log-odds. With ``aggregate=None``, sigmoid and beta replace them
-    by values halfway to the nearest other confidence of :meth:`fit`, or to 1/2.
+    Confidences of 0 or 1 have no log-odds. Sigmoid and beta replace them by values halfway to the
+    nearest other confidence of :meth:`fit`, or to 1/2; those that the source says are aggregates of
+    token probabilities, where 1 is a rounded number, by the log-odds of :math:`1 - 10^{-9}`.
 
     Parameters
     ----------
-    aggregate : str or None
-        As for :func:`~calibrant.llm.answer_confidence`. With None, answers are passed as
-        confidences ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"beta", "sigmoid", "isotonic"}
 
     Attributes
@@ -184,49 +179,30 @@ class AnswerCalibrator(AnswerMap):
     --------
     >>> from calibrant.llm import answer_confidence
     >>> rng = np.random.default_rng(0)
-    >>> answers = [rng.beta(4, 1, size=rng.integers(1, 9)) for _ in range(2000)]
-    >>> right = rng.random(2000) < answer_confidence(answers) ** 3  # the model is too sure
-    >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
-    >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
+    >>> confidence = answer_confidence([rng.beta(4, 1, rng.integers(1, 9)) for _ in range(2000)])
+    >>> right = rng.random(2000) < confidence**3  # the model is too sure
+    >>> fitted = AnswerCalibrator().fit(confidence[:1000], right[:1000])
+    >>> bool(abs(fitted.predict(confidence).mean() - right.mean()) < 0.03)
     True
     """
 
-    def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
-        self.aggregate = aggregate
+    def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
         self.learned_: Learned | None = None
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
-        self.source_ = Source(aggregate or "")
+        self.source_ = Source()
 
-    @classmethod
-    def of_confidences(
-        cls, confidence: FloatArray, correct: Values, source: Source, stage: Map = "beta"
-    ) -> AnswerCalibrator:
-        """Fit a map of confidences ``(answers,)``, which are an aggregate if the source says so."""
-        rule: Any = source.confidence
-        made = cls(rule if rule in AGGREGATORS else None, stage=stage)
-        return made.fit(made._as_answers(confidence), correct, source=source)
-
-    def fit(
-        self, answers: Answers | Values, correct: Values, *, source: Source | None = None
-    ) -> Self:
+    def fit(self, confidence: Values, correct: Values, *, source: Source | None = None) -> Self:
         """Fit to graded answers.
 
-        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, or confidences
-        ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1. ``source`` is
+        ``confidence`` ``(answers,)`` is in [0, 1], ``correct`` ``(answers,)`` 0 or 1. ``source`` is
         where the confidences come from; others are refused later.
         """
-        origin = Source(self.aggregate or "") if source is None else source
-        if self.aggregate is not None and origin.confidence != self.aggregate:
-            raise ValueError(
-                f"aggregate is {self.aggregate!r}, but the source has the confidence "
-                f"{origin.confidence!r}: pass aggregate=None for confidences from elsewhere"
-            )
-        limits = None
-        if self.aggregate is None and self.stage != "isotonic":
-            limits = _halfway(_confidences(answers))
-        odds = self._odds(answers, limits)
+        origin, limits = source or Source(), None
+        if origin.aggregate is None and self.stage != "isotonic":
+            limits = _halfway(_confidences(confidence))
+        odds = self._odds(confidence, limits)
         _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = _fit_stage(self.stage, odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
@@ -244,18 +220,14 @@ class AnswerCalibrator(AnswerMap):
             )
         return self
 
-    def predict(self, answers: Answers | Values, *, source: Source | None = None) -> FloatArray:
+    def predict(self, confidence: Values, *, source: Source | None = None) -> FloatArray:
         """Return the chance of each answer to be right, ``(answers,)``.
 
         Raises if ``source`` is not that of the fit.
         """
         if source is not None:
             self.source_.check(source)
-        return self._probs(self._odds(answers, self.limits_))
-
-    def predict_confidences(self, confidence: FloatArray) -> FloatArray:
-        """Return the chance of each answer to be right, from confidences ``(answers,)``."""
-        return self.predict(self._as_answers(confidence))
+        return self._probs(self._odds(confidence, self.limits_))
 
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
@@ -263,36 +235,33 @@ class AnswerCalibrator(AnswerMap):
         if self.source_.scale is not None and not stated:
             judged = read_judged(answers, scale=self.source_.scale)
             return self.predict(judged.shares, source=judged.source)
-        confidence, source = answers.confidences(None if stated else self.aggregate)
-        self.source_.check(source)
+        confidence, source = answers.confidences(None if stated else self.source_.aggregate)
         known = self.source_.confidence
         if known and not source.confidence:
             checks.warn(
                 f"the answers do not say where their confidence comes from, and the answer "
                 f"calibrator is for {printable(known)}: state it as source"
             )
-        return self.predict_confidences(confidence)
+        return self.predict(confidence, source=source)
 
     def __repr__(self) -> str:
         if self.learned_ is None:
-            return one_line(self, f"aggregate={self.aggregate!r}, stage={self.stage!r}, not fitted")
+            return one_line(self, f"stage={self.stage!r}, not fitted")
         few = {name: values for name, values in self.learned_.items() if values.size <= 3}
         learned = [f"{n}=[{', '.join(f'{v:.4g}' for v in values)}]" for n, values in few.items()]
         found = self.threshold_
         limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
-        return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
+        return one_line(self, self.stage, *learned, limit)
 
     def describe(self) -> str:
         """Describe the map in a sentence."""
-        of = "confidences"
-        if self.aggregate is not None:
-            of = f"the {self.aggregate} of token probabilities"
+        rule = self.source_.aggregate
+        of = "confidences" if rule is None else f"the {rule} of token probabilities"
         return f"{self.stage} map from {of} to the probability of a correct answer"
 
     def state(self) -> dict[str, Any]:
         """Return everything that was chosen and learned, for JSON."""
         return {
-            "how": self.aggregate,
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
@@ -302,8 +271,8 @@ class AnswerCalibrator(AnswerMap):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        _check_state(state, ("how", "stage", "learned", "limits", "threshold", "source"), cls)
-        made, learned = cls(state["how"], stage=state["stage"]), state["learned"]
+        _check_state(state, ("stage", "learned", "limits", "threshold", "source"), cls)
+        made, learned = cls(stage=state["stage"]), state["learned"]
         # by the learned values of each kind of map, or their number
         sizes = {"sigmoid": {"line": 2}, "beta": {"line": 3}}.get(made.stage)
         if sizes is None:
@@ -316,29 +285,20 @@ class AnswerCalibrator(AnswerMap):
                 raise ValueError(f"limits must rise between 0 and 1, got {low:g} and {high:g}")
             made.limits_ = low, high
         made._restore(state)
-        if made.aggregate is not None and made.source_.confidence != made.aggregate:
-            raise ValueError(f"source must have the confidence {made.aggregate}")
         return made
 
     def _fitted(self) -> Learned:
         if self.learned_ is None:
-            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
+            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(confidence, correct)")
         return self.learned_
 
     def _probs(self, odds: FloatArray) -> FloatArray:
         return _apply_stage(self.stage, odds, self._fitted())
 
-    def _as_answers(self, confidence: FloatArray) -> Any:
-        # every aggregate of a single token is its probability
-        return confidence if self.aggregate is None else list(confidence[:, None])
-
-    def _odds(self, answers: Answers | Values, limits: tuple[float, float] | None) -> FloatArray:
-        """Log-odds of the confidences, finite and exact also where a product underflows."""
-        if self.aggregate is not None:
-            logs = confidences._log_confidence(answers, self.aggregate)  # type: ignore[arg-type]
-            return confidences.log_odds(logs)
-        confidence = np.clip(_confidences(answers), *(limits or (0, 1)))
-        return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
+    def _odds(self, confidence: Values, limits: tuple[float, float] | None) -> FloatArray:
+        """Return the log-odds of confidences, all of them finite."""
+        inside = np.clip(_confidences(confidence), *(limits or (0, 1)))
+        return confidences.log_odds(np.log(np.maximum(inside, SMALLEST)))
 
 
 def fit_answers(
@@ -350,7 +310,7 @@ def fit_answers(
     confidences, and refuses those of another.
     """
     confidence, source = answers.confidences(aggregate)
-    return AnswerCalibrator.of_confidences(confidence, answers.grades(), source, stage)
+    return AnswerCalibrator(stage=stage).fit(confidence, answers.grades(), source=source)
 
 
 def cross_validated_answers(
@@ -370,10 +330,9 @@ def cross_validated_answers(
     after = np.empty_like(confidence)
     with checks.silenced():  # the fit to all answers repeats what is worth saying
         for train, test in _folds(groups):
-            fitted = AnswerCalibrator.of_confidences(
-                confidence[train], correct[train], source, stage
-            )
-            after[test] = fitted.predict_confidences(confidence[test])
+            fitted = AnswerCalibrator(stage=stage)
+            fitted.fit(confidence[train], correct[train], source=source)
+            after[test] = fitted.predict(confidence[test])
     return evaluations | {"after": evaluate_answers(after, correct, groups=groups)}
 
 
@@ -406,13 +365,13 @@ def _box(fitted: AnswerCalibrator) -> Box:
     return Box("Answer calibrator", [fitted.describe()], parts=parts)
 
 
-def _confidences(answers: Answers | Values) -> FloatArray:
+def _confidences(values: Values) -> FloatArray:
     wanted = (
-        "with aggregate=None, answers must be confidences (answers,) in [0, 1], got {}: for token "
-        "probabilities pass aggregate='geometric'"
+        "confidence must be (answers,) in [0, 1], got {}: of token probabilities pass "
+        "answer_confidence(token_probs)"
     )
     try:
-        confidence = as_float64(answers)  # type: ignore[arg-type]
+        confidence = as_float64(values)
     except (TypeError, ValueError) as error:
         raise ValueError(wanted.format(f"no numbers ({error})")) from error
     if confidence.ndim != 1 or not ((confidence >= 0) & (confidence <= 1)).all():

@@ -32,7 +32,7 @@ from calibrant._core.checks import (
     check_choice,
     check_whole,
 )
-from calibrant._core.engines import Progress
+from calibrant._core.engines import report
 from calibrant._core.showing import columns_frame, one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, end_ids
@@ -200,7 +200,6 @@ def ask_choices(
     fitted: FittedHead | None = None,
     permutations: Permutations | None = None,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> tuple[FloatArray, IntArray]:
     """Return the logits ``(n, choices)`` of the questions, and the right choices ``(n,)``.
 
@@ -213,14 +212,11 @@ def ask_choices(
     permutations : {"cyclic", "all"}, optional
         Ask each question with its options in several orders, and average their log-probabilities:
         a preference for some letters cancels. It takes as many times longer.
-    model, tokenizer, fitted, batch, progress
+    model, tokenizer, fitted, batch
         As for :func:`ask`.
     """
     about: Any = {"shots": shots, "permutations": permutations, "batch": batch}
-    heads = {"": fitted}
-    (asked,) = _ask_choices_each(
-        model, tokenizer, questions, heads, progress=progress, **about
-    ).values()
+    asked = _ask_choices_each(model, tokenizer, questions, {"": fitted}, **about)[""]
     return asked.averaged(), asked.labels
 
 
@@ -233,7 +229,6 @@ def _ask_choices_each(
     shots: Sequence[Question] = (),
     permutations: Permutations | None = None,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> dict[str, PermutedChoices]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head.
 
@@ -253,9 +248,8 @@ def _ask_choices_each(
     ]
     prompts, first_token = _choice_prompts(shown, shots), LengthLimit(1, end_ids(model, tokenizer))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    for name, generation, first in _calibrated_generations(
-        model, tokenizer, prompts, heads, first_token, batch, progress
-    ):
+    runs = _calibrated_generations(model, tokenizer, prompts, heads, first_token, batch)
+    for name, generation, first in runs:
         chosen = as_float64((first * generation.sharpness)[:, letters])
         logits[name].append(log_softmax(chosen, axis=-1))
     labels = np.array([question.answer for question in questions])
@@ -282,7 +276,6 @@ def ask_true(
     *,
     fitted: FittedHead | None = None,
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> FloatArray:
     r"""Return P(True) ``(n,)``, for prompts that ask for True or False (Kadavath et al. 2022).
 
@@ -291,14 +284,12 @@ def ask_true(
     .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
         {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
 
-    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
-    for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
+    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`. The arguments
+    are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
     first_token = LengthLimit(1, end_ids(model, tokenizer))
-    runs = _calibrated_generations(
-        model, tokenizer, prompts, {"": fitted}, first_token, batch, progress
-    )
+    runs = _calibrated_generations(model, tokenizer, prompts, {"": fitted}, first_token, batch)
     parts = []
     for _, generation, first in runs:
         scores = first * generation.sharpness
@@ -325,7 +316,6 @@ def ask_texts_each(
     *,
     shots: Sequence[Question] = (),
     batch: int = 8,
-    progress: Progress | None = None,
 ) -> dict[str, list[FloatArray]]:
     """Compute the log-probabilities ``(choices,)`` of the choices of each question, by head.
 
@@ -344,7 +334,7 @@ def ask_texts_each(
         Solved examples before each question.
     batch : int
         Texts that are scored together.
-    model, tokenizer, progress
+    model, tokenizer
         As for :func:`~calibrant.llm.ask`.
     """
     check_whole("batch", batch)
@@ -356,9 +346,7 @@ def ask_texts_each(
         with nullcontext() if fitted is None else attached(model, fitted):
             for part in _likelihoods(model, texts, batch):
                 parts.append(part)
-                if progress is not None:
-                    done = number * len(texts) + sum(map(len, parts))
-                    progress(done, total)
+                report(number * len(texts) + sum(map(len, parts)), total)
         rows = np.split(np.concatenate(parts), sizes[:-1])
         logits[name] = [choice_logits_from_likelihoods(row) for row in rows]
     return logits

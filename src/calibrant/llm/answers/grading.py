@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -13,7 +12,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray
-from calibrant._core.engines import Progress
+from calibrant._core.engines import silently
 from calibrant._core.messages import printable
 from calibrant.calibrators.auto import Auto
 from calibrant.llm.answers import asking, choices, questions as question_sets
@@ -52,14 +51,43 @@ Form: TypeAlias = Literal["written", "letters", "texts"]
 Grade: TypeAlias = Callable[[str, Question], bool]
 """Returns True if an answer to a question is right."""
 Heads: TypeAlias = Mapping[str, FittedHead | None]
+Network: TypeAlias = tuple[Any, Any]
+"""A model and its tokenizer."""
 
 
 class QuestionSet(NamedTuple):
-    """Questions to ask, solved ones to show before them, and the form of the answers."""
+    """Questions to ask, solved ones to show before them, and the form of the answers.
+
+    Written answers are one line after the solved ones or, with ``chat``, whole answers to the
+    question alone.
+    """
 
     questions: list[Question]
     shots: list[Question]
     form: Form = "written"
+    chat: bool = False
+
+    def prompts(self, tokenizer: Any) -> list[str]:
+        """Return the prompts for written answers."""
+        if self.chat:
+            return [asking.chat_prompt(tokenizer, one.text) for one in self.questions]
+        return [question_sets.short_prompt(one, self.shots) for one in self.questions]
+
+    def verdict_prompts(self, tokenizer: Any, answers: Sequence[str]) -> list[str]:
+        """Return the second prompts, which ask if the answers are true."""
+        pairs = zip(self.questions, answers, strict=True)
+        asked = [question_sets.verdict_prompt(one, text) for one, text in pairs]
+        return [asking.chat_prompt(tokenizer, text) for text in asked] if self.chat else asked
+
+    def prompt_form(self, tokenizer: Any) -> str:
+        """Name the form of the prompts, for the source of the confidences."""
+        if not self.chat:
+            return f"short, {len(self.shots)} shots"
+        return "chat" if getattr(tokenizer, "chat_template", None) else "plain"
+
+    def longest(self, max_new_tokens: int | None) -> int:
+        """Return the largest number of tokens of a written answer, by default that of its form."""
+        return max_new_tokens or (_SENTENCES if self.chat else _ONE_LINE)
 
 
 class Graded(NamedTuple):
@@ -96,7 +124,7 @@ def read_question_set(
         raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
     drawn = question_sets._subset(whole, (limit or len(whole)) + shots, seed=seed)
     form: Form = "texts" if is_csv and not chat else "written"
-    return QuestionSet(drawn[shots:], drawn[:shots], form)
+    return QuestionSet(drawn[shots:], drawn[:shots], form, chat)
 
 
 def grade_questions(
@@ -106,29 +134,26 @@ def grade_questions(
     *,
     fitted: FittedHead | None = None,
     confidence: Confidence | None = None,
-    chat: bool = False,
     grade: Grade | None = None,
     permutations: Permutations | None = None,
     samples: int | None = None,
     max_new_tokens: int | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, Graded]:
     """Let a model answer questions; return its answers ``before`` and with a ``head``.
 
     The answers are also measured with the one temperature, ``global``, that the head was compared
-    with. Letters of at least 100 questions are also returned ``calibrated``
-    (:func:`calibrated_choices`).
+    with. Choices between texts are made by their likelihood. Letters of at least 100 questions are
+    also returned ``calibrated`` (:func:`calibrated_choices`).
 
     Parameters
     ----------
     asked : QuestionSet
-        Written answers are one line after solved examples or, with ``chat``, whole answers to the
-        question alone. Choices between texts are made by their likelihood.
+        From :func:`read_question_set`.
     confidence : str, optional
         Of written answers.
     grade : callable, optional
         Returns, for a written answer and its question, True if it is right. By default that is an
-        exact match of a reference, or with ``chat`` an answer that contains one.
+        exact match of a reference, or of a chat an answer that contains one.
     permutations : {"cyclic", "all"}, optional
         Ask questions that are answered by letters with their options in several orders, and also
         return the answers ``permuted``, by averages over the orders, which have no preference.
@@ -136,7 +161,7 @@ def grade_questions(
         Draw so many further answers to each question, by :func:`~calibrant.llm.answers.asking.\
 draw_answers`, from the model without a head.
     max_new_tokens : int, optional
-        Largest number of tokens of a written answer, by default 32, with ``chat`` 64.
+        Largest number of tokens of a written answer, by default 32, of a chat 64.
     """
     own: dict[Form, dict[str, Any]] = {
         "written": {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens},
@@ -149,48 +174,42 @@ draw_answers`, from the model without a head.
                     f"{name} is for questions of the form {form!r}, and these are {asked.form!r}: "
                     f"leave it out"
                 )
-    lengths: Any = {"chat": chat, "confidence": confidence, "max_new_tokens": max_new_tokens}
-    check_lengths(model, tokenizer, asked, **lengths)
+    check_lengths(model, tokenizer, asked, confidence=confidence, max_new_tokens=max_new_tokens)
     network = (model, tokenizer)
     heads = fitted.beside_one_temperature() if fitted else {"before": None}
     if asked.form == "written":
-        rule, limit = confidence or "geometric", _longest(chat, max_new_tokens)
-        return _written(network, asked, heads, rule, chat, grade, samples, limit, progress)
+        rule, longest = confidence or "geometric", asked.longest(max_new_tokens)
+        return _written(network, asked, heads, rule, grade, samples, longest)
     shots = f"{len(asked.shots)} shots"
     sources = {name: _source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "letters":
-        return _lettered(network, asked, heads, sources, permutations, progress)
-    texts = choices.ask_texts_each(
-        model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
-    )
+        return _lettered(network, asked, heads, sources, permutations)
+    texts = choices.ask_texts_each(*network, asked.questions, heads, shots=asked.shots)
     return {name: Graded(_chosen(asked, rows, sources[name])) for name, rows in texts.items()}
 
 
 def _written(
-    network: tuple[Any, Any],
+    network: Network,
     asked: QuestionSet,
     heads: Heads,
     rule: Confidence,
-    chat: bool,
     grade: Grade | None,
     samples: int | None,
     max_new_tokens: int,
-    progress: Progress | None,
 ) -> dict[str, Graded]:
     model, tokenizer = network
-    prompts, form, prompt = _prompts(tokenizer, asked, chat)
-    match = question_sets._contains_reference if chat else question_sets.exact_match
-    limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not chat, "progress": progress}
-    answers = asking._ask_each(model, tokenizer, prompts, heads, **limits)
+    prompts, form = asked.prompts(tokenizer), asked.prompt_form(tokenizer)
+    match = question_sets._contains_reference if asked.chat else question_sets.exact_match
+    limits: Any = {"max_new_tokens": max_new_tokens, "one_line": not asked.chat}
+    answers = asking._ask_each(*network, prompts, heads, **limits)
     drawn: list[list[str]] = []
     if samples is not None:
-        batch = max(1, _DRAWN_TOGETHER // samples)
-        limits |= {"samples": samples, "batch": batch}
-        drawn = asking.draw_answers(model, tokenizer, prompts, **limits)
+        limits |= {"samples": samples, "batch": max(1, _DRAWN_TOGETHER // samples)}
+        drawn = asking.draw_answers(*network, prompts, **limits)
     graded = {}
     for name, head in heads.items():
-        values = _confidences(network, asked.questions, answers[name], head, rule, form)
-        source, rows = _source_of(model, head, rule, prompt).row(), []
+        values = _confidences(network, asked, answers[name], head, rule)
+        source, rows = _source_of(model, head, rule, form).row(), []
         pairs = zip(asked.questions, answers[name], strict=True)
         for i, (question, answer) in enumerate(pairs):
             row: Row = {"question": question.text, "answer": answer.text}
@@ -204,55 +223,36 @@ def _written(
     return graded
 
 
-def _prompts(
-    tokenizer: Any, asked: QuestionSet, chat: bool
-) -> tuple[list[str], Callable[[str], str], str]:
-    """Return the prompts for written answers, what makes prompts of others, and their form."""
-    if not chat:
-        prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
-        return prompts, str, f"short, {len(asked.shots)} shots"
-    form = partial(asking.chat_prompt, tokenizer)
-    name = "chat" if getattr(tokenizer, "chat_template", None) else "plain"
-    return [form(question.text) for question in asked.questions], form, name
-
-
-def _longest(chat: bool, max_new_tokens: int | None) -> int:
-    return max_new_tokens or (_SENTENCES if chat else _ONE_LINE)
-
-
 def check_lengths(
     model: Any,
     tokenizer: Any,
     asked: QuestionSet,
     *,
-    chat: bool = False,
     confidence: Confidence | None = None,
     max_new_tokens: int | None = None,
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
     if asked.form == "texts":
         choices._encoded_choices(model, tokenizer, asked.questions, asked.shots)
-    elif asked.form == "letters":
-        prompts = choices._choice_prompts(asked.questions, asked.shots)
-        asking._checked_prompts(model, tokenizer, prompts, 1)
+        return
+    if asked.form == "letters":
+        prompts, longest = choices._choice_prompts(asked.questions, asked.shots), 1
     else:
-        longest = _longest(chat, max_new_tokens)
-        prompts, form, _ = _prompts(tokenizer, asked, chat)
-        asking._checked_prompts(model, tokenizer, prompts, longest)
-        if confidence == "p_true":
-            second = [form(question_sets.verdict_prompt(one, "")) for one in asked.questions]
-            asking._checked_prompts(model, tokenizer, second, longest + 1)
+        prompts, longest = asked.prompts(tokenizer), asked.longest(max_new_tokens)
+    asking._checked_prompts(model, tokenizer, prompts, longest)
+    if confidence == "p_true" and asked.form == "written":
+        second = asked.verdict_prompts(tokenizer, [""] * len(asked.questions))
+        asking._checked_prompts(model, tokenizer, second, longest + 1)
 
 
 def _lettered(
-    network: tuple[Any, Any],
+    network: Network,
     asked: QuestionSet,
     heads: Heads,
     sources: Mapping[str, Source],
     permutations: Permutations | None,
-    progress: Progress | None,
 ) -> dict[str, Graded]:
-    options: Any = {"shots": asked.shots, "permutations": permutations, "progress": progress}
+    options: Any = {"shots": asked.shots, "permutations": permutations}
     found = choices._ask_choices_each(*network, asked.questions, heads, **options)
     *_, (last, shown) = found.items()
     own, labels, source = shown.logits[:, 0], shown.labels, sources[last]
@@ -262,7 +262,8 @@ def _lettered(
         tried["permuted"] = shown.averaged(), renamed
     if len(labels) >= MIN_QUESTIONS:
         renamed = source._replace(confidence="letters, calibrated")
-        tried["calibrated"] = calibrated_choices(own, labels), renamed
+        with silently():
+            tried["calibrated"] = calibrated_choices(own, labels), renamed
     return {
         name: Graded(_chosen(asked, rows, origin), option_bias(rows, labels))
         for name, (rows, origin) in tried.items()
@@ -282,13 +283,15 @@ def _chosen(
     return AnswerRows.of(rows)
 
 
-def calibrated_choices(logits: FloatArray, labels: IntArray) -> FloatArray:
+def calibrated_choices(
+    logits: FloatArray, labels: IntArray, keep_argmax: bool = False
+) -> FloatArray:
     """Calibrate the logits ``(n, choices)`` of questions, each by a fit on other folds of them.
 
     Returns log-probabilities. A preference for some letters is corrected, so that answers may
-    change.
+    change, unless ``keep_argmax``.
     """
-    auto = Auto(keep_argmax=False)
+    auto = Auto(keep_argmax=keep_argmax)
     fitted = cross_fit({"logits": logits, "labels": labels}, method=auto, folds=FOLDS, level=None)
     result = np.empty_like(logits)
     for i, calibrator in enumerate(fitted.calibrators):
@@ -333,19 +336,17 @@ def answer_question(
     applies besides ``min_confidence``. ``confidence`` is by default that of the calibrator, or
     ``geometric``. With ``chat`` the question is rendered with the chat template.
     """
-    rule = confidence_of(calibrator, confidence)
-    asked, network = [Question(question, ())], (model, tokenizer)
-    prompts: list[str] = [question]
-    form: Callable[[str], str] = str
-    prompt = "plain"
+    rule, network = confidence_of(calibrator, confidence), (model, tokenizer)
+    asked = QuestionSet([Question(question, ())], [], chat=chat)
+    prompts, form = [question], "plain"
     if chat:
-        prompts, form, prompt = _prompts(tokenizer, QuestionSet(asked, []), chat)
+        prompts, form = asked.prompts(tokenizer), asked.prompt_form(tokenizer)
     if calibrator is not None:
-        calibrator.source_.check(_source_of(model, fitted, rule, prompt), _REMEDY)
+        calibrator.source_.check(_source_of(model, fitted, rule, form), _REMEDY)
     (answer,) = asking.ask(*network, prompts, fitted=fitted, max_new_tokens=max_new_tokens)
-    values, required = _confidences(network, asked, [answer], fitted, rule, form), min_confidence
+    values, required = _confidences(network, asked, [answer], fitted, rule), min_confidence
     if calibrator is not None:
-        values = calibrator.predict_confidences(values)
+        values = calibrator.predict(values)
         if calibrator.threshold_ is not None:
             required = max(required, calibrator.threshold_.threshold)
     return answer._replace(confidence=float(values[0]), required=required)
@@ -371,18 +372,16 @@ def confidence_of(calibrator: AnswerCalibrator | None, confidence: str | None) -
 
 
 def _confidences(
-    network: tuple[Any, Any],
-    questions: Sequence[Question],
+    network: Network,
+    asked: QuestionSet,
     answers: Sequence[Answer],
     fitted: FittedHead | None,
     rule: Confidence,
-    form: Callable[[str], str],
 ) -> FloatArray:
-    """Confidence of each answer; ``form`` makes a prompt of a question."""
+    """Return the confidence of each answer."""
     if rule != "p_true":
         return answer_confidence([answer.probs for answer in answers], rule)
-    pairs = zip(questions, answers, strict=True)
-    prompts = [form(question_sets.verdict_prompt(one, answer.text)) for one, answer in pairs]
+    prompts = asked.verdict_prompts(network[1], [answer.text for answer in answers])
     return choices.ask_true(*network, prompts, fitted=fitted)
 
 

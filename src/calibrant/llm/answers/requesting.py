@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from calibrant._core.atomic_files import locked
-from calibrant._core.engines import Progress
+from calibrant._core.engines import report
 from calibrant._core.messages import printable
 from calibrant.llm.answers.logs.completions import (
     _chat_form,
@@ -315,7 +315,6 @@ def request_answers(
     out: str | os.PathLike[str],
     *,
     concurrency: int = 4,
-    progress: Progress | None = None,
 ) -> int:
     """Ask a service all questions, and append each finished answer to a file of JSON lines.
 
@@ -333,9 +332,8 @@ def request_answers(
     out : path
         ``.jsonl``.
     concurrency : int
-        Questions that are asked at a time.
-    progress : callable, optional
-        Called with (questions finished, all).
+        Questions that are asked at a time. The callback of :func:`calibrant.use` is told the
+        questions finished, and all.
 
     Returns
     -------
@@ -354,7 +352,7 @@ def request_answers(
         raise ValueError(f"{target} must be .jsonl, got the suffix {target.suffix!r}")
     try:
         with locked(target, wait=False):
-            return _collect(questions, service, plan, target, concurrency, progress)
+            return _collect(questions, service, plan, target, concurrency)
     except BlockingIOError as error:
         raise ValueError(f"another process writes {target}: wait for it") from error
 
@@ -365,7 +363,6 @@ def _collect(
     plan: RequestPlan,
     target: Path,
     concurrency: int,
-    progress: Progress | None,
 ) -> int:
     left = _left(questions, plan, target)
     done, failures, in_a_row = len(questions) - len(left), list[str](), 0
@@ -393,8 +390,7 @@ def _collect(
                     in_a_row += 1
                     if getattr(error, "is_final", False) or in_a_row == _MAX_FAILURES:
                         raise told("stopped") from None
-                if progress is not None:
-                    progress(done + number, len(questions))
+                report(done + number, len(questions))
     finally:
         pool.shutdown(cancel_futures=True)
     if failures:

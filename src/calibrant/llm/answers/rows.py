@@ -20,7 +20,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import printable
 from calibrant._core.showing import frame, one_line
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.answers.confidence import AGGREGATORS, Aggregator, answer_confidence
 from calibrant.llm.heads.documents import BadDocument
 
 if TYPE_CHECKING:
@@ -72,6 +72,12 @@ class Source(NamedTuple):
     model: str = ""
     head: str = ""
     sampling: str = ""
+
+    @property
+    def aggregate(self) -> Aggregator | None:
+        """How token probabilities made the confidences; None if they come from elsewhere."""
+        known: Any = self.confidence
+        return known if known in AGGREGATORS else None
 
     @property
     def served(self) -> bool:

@@ -226,7 +226,7 @@ class SignalCalibrator(AnswerMap):
         for train, test in _folds(member):
             scores[test] = Regression.fit(values[train], right[train]).score(values[test])
         with checks.silenced():  # the figures of the fit show signals that tell nothing
-            self.map_ = AnswerCalibrator(None, stage=self.stage).fit(scores, right)
+            self.map_ = AnswerCalibrator(stage=self.stage).fit(scores, right)
         return self
 
     def predict(self, signals: Signals, *, source: Source | None = None) -> FloatArray:
@@ -314,7 +314,7 @@ class SignalCalibrator(AnswerMap):
         made.regression_ = Regression.from_state(state["regression"], len(names))
         if state["map"] is not None:
             made.map_ = AnswerCalibrator.from_state(state["map"])
-            if (made.map_.stage, made.map_.aggregate) != (made.stage, None):
+            if made.map_.stage != made.stage:
                 raise ValueError(f"the map must be a {made.stage} of scores, got {made.map_!r:.80}")
         made._restore(state)
         return made

@@ -53,7 +53,8 @@ class Judge:
         if isinstance(fitted, SignalCalibrator):
             needed = [name for name in fitted.names_ if name not in AGGREGATORS]
         else:
-            needed = [] if fitted.aggregate else [fitted.source_.confidence or "other confidences"]
+            known = fitted.source_
+            needed = [] if known.aggregate else [known.confidence or "other confidences"]
         if needed:
             raise ValueError(
                 f"this gate is for {comma_separated(needed)}, which no service returns: fit a gate "

@@ -21,7 +21,7 @@ from torch import nn
 from calibrant._core.atomic_files import locked
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
-from calibrant._core.engines import current_work
+from calibrant._core.engines import report
 from calibrant._core.torch_models import (
     device_and_dtype,
     digest,
@@ -136,7 +136,6 @@ def collect(
         ranks=ranks,
     )
     target = Path(folder) if ranks == 1 else Path(folder) / f"rank-{rank}"
-    report = current_work().progress or (lambda done, total: None)
     with evaluating(model), torch.no_grad(), ExitStack() as stack:
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
         # nothing is written for a model that is refused

@@ -44,7 +44,7 @@ def test_the_threshold_is_that_of_the_other_half(study):
     parts = np.array([row["part"] for row in study.rows])
     held_out = parts == "threshold"
     assert held_out.sum() == study.threshold.n == 1000
-    again = AnswerCalibrator(None).fit(study.confidence[~held_out], study.correct[~held_out])
+    again = AnswerCalibrator().fit(study.confidence[~held_out], study.correct[~held_out])
     limit = again.control(
         study.confidence[held_out], study.correct[held_out], max_error=0.3, certainty=0.9
     )

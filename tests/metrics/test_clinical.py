@@ -174,6 +174,28 @@ def test_extreme_claims_are_fitted():
     assert abs(found) < 0.1
 
 
+def test_claims_of_0_and_1_of_which_some_are_wrong_are_fitted(rng):
+    """As those of a decision tree, which has as many outcomes as the recalibration parameters."""
+    claimed = np.repeat([0.0, 1.0], [400, 600])
+    happened = np.r_[np.arange(400) < 40, np.arange(600) < 540].astype(int)
+    pairs: Any = {"confidence": claimed, "outcome": happened}
+    end = logit(1 - 2.0**-53)  # which claims of 0 and 1 count as
+    assert cal.metrics.calibration_slope(**pairs) == pytest.approx(logit(0.9) / end)
+    assert cal.metrics.calibration_intercept(**pairs) == pytest.approx(0, abs=1e-9)
+    # log-odds are shifted until those of 0 lose the 20 that those of 1 have too many
+    few = np.r_[np.arange(400) < 60, np.arange(600) < 520].astype(int)
+    shift = cal.metrics.citl(confidence=claimed, outcome=few)
+    total = 400 * expit(shift - end) + 600 * expit(shift + end)
+    assert total == pytest.approx(580)
+
+
+def test_degrees_of_freedom_are_a_whole_number():
+    wrong: Any = (0, -1, 2.5)
+    for freedom in wrong:
+        with pytest.raises(ValueError, match="freedom must be a whole number, at least 1"):
+            cal.metrics.hosmer_lemeshow_p(**PAIRS, freedom=freedom)
+
+
 @pytest.mark.parametrize("fit", [lambda p: _recalibration(p)[1], _shift, _skill])
 def test_pooled_pairs_give_nearly_the_same_with_the_same_error(rng, fit):
     z = rng.normal(size=20_000)

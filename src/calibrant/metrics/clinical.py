@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import chdtrc, expit, logit, ndtr
 
 from calibrant._core.binning import Bins
-from calibrant._core.checks import FloatArray, Values, as_values, check_level
+from calibrant._core.checks import FloatArray, Values, as_values, check_level, check_whole
 from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.curves import _parabola_weights
 from calibrant.metrics.gaps import Functional
@@ -130,6 +131,8 @@ def hosmer_lemeshow_p(
     >>> round(hosmer_lemeshow_p(confidence=[0.9] * 100, outcome=[1] * 80 + [0] * 20), 5)
     0.00086
     """
+    if freedom is not None:
+        check_whole("freedom", freedom)
     return _hosmer_lemeshow(_event_pairs(logits, labels, **data), bins, freedom).p_value
 
 
@@ -336,7 +339,7 @@ def _recalibration(pairs: WeightedPairs | PooledPairs) -> list[_Fitted]:
     if odds[yes].min() >= odds[~yes].max() or odds[~yes].min() >= odds[yes].max():
         return [_Fitted(math.nan)] * 2  # separated: the likelihood grows without end
     design = np.stack([np.ones_like(odds), odds], 1)
-    return _logistic(design, np.zeros_like(odds), happened, weight, squares, [0.0, 1.0])
+    return _logistic(design, np.zeros_like(odds), happened, weight, squares, [0.0, 0.0])
 
 
 def _shift(pairs: WeightedPairs | PooledPairs) -> _Fitted:
@@ -345,7 +348,11 @@ def _shift(pairs: WeightedPairs | PooledPairs) -> _Fitted:
     if happened.min() == happened.max():
         return _Fitted(math.nan)
     odds, design = _log_odds(claimed), np.ones((claimed.size, 1))
-    return _logistic(design, odds, happened, weight, squares, [0.0])[0]
+    # Newton's method may leave for infinity where probabilities are 0 and 1 and some are wrong
+    rate = float(logit(weight @ happened / weight.sum()))
+    ends = rate - float(odds.max()) - 1, rate - float(odds.min()) + 1
+    start = float(brentq(lambda a: weight @ (expit(odds + a) - happened), *ends))
+    return _logistic(design, odds, happened, weight, squares, [start])[0]
 
 
 def _logistic(

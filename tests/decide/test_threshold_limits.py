@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit, softmax
 from scipy.stats import beta, binom
 
@@ -243,6 +244,9 @@ def test_a_threshold_says_what_it_promises(rng):
     ("options", "message"),
     [
         ({}, "name a limit, one of max_error, precision, recall"),
+        ({"recall": 0.9, "max_frp": 0.1}, "threshold takes no max_frp=: name a limit"),
+        ({"recall": 0.9, "sample_weight": [1, 2]}, "takes no sample_weight"),
+        ({"recall": 0.9, "positive": 2}, r"positive must be a class in \[0, 2\), got 2"),
         ({"max_error": 0.1, "recall": 0.9}, "max_error is about accepted answers"),
         ({"recall": 1.0}, "recall must be between 0 and 1"),
         ({"max_cost": 1.0}, "max_cost= needs the costs of decisions"),
@@ -256,17 +260,90 @@ def test_a_threshold_says_what_it_promises(rng):
 def test_wishes_that_make_no_sense_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         threshold([0.0, 1.0], [0, 1], **options)
+    with pytest.raises((TypeError, ValueError), match=message):
+        thresholds([0.0, 1.0], [0, 1], by=[0, 0], **options)
 
 
 def test_the_class_to_find_must_be_named():
     with pytest.raises(TypeError, match="of 3 classes, name the one to find"):
         threshold(np.eye(3), [0, 1, 2], recall=0.9)
-    with pytest.raises(ValueError, match="k must be a class in"):
+    with pytest.raises(ValueError, match="positive must be a class in"):
         threshold(np.eye(3), [0, 1, 2], recall=0.9, positive=3)
+    with pytest.raises(TypeError, match="labels are missing"):
+        thresholds(np.eye(3), recall=0.9)
     with pytest.raises(TypeError, match=r"thresholds are those of classes or tags"):
         thresholds([0.0, 1.0], [0, 1], recall=0.9)
-    with pytest.raises(ValueError, match="by must have the shape"):
+    with pytest.raises(ValueError, match="by must have one value per example"):
         thresholds([0.0, 1.0], [0, 1], by=["a"], recall=0.9)
+
+
+@pytest.mark.parametrize("options", [{"positive": 2, "recall": 0.8}, {"max_error": 0.4}])
+def test_images_have_their_classes_where_class_dim_says(options, rng):
+    logits, labels = drawn(rng, 3000, 4)
+    images = np.moveaxis(logits.reshape(30, 10, 10, 4), -1, 1)
+    marked = np.where(np.arange(3000) % 7 == 0, 255, labels)
+    flat = np.where(marked == 255, -100, labels)
+    seen: Any = {"class_dim": 1, "ignore_index": 255}
+    found = threshold(images, marked.reshape(30, 10, 10), **seen, **options)
+    assert found == threshold(logits, flat, **options)
+    by = np.arange(30) % 2  # one group for each image
+    each = thresholds(images, marked.reshape(30, 10, 10), by=by, **seen, **options)
+    assert each == thresholds(logits, flat, by=np.repeat(by, 100), **options)
+
+
+def test_data_frames_name_the_class_to_find(rng):
+    pandas = pytest.importorskip("pandas")
+    logits, labels = drawn(rng, 2000, 3)
+    names = np.array(["cat", "dog", "owl"])
+    frame, named = pandas.DataFrame(logits, columns=names), names[labels]
+    assert threshold(frame, named, positive="dog", recall=0.8) == threshold(
+        logits, labels, positive=1, recall=0.8
+    )
+    assert thresholds(frame, named, recall=0.8) == thresholds(logits, labels, recall=0.8)
+    by = pandas.Series(["a", None] * 1000)
+    parts = thresholds(frame, named, by=by, positive="owl", recall=0.8)
+    assert parts["a"] == threshold(
+        logits[::2], labels[::2], positive=2, recall=0.8, certainty=parts["a"].certainty
+    )
+    with pytest.raises(ValueError, match="positive must be a class, one of cat, dog, owl, got 'o'"):
+        threshold(frame, named, positive="o", recall=0.8)
+
+
+def test_groups_may_be_unknown_but_need_labels(rng):
+    """A group of NaN is a group, too."""
+    logits, labels = events(rng, 900)
+    by = np.array([1.0, np.nan, 3.0])[np.arange(900) % 3]
+    found = thresholds(logits, labels, by=by, recall=0.7, together=False)
+    assert len(found) == 3
+    assert [one for one in found.values()][2] == threshold(logits[1::3], labels[1::3], recall=0.7)
+    with pytest.raises(ValueError, match=r"group 3\.0 has no labelled examples: leave it out"):
+        thresholds(logits, np.where(by == 3, -100, labels), by=by, recall=0.7)
+
+
+def test_a_warning_names_the_group_that_has_too_few_examples(rng):
+    logits, labels = events(rng, 900)
+    by = np.where(np.arange(900) < 3, "few", "many")
+    with pytest.warns(UserWarning, match=r"97\.5 % certainty on 3 examples of group few") as caught:
+        found = thresholds(logits, labels, by=by, recall=0.8)
+    assert [caught[0].filename, len(caught)] == [__file__, 1]
+    assert found["few"].threshold == 0.0
+    with pytest.warns(UserWarning, match="label positive and negative ones, or relax"):
+        threshold(logits, np.zeros(900, int), recall=0.8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "limit", [{"max_fpr": 0.2}, {"recall": 0.8}, {"precision": 0.9}, {"max_error": 0.1}], ids=str
+)
+def test_probs_of_any_dtype_reach_the_threshold_as_tested(limit, dtype, rng):
+    """PyTorch rounds the threshold to the dtype of the probabilities it is compared with."""
+    for _ in range(20):
+        event = rng.beta(2, 0.3, size=600)
+        labels = torch.from_numpy((rng.random(600) < event).astype(int))
+        probs = torch.from_numpy(np.stack([1 - event, event], -1)).to(dtype)
+        found = threshold(probs=probs, labels=labels, **limit)
+        decides = probs.max(-1).values if "max_error" in limit else probs[:, 1]
+        assert int((decides >= found.threshold).sum()) == round(600 * found.coverage)
 
 
 def test_a_rule_flags_counts_and_judges(rng):
@@ -296,6 +373,24 @@ def test_a_rule_flags_counts_and_judges(rng):
         DecisionRule(found, 3, positive=3)
     with pytest.raises(TypeError, match="positive= is for thresholds that find a class"):
         DecisionRule(threshold(logits, labels, max_error=0.5), 3, positive=1)
+
+
+def test_labels_contradict_a_recall_also_if_nothing_is_flagged(rng):
+    logits, labels = events(rng, 2000)
+    rule = DecisionRule(threshold(logits, labels, recall=0.8), 2)
+    tally = rule.tally(rule.decide(np.full(200, -9.0)), np.ones(200, int))
+    assert tally.judged == 0
+    assert "The labels of 200 examples contradict the guarantee" in rule.verdict(tally)
+
+
+def test_what_is_not_guaranteed_is_not_contradicted(rng):
+    logits, labels = events(rng, 200)
+    with pytest.warns(UserWarning, match="so no example is flagged"):
+        found = threshold(logits, labels, recall=0.9, max_fpr=0.01)
+    assert "flags none" in repr(found)
+    rule = DecisionRule(found, 2)
+    tally = rule.tally(rule.decide(logits), labels)
+    assert (rule.p_value(tally), rule.verdict(tally)) == (1.0, "")
 
 
 def test_costs_are_judged_by_a_bound(rng):

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,22 @@ def test_one_vs_rest_is_the_softmax_of_the_class(rng, k):
     found = cal.metrics.one_vs_rest(logits, labels, k=k)
     np.testing.assert_allclose(found.confidence, softmax(logits, -1)[kept, k], rtol=1e-13)
     np.testing.assert_array_equal(found.outcome, labels[kept] == k)
+
+
+def test_pairs_of_images_have_their_classes_where_class_dim_says(rng):
+    logits, labels = rng.normal(size=(3, 4, 5, 2)), rng.integers(2, size=(3, 4, 5))
+    seen, marked = np.where(labels == 0, -100, labels), np.where(labels == 0, 255, labels)
+    layout: Any = {"class_dim": 1, "ignore_index": 255}
+    images = np.moveaxis(logits, -1, 1)
+    for reduce in (
+        cal.top_label,
+        cal.metrics.positive_class,
+        partial(cal.metrics.one_vs_rest, k=0),
+    ):
+        for found, wanted in zip(
+            reduce(images, marked, **layout), reduce(logits, seen), strict=True
+        ):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def test_one_vs_rest_of_one_logit_has_two_classes(rng):

@@ -112,8 +112,14 @@ class DecisionRule(nn.Module):
             raise TypeError(
                 "positive= is for thresholds that find a class, not for answers or sets"
             )
-        if isinstance(guarantee, ConformalSets) and guarantee.classes != classes:
-            raise ValueError(f"the sets are of {guarantee.classes} classes, got classes={classes}")
+        if isinstance(guarantee, ConformalSets):
+            if guarantee.classes != classes:
+                raise ValueError(f"the sets are of {guarantee.classes} classes, got {classes=}")
+            if guarantee.by == "group" or guarantee.weighted is not None:
+                raise TypeError(
+                    "a rule has no groups or weights of the rows it decides about: save the sets "
+                    "themselves, and call their sets(..., group=) or sets(..., weight=)"
+                )
         if class_names is not None and len(class_names) != classes:
             raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
         if calibrator is not None:
@@ -283,6 +289,8 @@ class DecisionRule(nn.Module):
                 return 1.0
             rank = math.ceil((n + 1) * self.guarantee.coverage - 1e-9)
             return float(betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank))
+        if self.guarantee.threshold == math.inf:
+            return 1.0  # nothing is guaranteed
         # as many failures or more: as few successes or fewer, of which a share is allowed
         p_values = [
             float(one.test(one.trials, one.trials - one.failures, 1 - one.share)[0])
@@ -292,13 +300,14 @@ class DecisionRule(nn.Module):
 
     def verdict(self, tally: Tally) -> str:
         """Return whether labelled decisions agree with the guarantee; empty without labels."""
-        if not tally.judged:
+        count = tally.judged if self.positive is None else tally.labelled
+        if not (count and self.promise()):
             return ""
         p = self.p_value(tally)
         if p >= UNLIKELY:
-            return f"The labels of {tally.judged:,} examples agree with the guarantee."
+            return f"The labels of {count:,} examples agree with the guarantee."
         return (
-            f"The labels of {tally.judged:,} examples contradict the guarantee (p = {p:.2g}): they "
+            f"The labels of {count:,} examples contradict the guarantee (p = {p:.2g}): they "
             "differ from those of the fit, or the model or its calibrator has seen the latter."
         )
 

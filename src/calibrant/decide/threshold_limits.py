@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
-from calibrant._core.class_names import as_array
+from calibrant._core.class_names import as_array, class_names_of, is_frame, without_frames
+from calibrant._core.messages import comma_separated
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import LimitName, Threshold
 from calibrant.decide.threshold_search import (
@@ -24,6 +26,7 @@ from calibrant.metrics.reductions import (
     FORMS,
     Data,
     Input,
+    Layout,
     answers_from,
     keywords,
     one_vs_rest,
@@ -67,7 +70,7 @@ def threshold(
     logits: Input = None,
     labels: Input = None,
     *,
-    positive: int | None = None,
+    positive: int | str | None = None,
     certainty: float = 0.95,
     **options: Unpack[_Limits],
 ) -> Threshold:
@@ -103,7 +106,7 @@ def threshold(
     ----------
     logits : (..., classes), or (n,) log-odds, calibrated
     labels : (...) integers, -100 ignored
-    positive : int, optional
+    positive : int, or str for a data frame, optional
         Class that is to be found, against all others; 1 by default if there are two classes. For
         a tag pass its column of logits and labels.
     certainty : float in (0, 1)
@@ -120,9 +123,9 @@ def threshold(
         the order of :func:`sklearn.metrics.confusion_matrix`.
     max_cost : float, optional
         Largest mean cost of an example.
-    probs, or confidence and outcome
-        In place of logits, as for :func:`calibrant.ece`. With pairs, the limits are about the
-        outcome. Weights are not supported.
+    probs, or confidence and outcome, class_dim, ignore_index
+        As for :func:`calibrant.ece`. With pairs, the limits are about the outcome. Weights are not
+        supported.
 
     Returns
     -------
@@ -143,6 +146,22 @@ def threshold(
     >>> print(threshold(log_odds, ill, recall=0.9).promise())
     With 95 % certainty, at least 90 % of the positive ones are found.
     """
+    return _found(certainty, logits=logits, labels=labels, positive=positive, **options)
+
+
+def _found(
+    certainty: float,
+    of: str = "",
+    *,
+    logits: Input = None,
+    labels: Input = None,
+    positive: int | str | None = None,
+    **options: Any,
+) -> Threshold:
+    """Return the threshold of some examples; ``of`` tells in a warning of what they are."""
+    if unknown := [name for name in options if name not in _Limits.__annotations__]:
+        known = ", ".join(_OPTIONS)
+        raise TypeError(f"threshold takes no {unknown[0]}=: name a limit, one of {known}")
     data: dict[str, Any] = {name: options.get(name) for name in Data.__annotations__}
     if data["sample_weight"] is not None:
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
@@ -155,15 +174,16 @@ def threshold(
         )
     claimed, happened = _event(logits, labels, positive, data, answers="error" in asked)
     grid, shares = _candidates(asked, costs, claimed)
-    grid = _as_held(grid, data["confidence"])
+    grid = _as_held(grid, data["probs"] if data["confidence"] is None else data["confidence"])
     order = np.argsort(-claimed)
     flagged = np.searchsorted(-claimed[order], -grid, side="right")
     false = np.append(0, np.cumsum(happened[order] == 0))[flagged]
     counts = Counts(claimed.size, int((happened != 0).sum()), flagged, false)
     limits = [counts.trials(name, value, costs) for name, value in asked.items()]
-    return best_passing(grid, shares, limits, counts, certainty=certainty, costs=costs)
+    return best_passing(grid, shares, limits, counts, certainty=certainty, costs=costs, of=of)
 
 
+@checks.warnings_at_caller()
 def thresholds(
     logits: Input = None,
     labels: Input = None,
@@ -201,28 +221,61 @@ def thresholds(
     >>> {tag: one.limits[0].name for tag, one in found.items()}
     {0: 'recall', 1: 'recall'}
     """
-    data = {"logits": logits, "labels": labels}
-    data |= {name: options.pop(name, None) for name in ("probs", "confidence", "outcome")}
-    given = {name: as_array(values) for name, values in data.items() if values is not None}
-    scores = given.get("logits", given.get("probs"))
-    if by is not None:
-        group, of = as_array(by), given.get("labels", given.get("outcome"))
-        shape = as_array(of).shape
-        tags = scores is not None and scores.shape == shape and group.shape == shape[:-1] != ()
-        if group.shape != shape and not tags:
-            raise ValueError(f"by must have the shape {shape} of the labels, got {group.shape}")
-        names = np.unique(group)
-        parts = {name.item(): {k: v[group == name] for k, v in given.items()} for name in names}
-        if tags:
-            parts = {(k, tag): v for k, part in parts.items() for tag, v in _tags(part).items()}
-    elif scores is None or "labels" not in given or scores.ndim < 2:
-        raise TypeError("without by=, thresholds are those of classes or tags: pass their logits")
-    elif scores.shape == given["labels"].shape:  # tags
-        parts = _tags(given)
-    else:
-        parts = {k: {**given, "positive": k} for k in range(scores.shape[-1])}
+    check_share(certainty, "certainty", "0.95 means 95 %")
+    given = _arrays(logits, labels, options)
+    kind, parts = _parts(given, None if by is None else checks.as_keys(as_array(by)))
     each = 1 - (1 - certainty) / len(parts) if together else certainty
-    return {name: threshold(**part, certainty=each, **options) for name, part in parts.items()}
+    for name, part in parts.items():
+        if "labels" in part and (part["labels"] == checks.IGNORED).all():
+            raise ValueError(f"{kind} {name} has no labelled examples: leave it out")
+    return {
+        name: _found(each, f" of {kind} {name}", **part, **options) for name, part in parts.items()
+    }
+
+
+def _arrays(logits: Input, labels: Input, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the examples as arrays with the classes last, and take them out of the options."""
+    layout = ("probs", "class_dim", "ignore_index")
+    probs, class_dim, ignored = (options.pop(name, None) for name in layout)
+    scores = logits if probs is None else probs
+    if "positive" in options and is_frame(scores):
+        names = class_names_of(scores)
+        options["positive"] = class_number(options["positive"], len(names or ()), names)
+    values = {name: options.pop(name, None) for name in ("confidence", "outcome")}
+    if labels is not None:
+        labels, logits, probs = without_frames(labels, logits, probs)
+        values["labels"] = checks.with_ignored(labels, ignored)
+    for name, scores in {"logits": logits, "probs": probs}.items():
+        values[name] = None if scores is None else checks.classes_last(scores, class_dim)
+    return {name: as_array(v) for name, v in values.items() if v is not None}
+
+
+def _parts(
+    given: Mapping[str, NDArray[Any]], group: NDArray[Any] | None
+) -> tuple[str, dict[Any, dict[str, Any]]]:
+    """Return the examples of each group, tag or class, and which of them these are."""
+    scores, of = given.get("logits", given.get("probs")), given.get("labels", given.get("outcome"))
+    if of is None:
+        raise TypeError(f"labels are missing: pass {FORMS}")
+    shape = of.shape
+    if group is None:
+        if scores is None or scores.ndim < 2:
+            remedy = "pass their logits"
+            raise TypeError(f"without by=, thresholds are those of classes or tags: {remedy}")
+        if scores.shape == shape:
+            return "tag", _tags(given)
+        return "class", {k: {**given, "positive": k} for k in range(scores.shape[-1])}
+    tags = scores is not None and scores.shape == shape and group.shape == shape[:-1] != ()
+    names, at = np.unique(group, return_inverse=True)
+    at = checks.spread(at.reshape(group.shape), shape[:-1] if tags else shape, "by")
+    parts = {
+        name: {k: v[at == i] for k, v in given.items()} for i, name in enumerate(names.tolist())
+    }
+    if not tags:
+        return "group", parts
+    return "group and tag", {
+        (name, k): v for name, part in parts.items() for k, v in _tags(part).items()
+    }
 
 
 def _tags(given: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, Any]]:
@@ -259,7 +312,12 @@ def _checked_wishes(
 
 
 def _event(
-    logits: Input, labels: Input, positive: int | None, data: Mapping[str, Any], *, answers: bool
+    logits: Input,
+    labels: Input,
+    positive: int | str | None,
+    data: Mapping[str, Any],
+    *,
+    answers: bool,
 ) -> tuple[FloatArray, FloatArray | BoolArray]:
     """Return the probability of the event of each example, and whether it happened."""
     if answers:
@@ -268,22 +326,40 @@ def _event(
         if positive is not None:
             raise TypeError("positive= is a class: confidence= and outcome= have none")
         return pairs_from(logits, labels, **data)[:2]
-    probs = data["probs"]
-    values, name = (logits, "logits") if probs is None else (probs, "probs")
+    values, name = (logits, "logits") if data["probs"] is None else (data["probs"], "probs")
     if values is None:
         raise TypeError(f"nothing to find a threshold for: pass {FORMS}")
-    scores = as_scores(values, name)
-    two = scores.ndim == 1 or scores.shape[-1] == 2
-    if positive is None and not two:
+    scores = as_scores(checks.classes_last(values, data["class_dim"]), name)
+    classes = 2 if scores.ndim == 1 else scores.shape[-1]
+    if positive is None and classes > 2:
         raise TypeError(
-            f"of {scores.shape[-1]} classes, name the one to find: positive=0, say; or find "
+            f"of {classes} classes, name the one to find: positive=0 (--positive 0), say; or find "
             "thresholds(...) for all of them"
         )
-    if two and positive in (None, 1):
-        return positive_class(logits, labels, probs=probs)
-    if scores.ndim == 1:
+    k: Any = 1 if positive is None else class_number(positive, classes, class_names_of(values))
+    checks.check_whole("positive", k, 0)
+    if k >= classes:
+        raise ValueError(f"positive must be a class in [0, {classes}), got {k}")
+    if scores.ndim == 1 and k == 0:
         raise ValueError(f"one logit has class 1 for positive, got positive={positive}")
-    return one_vs_rest(logits, labels, k=positive, probs=probs)  # type: ignore[arg-type]
+    form: Any = {name: data[name] for name in ("probs", *Layout.__annotations__)}
+    if classes == 2 and k == 1:
+        return positive_class(logits, labels, **form)
+    return one_vs_rest(logits, labels, k=k, **form)
+
+
+def class_number(
+    positive: int | str | None, classes: int, names: Sequence[str] | None
+) -> int | None:
+    """Return the number of the class to find, which may be named."""
+    if not isinstance(positive, str):
+        return positive
+    known = list(names or map(str, range(classes)))
+    if positive not in known:
+        raise ValueError(
+            f"positive must be a class, one of {comma_separated(known)}, got {positive!r}"
+        )
+    return known.index(positive)
 
 
 def _candidates(

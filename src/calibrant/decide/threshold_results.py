@@ -65,14 +65,14 @@ class Threshold(NamedTuple):
     """Costs of true negatives and false positives, then of false negatives and true positives."""
 
     def __repr__(self) -> str:
+        verb = "accepts" if self.about_answers else "flags"
         if self.threshold == math.inf:
-            return one_line(self, "accepts none", f"{self.n:,} examples")
+            return one_line(self, f"{verb} none", f"{self.n:,} examples")
         figures = [f"{one.name} {one.amount(one.found)}" for one in self.limits]
         asked = [
             f"{'' if one.name in ('precision', 'recall') else 'max_'}{one.name}={one.limit:g}"
             for one in self.limits
         ]
-        verb = "accepts" if self.about_answers else "flags"
         return one_line(
             self,
             f"{threshold_text(self.threshold)}: {verb} {100 * self.coverage:.1f} %",

@@ -252,8 +252,12 @@ def best_passing(
     *,
     certainty: float,
     costs: FloatArray | None = None,
+    of: str = "",
 ) -> Threshold:
-    """Return the best threshold that passes in the procedure of :func:`threshold`."""
+    """Return the best threshold that passes in the procedure of :func:`threshold`.
+
+    ``of`` says in the warning that none does of what the examples are.
+    """
     alpha, n = 1 - certainty, counts.n
     found = _search(limits, shares, alpha)
     needed = 0.0 if found.shown else _more_labels(limits, shares, alpha, n)
@@ -284,11 +288,14 @@ def best_passing(
         made = made._replace(cost=((a, b), (c, d)))
     if not found.shown:
         wish = in_words([f"the {one.name} at {one.limit:g}" for one in limits])
-        what = "so every example is flagged" if made.coverage else "so none is accepted"
+        taken = "accepted" if made.about_answers else "flagged"
+        what = f"so {'every' if made.coverage else 'no'} example is {taken}"
         remedy = "calibrate or improve the model" if math.isinf(needed) else "label more"
+        if math.isinf(needed) and counts.positive in (0, n) and not made.about_answers:
+            remedy = "label positive and negative ones"
+        sure = f"{100 * certainty:.4g} % certainty"
         warn(
-            f"no threshold keeps {wish} with {certainty:.0%} certainty on these {n:,} examples, "
-            f"{what}; {made.needs()}: {remedy}, or relax the limit",
-            stacklevel=4,
+            f"no threshold keeps {wish} with {sure} on {n:,} example{'s' if n > 1 else ''}{of}, "
+            f"{what}; {made.needs()}: {remedy}, or relax the limit"
         )
     return made

@@ -43,14 +43,14 @@ Input: TypeAlias = Values | None
 """Logits, probabilities or labels in a call that may have them in another form."""
 
 
-class _Layout(TypedDict, total=False):
+class Layout(TypedDict, total=False):
     """Keyword arguments that say how logits or probs and their labels are laid out."""
 
     class_dim: int | None  # dimension of the classes, where it is not the last
     ignore_index: int | None  # a label of ignored examples beside -100, such as 255
 
 
-class ScoreData(_Layout, total=False):
+class ScoreData(Layout, total=False):
     """Keyword arguments with the examples, of metrics of all classes."""
 
     probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
@@ -133,7 +133,7 @@ def pairs_from(
     outcome: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "auto",
-    **layout: Unpack[_Layout],
+    **layout: Unpack[Layout],
 ) -> WeightedPairs:
     """Reduce examples in any of the three forms to pairs: the first step of most metrics.
 
@@ -209,7 +209,7 @@ def _examples_of_caller(
     probs: Input = None,
     sample_weight: Input = None,
     estimand: EstimandChoice = "top_label",
-    **layout: Unpack[_Layout],
+    **layout: Unpack[Layout],
 ) -> tuple[Examples, int]:
     """Return :func:`labelled_examples`, with a warning of logits that look like probabilities."""
     examples, floored = labelled_examples(logits, labels, probs, sample_weight, estimand, **layout)
@@ -235,29 +235,35 @@ def _warn_of_floor(floored: int) -> None:
         )
 
 
-@checks.warnings_at_caller()
-def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
+@keywords(Layout)
+def top_label(
+    logits: Input = None, labels: Input = None, *, probs: Input = None, **layout: Unpack[Layout]
+) -> Pairs:
     """Confidence in the predicted class, and whether that class is the label.
 
     Logits or probs are ``(..., classes)``, or ``(n,)`` log-odds or P(y = 1) of two classes; labels
-    ``(...)`` integers, -100 ignored.
+    ``(...)`` integers, -100 ignored; ``class_dim`` and ``ignore_index`` as for
+    :func:`calibrant.ece`.
 
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
     Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
-    return _pairs(_examples_of_caller(logits, labels, probs)[0])
+    return _pairs(_examples_of_caller(logits, labels, probs, **layout)[0])
 
 
-@checks.warnings_at_caller()
-def positive_class(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
+@keywords(Layout)
+def positive_class(
+    logits: Input = None, labels: Input = None, *, probs: Input = None, **layout: Unpack[Layout]
+) -> Pairs:
     """Probability of class 1 of two, and whether the label is 1.
 
-    One logit ``z`` means the pair ``(0, z)``, so its probability is ``sigmoid(z)``.
+    One logit ``z`` means the pair ``(0, z)``, so its probability is ``sigmoid(z)``. Input as for
+    :func:`top_label`.
 
     >>> positive_class([0.0, 2.0], [1, 0])
     Pairs(confidence=array([0.5       , 0.88079708]), outcome=array([ True, False]))
     """
-    return _pairs(_examples_of_caller(logits, labels, probs, estimand="binary")[0], 1)
+    return _pairs(_examples_of_caller(logits, labels, probs, estimand="binary", **layout)[0], 1)
 
 
 def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
@@ -271,16 +277,23 @@ def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = Non
     return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0], 1)
 
 
-@checks.warnings_at_caller()
+@keywords(Layout)
 def one_vs_rest(
-    logits: Input = None, labels: Input = None, *, k: int, probs: Input = None
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    k: int,
+    probs: Input = None,
+    **layout: Unpack[Layout],
 ) -> Pairs:
     """Probability of class ``k``, and whether the label is ``k``.
+
+    Input as for :func:`top_label`.
 
     >>> one_vs_rest([[0.0, 0.0], [0.0, 2.0]], [0, 1], k=1).outcome
     array([False,  True])
     """
-    examples, _ = _examples_of_caller(logits, labels, probs)
+    examples, _ = _examples_of_caller(logits, labels, probs, **layout)
     if not 0 <= k < examples.classes:
         raise ValueError(f"k must be a class in [0, {examples.classes}), got {k}")
     return _pairs(examples, k)

@@ -33,7 +33,7 @@ from calibrant.data.formats import Array
 from calibrant.data.shards import ARRAY_KEYS, CLASS_NAMES, SCORES, Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally, renumbered
-from calibrant.decide.threshold_limits import threshold
+from calibrant.decide.threshold_limits import class_number, threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.workflows.apply import (
     _check_target,
@@ -212,12 +212,14 @@ def decide(
     limits: dict[str, Any] = {"max_error": max_error, "precision": precision, "recall": recall}
     limits |= {"max_fpr": max_fpr, "max_fnr": max_fnr, "max_cost": max_cost, "cost": cost}
     limits = {name: value for name, value in limits.items() if value is not None}
+    if by_class and coverage is None:
+        raise TypeError("by_class=True is for sets: pass coverage= with it")
     if bool(limits) == (coverage is not None):
         got = "both" if limits else "neither"
         raise TypeError(f"pass either limits, such as max_error=, or coverage=, got {got}")
     dataset, splits, names = _opened(data, labels, calibrator, fit_split, test_split, seed)
     examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
-    place = _positive(positive, splits[0].classes, dataset.class_names)
+    place = class_number(positive, splits[0].classes, dataset.class_names)
     with located(dataset.path), known_rows():
         guarantee: Threshold | ConformalSets
         if coverage is None:
@@ -251,20 +253,6 @@ def _opened(
         for split in splits:
             check_fits(calibrator, split)
     return dataset, splits, names
-
-
-def _positive(
-    positive: int | str | None, classes: int, class_names: Sequence[str] | None
-) -> int | None:
-    """Return the number of the class to find, which may be named."""
-    names = list(class_names or map(str, range(classes)))
-    if not isinstance(positive, str):
-        return positive
-    if positive not in names:
-        raise ValueError(
-            f"positive must be a class, one of {comma_separated(names)}, got {positive!r}"
-        )
-    return names.index(positive)
 
 
 def _calibrated_examples(split: Split, calibrator: Calibrator | None) -> dict[str, Array]:

@@ -12,8 +12,8 @@ from calibrant.data.dataset import Split
 from calibrant.data.files import Data
 from calibrant.data.shards import located
 from calibrant.decide.rules import UNLIKELY, DecisionRule, Tally
-from calibrant.decide.threshold_limits import thresholds
-from calibrant.workflows.decide import FittedRule, _calibrated_examples, _opened, _positive
+from calibrant.decide.threshold_limits import class_number, thresholds
+from calibrant.workflows.decide import FittedRule, _calibrated_examples, _opened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ class GroupRules:
 
     def verdict(self) -> str:
         """Return whether the checks agree with the guarantees; empty if nothing was checked."""
-        if not any(one.checked.judged for one in self.rules.values()):
+        if not any(one.verdict() for one in self.rules.values()):
             return ""
         p_values = {name: one.rule.p_value(one.checked) for name, one in self.rules.items()}
         wrong = [name for name, p in p_values.items() if p < UNLIKELY / len(p_values)]
@@ -99,7 +99,7 @@ def decide_by_group(
     (['0', '1'], 'The labels of all groups agree with the guarantee.')
     """
     dataset, splits, names = _opened(data, labels, calibrator, fit_split, test_split, seed, by=by)
-    place = _positive(positive, splits[0].classes, dataset.class_names)
+    place = class_number(positive, splits[0].classes, dataset.class_names)
     (examples, group), new = (_with_groups(split, calibrator) for split in splits)
     with located(dataset.path), known_rows():
         found = thresholds(**examples, by=group, positive=place, certainty=certainty, **limits)

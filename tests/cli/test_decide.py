@@ -163,6 +163,16 @@ def test_a_group_with_too_few_examples_is_told(run):
     assert run("decide", "p.npz", "--coverage", "0.5", "--by", "site")[0] == 2
 
 
+def test_sets_by_class_hold_for_each_class_and_thresholds_have_none(run):
+    code, out, _ = run("decide", "p.npz", "--coverage", "0.8", "--by-class")
+    assert code == 0
+    assert "for each class. This holds" in out.replace("\n", " ")
+    assert "not for each subgroup." in out.replace("\n", " ")
+    for rest in ((), ("--by", "site")):
+        code, _, err = run("decide", "p.npz", "--max-error", "0.5", "--by-class", *rest)
+        assert (code, "--by-class is for --coverage" in err) == (2, True)
+
+
 def test_misses_are_limited(run):
     arrays = dict(np.load("p.npz"))
     two: Any = {f"{s}_logits": arrays[f"{s}_logits"][:, 0] for s in ("val", "test")}

@@ -181,6 +181,51 @@ def test_conditional_sets_are_saved_whole(kind, tmp_path):
     assert "for each" in fitted.promise() or kind == "weight"
 
 
+def test_limits_of_classes_go_with_the_columns_of_a_data_frame():
+    pandas = pytest.importorskip("pandas")
+    logits, labels, _ = draw(600)
+    names = np.array(["cat", "dog", "owl", "pig"])
+    frame = pandas.DataFrame(logits, columns=names)
+    fitted = conformal(frame, names[labels], score="lac", by="class")
+    assert list(fitted.limits) == list(names)
+    wanted = conformal(logits, labels, score="lac", by="class").sets(logits)
+    assert (fitted.sets(logits) == wanted).all()
+    turned = ["pig", "cat", "owl", "dog"]
+    assert (fitted.sets(frame[turned]) == wanted[:, [3, 0, 2, 1]]).all()
+    with pytest.raises(ValueError, match="the data frame has other classes"):
+        fitted.sets(frame.rename(columns={"cat": "cow"}))
+
+
+def test_groups_and_weights_may_be_one_for_each_row_of_tokens():
+    logits, labels, _ = draw(600)
+    tokens, truth, by = logits.reshape(60, 10, 4), labels.reshape(60, 10), np.arange(60) % 2
+    flat = conformal(logits, labels, by=np.repeat(by, 10))
+    fitted = conformal(tokens, truth, by=by)
+    assert fitted == flat
+    assert (
+        fitted.sets(tokens, group=by).reshape(600, 4) == flat.sets(logits, group=np.repeat(by, 10))
+    ).all()
+    assert conformal(tokens, truth, weight=1.0 + by) == conformal(
+        logits, labels, weight=1.0 + np.repeat(by, 10)
+    )
+
+
+def test_a_rule_refuses_sets_that_need_more_than_probabilities():
+    logits, labels, group = draw(300)
+    for options in ({"by": group}, {"weight": np.ones(300)}):
+        with pytest.raises(TypeError, match="a rule has no groups or weights of the rows"):
+            DecisionRule(conformal(logits, labels, **options), 4)
+
+
+def test_few_examples_with_weights_are_told():
+    logits, labels, _ = draw(5)
+    with pytest.warns(UserWarning, match="5 examples cannot show a coverage of 0.9"):
+        fitted = conformal(logits, labels, weight=np.ones(5))
+    assert fitted.limit == math.inf
+    with pytest.raises(ValueError, match="weight must not be 0 for all labelled examples"):
+        conformal(logits, labels, weight=np.zeros(5))
+
+
 def test_what_makes_no_conditional_sets_is_refused():
     logits, labels, group = draw(300)
     by_group = conformal(logits, labels, by=group)
@@ -188,7 +233,7 @@ def test_what_makes_no_conditional_sets_is_refused():
         by_group.sets(logits)
     with pytest.raises(ValueError, match=r"no limit for the group new; known are easy, hard"):
         by_group.sets(logits, group=np.full(300, "new"))
-    with pytest.raises(ValueError, match=r"group must have the shape \(300,\)"):
+    with pytest.raises(ValueError, match=r"group must have one value per example .* \(300,\)"):
         by_group.sets(logits, group=group[:5])
     with pytest.raises(TypeError, match="weight= is for other sets"):
         by_group.sets(logits, group=group, weight=np.ones(300))
@@ -196,11 +241,11 @@ def test_what_makes_no_conditional_sets_is_refused():
         conformal(logits, labels, by="class", weight=np.ones(300))
     with pytest.raises(ValueError, match='by must be "class", or the group'):
         conformal(logits, labels, by="site")
-    with pytest.raises(ValueError, match="by must have the shape"):
+    with pytest.raises(ValueError, match="by must have one value per example"):
         conformal(logits, labels, by=group[:9])
     with pytest.raises(ValueError, match="weight must be ratios of densities"):
         conformal(logits, labels, weight=-np.ones(300))
-    with pytest.raises(ValueError, match="weight must have the shape"):
+    with pytest.raises(ValueError, match="weight must have one value per example"):
         conformal(logits, labels, weight=np.ones(3))
     state = by_group.state()
     for change in ({"by": "sites"}, {"limits": {"a": "b"}}, {"weighted": [[1.0], []]}):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from calibrant.workflows.decide_by_group import GroupRules
 
 SOURCE = "This holds for new examples from the same source as those of the fit"
-CONDITION = f"{SOURCE}, and for all of them together, not for each class or subgroup."
 UNSEEN = " The calibrator must not have seen the examples of the fit."
 
 
@@ -111,6 +110,8 @@ def decide(
             "--by finds thresholds and prints them: leave out --coverage, --rule, --save and -o; "
             "to apply thresholds by group, take calibrant.decide.thresholds in Python"
         )
+    if options["by_class"] and coverage is None:
+        raise click.UsageError("--by-class is for --coverage")
     if saved and (folder or target or options["fit_split"] or split):
         raise click.UsageError(
             "a saved --rule has its calibrator, and decides about all splits: leave out "
@@ -202,7 +203,9 @@ def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
     shared.write(console, rule.instruction(), colour)
     if promise := rule.promise():
         shared.write(console, promise, "bold")
-        shared.write(console, CONDITION + (UNSEEN if rule.calibrator else ""))
+        cells = "subgroup" if getattr(rule.guarantee, "by", None) else "class or subgroup"
+        condition = f"{SOURCE}, and for all of them together, not for each {cells}."
+        shared.write(console, condition + (UNSEEN if rule.calibrator else ""))
     shared.write(console, rule.describe(), "dim")
     console.print()
     rows = [(name or "unnamed split", *rule.cells(t)) for name, t in result.tallies.items()]

@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     check_choice,
     warn,
 )
-from calibrant._core.class_names import as_array, numbered
+from calibrant._core.class_names import as_array, class_names_of, class_order, numbered
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_axes, as_html, frame, one_line
 from calibrant.decide.probabilities import _in_form_of, check_share, probabilities
@@ -91,7 +91,7 @@ class ConformalSets:
     by : {None, "class", "group"}
         What the coverage holds for, beside all examples together.
     limits : dict
-        Limits by the number of the class, as text, or the name of the group.
+        Limits by the class, its number as text if it has no name, or by the group.
     weighted : pair of tuples, optional
         With weights, the scores of the examples in rising order, and the sums of their weights up
         to each.
@@ -195,7 +195,12 @@ class ConformalSets:
         if logits is None:  # a stored 0, or 1 for its complement, may be as large as this
             info = checks.float_info(scores)
             least = float(info.eps if scores.ndim == 1 else info.tiny * info.eps)
-        limit = _loosened(self._limits(rows.shape[:-1], group, weight), scores)
+        limit = self._limits(rows.shape[:-1], group, weight)
+        if self.by == "class":  # in the order of the columns of a data frame
+            names = class_names_of(logits if probs is None else probs)
+            places = class_order(list(self.limits), names, "the data frame")
+            limit = limit if places is None else limit[np.argsort(places)]
+        limit = _loosened(limit, scores)
         members = _class_scores(rows, self.score, self.seed, least) <= limit
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
@@ -211,20 +216,18 @@ class ConformalSets:
         ):
             if (values is not None) != wanted:
                 raise TypeError(f"{name}= is {'missing' if wanted else 'for other sets'}")
-            if values is not None and np.shape(values) != shape:
-                raise ValueError(f"{name} must have the shape {shape}, got {np.shape(values)}")
         if self.by == "class":
-            return np.array([self.limits[str(k)] for k in range(self.classes)])
+            return np.array(list(self.limits.values()))
         if group is not None:
-            names, at = np.unique(as_array(group).astype(str), return_inverse=True)
+            cells = checks.spread(as_array(group).astype(str), shape, "group")
+            names, at = np.unique(cells, return_inverse=True)
             if unknown := [name for name in names if name not in self.limits]:
                 known = comma_separated(list(self.limits))
                 raise ValueError(f"there is no limit for the group {unknown[0]}; known are {known}")
             return np.array([self.limits[name] for name in names])[at.reshape(shape)][..., None]
         if self.weighted is not None:
-            return _weighted_limits(self.weighted, _ratios(weight, "weight"), self.coverage)[
-                ..., None
-            ]
+            ratios = _ratios(weight, shape)
+            return _weighted_limits(self.weighted, ratios, self.coverage)[..., None]
         return np.asarray(self.limit)
 
     def sizes(
@@ -318,7 +321,7 @@ def conformal(
         ``aps`` for sizes that follow the difficulty; ``raps`` for many classes; ``ordered`` for
         grades, whose sets have no gap.
     by : "class" or (...) groups, optional
-        What the coverage is to hold for.
+        What the coverage is to hold for. Groups and weights may also be one for each row.
     weight : (...), optional
         Ratio of densities of each example, for a change of the inputs; any scale will do.
     seed : int
@@ -351,22 +354,20 @@ def conformal(
     if by is not None and weight is not None:
         raise TypeError("pass by= or weight=, not both")
     if weight is not None:
-        ratio = _ratios(weight, "weight")
-        if ratio.shape != targets.shape:
-            raise ValueError(f"weight must have the shape {targets.shape}, got {ratio.shape}")
-        ratio, order = ratio[kept], np.argsort(own)
+        ratio, order = _ratios(weight, targets.shape)[kept], np.argsort(own)
+        if not ratio.any():
+            raise ValueError("weight must not be 0 for all labelled examples")
         lasts = _loosened(own[order], scores)
         table = tuple(lasts.tolist()), tuple(np.cumsum(ratio[order]).tolist())
         made = replace(made, weighted=table)
         made = replace(made, limit=float(_weighted_limits(table, np.mean(ratio), coverage)))
+        _warn_of_few({} if made.limit < math.inf else {"": len(own)}, made)
     elif by is not None:
-        names = [str(k) for k in range(rows.shape[-1])]
-        cells = truth.astype(str)
+        names = class_names_of(logits if probs is None else probs)
+        names = names or [str(k) for k in range(rows.shape[-1])]
+        cells = np.array(names)[truth]
         if not isinstance(by, str):
-            of_each = as_array(by)
-            if of_each.shape != targets.shape:
-                raise ValueError(f"by must have the shape {targets.shape}, got {of_each.shape}")
-            group = cells = of_each[kept].astype(str)
+            group = cells = checks.spread(as_array(by), targets.shape, "by")[kept].astype(str)
             names = np.unique(cells).tolist()
         elif by != "class":
             raise ValueError(f'by must be "class", or the group of each example, got {by!r}')
@@ -393,11 +394,11 @@ def _finite(limit: float) -> float | None:
     return limit if math.isfinite(limit) else None
 
 
-def _ratios(weight: Any, name: str) -> FloatArray:
+def _ratios(weight: Any, shape: tuple[int, ...]) -> FloatArray:
     values = checks.as_float64(weight)
     if not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(f"{name} must be ratios of densities, finite and not negative")
-    return values
+        raise ValueError("weight must be ratios of densities, finite and not negative")
+    return checks.spread(values, shape, "weight")
 
 
 def _limit(scores: FloatArray, coverage: float) -> float:

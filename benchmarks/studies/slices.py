@@ -32,13 +32,19 @@ from scipy.stats import binomtest
 from calibrant.show.figures import save_figure
 from calibrant.slices import find_slices
 from calibrant.slices.examples import Outcomes, Reading, encode
-from calibrant.slices.find import Search, Settings, _open_examples, _sum_tables, search
-from calibrant.slices.search import Family, Tables, _all_candidates
-from calibrant.slices.selection import Candidate, _members, _strongest
+from calibrant.slices.find import Search, _open_examples, _sum_tables, search
+from calibrant.slices.search import (
+    Candidate,
+    Family,
+    Tables,
+    _all_candidates,
+    _members,
+    _strongest,
+)
 
 Array = NDArray[Any]
 SIZES = (300, 1000, 5000, 20_000)
-LEVEL = 0.9
+LEVEL, DEPTH = 0.9, 2
 STRONGEST = 20
 NAMES = {
     "even": "P(1) evenly spread",
@@ -154,10 +160,10 @@ def ways(data: World, seed: int) -> dict[str, Outcome]:
         None, data.labels, data.claimed, data.metadata, None, None, None, None
     )
     reading = Reading(names, split.classes)
-    found = search(split, reading, Settings(seed=seed, level=LEVEL))
+    found = search(split, reading, seed=seed, level=LEVEL)
     codes = codes_of(found.reading, data)
     named = [subgroup(data, codes, one) for one in found.named]
-    tables = _sum_tables(split, found.reading, found.settings.depth)
+    tables = _sum_tables(split, found.reading, DEPTH)
     held, alone = every_interval(found, tables, data, codes)
     return {
         "search": outcome(data, named, held),
@@ -174,12 +180,12 @@ def every_interval(
     first = found.reading.estimands[0]
     sign = np.where(data.claimed.argmax(1) == 1, 1.0, -1.0)
     sign = sign if first == "binary" else np.ones(len(sign))
-    truth = Tables.empty(found.reading.columns, found.reading.estimands, found.settings.depth)
+    truth = Tables.empty(found.reading.columns, found.reading.estimands, DEPTH)
     truth.add(Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
     held, false, named = True, 0, 0
-    both = (_all_candidates(each, family, found.min_size) for each in (tables, truth))
+    both = (_all_candidates(each, family, found.result.min_size) for each in (tables, truth))
     for ours, true in zip(*both, strict=True):
-        low, high = ours.intervals(found.critical)
+        low, high = ours.intervals(found.result.critical)
         held &= bool(((true.gap >= low - 1e-9) & (true.gap <= high + 1e-9)).all())
         low, high = ours.intervals(float(-ndtri((1 - LEVEL) / 2)))
         shown = (low > 0) | (high < 0)
@@ -223,12 +229,12 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
     split, names = _open_examples(
         None, first.labels, first.claimed, first.metadata, None, None, None, None
     )
-    found = search(split, Reading(names, split.classes), Settings(seed=seed))
+    found = search(split, Reading(names, split.classes), seed=seed)
     family = Family.of(found.reading.columns)
-    tables = _sum_tables(split, found.reading, found.settings.depth)
+    tables = _sum_tables(split, found.reading, DEPTH)
     best = [
         one
-        for candidates in _all_candidates(tables, family, found.min_size)
+        for candidates in _all_candidates(tables, family, found.result.min_size)
         if candidates.columns
         for one in _strongest(candidates, family, *candidates.intervals(0.0))
     ]

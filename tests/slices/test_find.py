@@ -12,7 +12,7 @@ from calibrant import use
 from calibrant.data.files import as_dataset
 from calibrant.slices import find_slices, measure_groups
 from calibrant.slices.examples import Reading
-from calibrant.slices.find import Settings, search
+from calibrant.slices.find import search
 
 
 def planted(rng, n=6000, factor=0.5):
@@ -56,7 +56,7 @@ def as_colours(rng, factor):
 def test_a_model_that_is_off_as_a_whole_is_said_to_be(rng):
     data = as_colours(rng, 2.0)
     reading = Reading({"colour": "colour"}, 5, predictions=False)
-    result = search(as_dataset(data).split(None), reading, Settings()).result()
+    result = search(as_dataset(data).split(None), reading).result
     assert (len(result), result.searched, result.off_as_a_whole) == (0, 7, ["top_label"])
     right = data["logits"].argmax(1) == data["labels"]
     p = np.exp(data["logits"]) / np.exp(data["logits"]).sum(1, keepdims=True)

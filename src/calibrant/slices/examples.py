@@ -84,14 +84,6 @@ class Outcomes(NamedTuple):
         )
 
 
-class _EncodedExamples(NamedTuple):
-    """Labelled examples of a chunk."""
-
-    outcomes: Outcomes
-    codes: IntArray  # (n, columns)
-    kept: BoolArray  # (rows of the chunk,): True if labelled
-
-
 @dataclass(frozen=True, eq=False)
 class Reading:
     """The way in which chunks become examples; it travels to other processes.
@@ -152,21 +144,14 @@ class Reading:
         weight = chunk.get("sample_weight")
         weights = np.ones(labels.size) if weight is None else as_weight(weight, labels.shape)
         kept = (labels != IGNORED) & (weights > 0)
-        probs, labels = self._probs(chunk, kept), labels[kept]
+        labels, scores, probs = labels[kept], chunk.logits[kept], np.zeros((0, self.classes))
         check_labels(labels, self.classes)
-        return self._outcomes(probs, labels, weights[kept]), probs, kept
-
-    def _probs(self, chunk: Chunk, kept: BoolArray) -> FloatArray:
-        """Return calibrated probabilities of the rows that are kept."""
-        scores = chunk.logits[kept]
-        if not len(scores):
-            return np.zeros((0, self.classes))
-        if self.calibrator is not None:
-            arrays = {name: chunk.columns[key] for name, key in self.inputs.items()}
-            scores = self.calibrator.transform(scores, self.calibrator.input_features(arrays, kept))
-        return probabilities(scores, None)[0]
-
-    def _outcomes(self, probs: FloatArray, labels: IntArray, weight: FloatArray) -> Outcomes:
+        if len(scores):
+            if self.calibrator is not None:
+                arrays = {name: chunk.columns[key] for name, key in self.inputs.items()}
+                features = self.calibrator.input_features(arrays, kept)
+                scores = self.calibrator.transform(scores, features)
+            probs = probabilities(scores, None)[0]
         predicted = probs.argmax(1)
         if self.classes == 2:
             sign = np.where(predicted == 1, 1.0, -1.0)
@@ -176,7 +161,8 @@ class Reading:
             claimed, happened = probs[np.arange(labels.size), predicted], labels == predicted
         # a claim of exactly 1 would leave no room for noise
         possible = np.clip(claimed, CERTAIN, 1 - CERTAIN)
-        return Outcomes(possible, happened.astype(np.float64), weight, sign)
+        outcomes = Outcomes(possible, happened.astype(np.float64), weights[kept], sign)
+        return outcomes, probs, kept
 
     def values(self, chunk: Chunk, probs: FloatArray, kept: BoolArray) -> dict[str, Array]:
         """Return the columns of the labelled rows by name, before they are encoded."""
@@ -199,11 +185,11 @@ class Reading:
             SECOND: names[others.argmax(1)],
         }
 
-    def encoded(self, chunk: Chunk) -> _EncodedExamples:
-        """Return the labelled examples of a chunk, with the codes of their columns."""
+    def encoded(self, chunk: Chunk) -> tuple[Outcomes, IntArray, BoolArray]:
+        """Return the outcomes, codes ``(n, columns)``, and which rows have a label."""
         outcomes, probs, kept = self.labelled(chunk)
         codes = encode(self.columns, self.values(chunk, probs, kept), len(probs))
-        return _EncodedExamples(outcomes, codes, kept)
+        return outcomes, codes, kept
 
 
 def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows: int) -> IntArray:
@@ -236,7 +222,17 @@ def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -
     columns = [*reading.needed(), *(["features"] if clusters else []), ROW]
     numbered = split.with_column(ROW, np.arange(split.rows))
     task = partial(_chunk_sample, reading, share, seed, clusters)
-    return _joined_samples(list(numbered.map(task, *dict.fromkeys(columns), rows=split.chunk_rows)))
+    parts = list(numbered.map(task, *dict.fromkeys(columns), rows=split.chunk_rows))
+    n = sum(part.n for part in parts)
+    check_some(n)
+    features = [part.features for part in parts if part.features is not None]
+    return SampledExamples(
+        n,
+        Outcomes(*joined([part.outcomes for part in parts])),
+        {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
+        np.concatenate(features) if features else None,
+        np.concatenate([part.row for part in parts]),
+    )
 
 
 def _chunk_sample(
@@ -257,19 +253,6 @@ def _chunk_sample(
         {name: column[chosen] for name, column in values.items()},
         features,
         number[kept][chosen],
-    )
-
-
-def _joined_samples(parts: Sequence[SampledExamples]) -> SampledExamples:
-    n = sum(part.n for part in parts)
-    check_some(n)
-    features = [part.features for part in parts if part.features is not None]
-    return SampledExamples(
-        n,
-        Outcomes(*joined([part.outcomes for part in parts])),
-        {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
-        np.concatenate(features) if features else None,
-        np.concatenate([part.row for part in parts]),
     )
 
 
@@ -294,15 +277,27 @@ def _with_columns(
     return replace(reading, columns=columns), left_out
 
 
-def _cluster_centres(features: FloatArray, seed: int) -> FloatArray:
-    """Return the centres of clusters of features ``(n, width)``, by k-means."""
+def _with_clusters(
+    reading: Reading, sample: SampledExamples, seed: int
+) -> tuple[Reading, SampledExamples, list[str]]:
+    """Cluster the features of a sample by k-means, and name typical rows of each cluster."""
     from scipy.cluster.vq import kmeans2
 
+    features = sample.features
+    if features is None:
+        return reading, sample, []
     check_finite_rows(torch.from_numpy(features))
     different = len(np.unique(features[:LOOKED_AT], axis=0))
     count = min(different, int(np.clip(len(features) // 50, 2, CLUSTERS)))
     rng: Any = np.random.default_rng(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of clusters that became empty
-        centres, _ = kmeans2(features, count, minit="++", rng=rng)
-    return np.asarray(centres)
+        centres = np.asarray(kmeans2(features, count, minit="++", rng=rng)[0])
+    typical = []
+    for i, centre in enumerate(centres):
+        distances = ((features - centre) ** 2).sum(1)
+        nearby = sample.row[np.argsort(distances, kind="stable")[:3]].tolist()
+        typical.append(f"{i}: {', '.join(map(str, nearby))}")
+    note = f"Typical rows of each {CLUSTER}, counted from 0: {'; '.join(typical)}."
+    values = {**sample.values, CLUSTER: _nearest(features, centres)}
+    return replace(reading, centres=centres), sample._replace(values=values), [note]

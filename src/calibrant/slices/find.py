@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -22,24 +22,31 @@ from calibrant._core.messages import unknown_name
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.files import Data, as_dataset, is_data
-from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
-from calibrant.slices import selection
 from calibrant.slices.examples import (
-    CLUSTER,
     Reading,
-    SampledExamples,
-    _cluster_centres,
     _draw_sample,
-    _nearest,
+    _with_clusters,
     _with_columns,
     encode,
 )
 from calibrant.slices.result import Off, Slice, Slices, _count_off
-from calibrant.slices.search import Family, Tables, _all_candidates, _critical_value
-from calibrant.slices.selection import Candidate, Overlap
+from calibrant.slices.search import (
+    MOST_CANDIDATES,
+    Candidate,
+    Family,
+    Overlap,
+    Tables,
+    _all_candidates,
+    _critical_value,
+    _members,
+    _one_candidate,
+    _strongest,
+    overlap,
+    select,
+)
 
 SMALLEST, SMALLEST_SHARE = 30, 1 / 500
 """Size of subgroups that are searched by default: the larger of both."""
@@ -130,62 +137,24 @@ def find_slices(
     chosen, keys = _open_examples(
         data, labels, probs, metadata, features, sample_weight, split, calibrator
     )
-    wanted, named = _wanted(keys, columns), columns is not None
+    names = [columns] if isinstance(columns, str) else keys if columns is None else columns
+    for name in names:
+        if name not in keys:
+            raise unknown_name("column", name, keys)
+    wanted, named = {name: keys[name] for name in names}, columns is not None
     reading = Reading(wanted, chosen.classes, chosen.dataset.class_names, named=named)
     reading = reading.calibrated_by(calibrator, keys)
-    settings = Settings(depth, min_size, most, level, seed)
-    return search(chosen, reading, settings).result()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of a search."""
-
-    depth: int = 2
-    min_size: int | None = None
-    most: int = 20
-    level: float = 0.9
-    seed: int = 0
+    options: dict[str, Any] = {"depth": depth, "min_size": min_size, "most": most}
+    return search(chosen, reading, **options, level=level, seed=seed).result
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A finished search: the way in which chunks are read, and the subgroups."""
+    """A finished search: the way in which chunks are read, the subgroups chosen, and the result."""
 
     reading: Reading
-    settings: Settings
-    min_size: int
-    critical: float
-    searched: int
-    whole: list[Candidate]
-    off: list[Off]
-    chosen: list[Candidate]
-    left_out: list[str]
-    notes: list[str]
-
-    def result(self) -> Slices:
-        """Return the subgroups, worst first."""
-        return Slices(
-            slices=sorted(map(self._slice, self.named), key=lambda one: -one.least),
-            whole=[self._slice(one) for one in self.whole],
-            off=self.off,
-            off_as_a_whole=[one.estimand for one in self.chosen if not one.conditions],
-            n=self.whole[0].n,
-            classes=self.reading.classes,
-            searched=self.searched,
-            columns=[column.name for column in self.reading.columns],
-            left_out=self.left_out,
-            level=self.settings.level,
-            critical=self.critical,
-            min_size=self.min_size,
-            probability=self.reading.probability,
-            notes=self.notes,
-        )
-
-    @property
-    def named(self) -> list[Candidate]:
-        """Those chosen, without all examples."""
-        return [one for one in self.chosen if one.conditions]
+    named: list[Candidate]
+    result: Slices
 
     def members(self, chunk: Chunk) -> dict[str, BoolArray]:
         """Return the labelled rows of a chunk that are in each subgroup, by its name."""
@@ -193,52 +162,64 @@ class Search:
         masks: dict[str, BoolArray] = {}
         for one in self.named:
             mask = np.zeros(len(kept), bool)
-            mask[kept] = selection._members(one.conditions, codes)
+            mask[kept] = _members(one.conditions, codes)
             masks[conjunction_text(self.reading.columns, one.conditions)] = mask
         return masks
 
-    def _slice(self, one: Candidate) -> Slice:
-        return Slice(
-            conjunction_text(self.reading.columns, one.conditions),
-            one.n,
-            one.weight / self.whole[0].weight,
-            one.estimand,
-            one.claimed,
-            one.happened,
-            one.gap,
-            one.conditions,
-        )
 
-
-def search(split: Split, reading: Reading, settings: Settings) -> Search:
+def search(
+    split: Split,
+    reading: Reading,
+    *,
+    depth: int = 2,
+    min_size: int | None = None,
+    most: int = 20,
+    level: float = 0.9,
+    seed: int = 0,
+) -> Search:
     """Search the subgroups of a split, in three passes over its chunks."""
     check_one_label(split)
     reading.check_names()
     split.warn_of_mistakes(copies=False)
-    reading, sample = _with_clusters(split, reading, settings.seed)
-    default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
-    min_size = default if settings.min_size is None else settings.min_size
-    reading, left_out = _with_columns(
-        reading, sample, min_size, BINS[settings.depth], MOST_VALUES[settings.depth]
-    )
-    family = Family.of(reading.columns)
-    tables = _sum_tables(split, reading, settings.depth)
-    codes = encode(reading.columns, sample.values, sample.row.size)
-    critical = _critical_value(
-        tables,
-        family,
-        (sample.outcomes, codes),
+    sample = _draw_sample(reading, split, clusters=split.has_features, seed=seed)
+    reading, sample, notes = _with_clusters(reading, sample, seed)
+    if min_size is None:
+        min_size = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
+    reading, left_out = _with_columns(reading, sample, min_size, BINS[depth], MOST_VALUES[depth])
+    family, tables = Family.of(reading.columns), _sum_tables(split, reading, depth)
+    drawn = sample.outcomes, encode(reading.columns, sample.values, sample.row.size)
+    critical = _critical_value(tables, family, drawn, min_size=min_size, level=level, seed=seed)
+    whole, strongest, off, searched = _candidates(tables, family, min_size, critical)
+    chosen: list[Candidate] = []
+    if shown := [one for one in (*whole, *strongest) if one.gap.excludes(0)]:
+        overlaps = partial(_chunk_overlap, reading, shown)
+        parts = split.map(overlaps, *reading.needed(), rows=split.chunk_rows)
+        chosen = select(shown, reduce(Overlap.plus, parts), critical, most)
+    named = [one for one in chosen if one.conditions]
+    slices = [_as_slice(one, reading, whole[0].weight) for one in named]
+    result = Slices(
+        slices=sorted(slices, key=lambda one: -one.least),
+        whole=[_as_slice(one, reading, whole[0].weight) for one in whole],
+        off=off,
+        off_as_a_whole=[one.estimand for one in chosen if not one.conditions],
+        n=whole[0].n,
+        classes=reading.classes,
+        searched=searched,
+        columns=[column.name for column in reading.columns],
+        left_out=left_out,
+        level=level,
+        critical=critical,
         min_size=min_size,
-        level=settings.level,
-        seed=settings.seed,
+        probability=reading.probability,
+        notes=notes,
     )
-    whole, candidates, off, searched = _candidates(tables, family, min_size, critical)
-    chosen = _selected(split, reading, [*whole, *candidates], critical, settings.most)
-    notes = _cluster_notes(reading, sample)
-    return Search(
-        *(reading, settings, min_size, critical, searched),
-        *(whole, off, chosen, left_out, notes),
-    )
+    return Search(reading, named, result)
+
+
+def _as_slice(one: Candidate, reading: Reading, total: float) -> Slice:
+    name, share = conjunction_text(reading.columns, one.conditions), one.weight / total
+    figures = (one.estimand, one.claimed, one.happened, one.gap)
+    return Slice(name, one.n, share, *figures, one.conditions)
 
 
 def has_one_label(split: Split) -> bool:
@@ -257,11 +238,18 @@ def check_one_label(split: Split) -> None:
 
 def _sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
     """Return the sums of all combinations of at most ``depth`` columns."""
-    empty = partial(Tables.empty, reading.columns, reading.estimands, depth)
-    tables = empty()
-    task = partial(_shard_tables, reading, empty)
+    tables = Tables.empty(reading.columns, reading.estimands, depth)
+    task = partial(_shard_tables, reading, depth)
     for part in split.walk(task, *reading.needed(), rows=split.chunk_rows):
         tables.merge(part)
+    return tables
+
+
+def _shard_tables(reading: Reading, depth: int, chunks: Iterator[Chunk]) -> Tables:
+    tables = Tables.empty(reading.columns, reading.estimands, depth)
+    for chunk in chunks:
+        outcomes, codes, _ = reading.encoded(chunk)
+        tables.add(outcomes, codes)
     return tables
 
 
@@ -288,7 +276,13 @@ def _open_examples(
         check_one_input(data, probs)
         scores: Any = {"logits": data} if probs is None else {"probs": probs}
         data = {**scores, "labels": labels, **further}
-        _check_lengths(len(as_array(labels)), beside)
+        rows = len(as_array(labels))
+        for name, values in beside.items():
+            if len(values) != rows:
+                raise ValueError(
+                    f"metadata: {name} has {len(values)} rows, but there are {rows} labels; every "
+                    "column needs one value per example"
+                )
     elif beside:
         raise TypeError("metadata goes with arrays: a file or data frame has it as further columns")
     dataset = as_dataset(data, features=features, sample_weight=sample_weight)
@@ -300,48 +294,10 @@ def _open_examples(
     return chosen, {**stored, **names}
 
 
-def _check_lengths(rows: int, metadata: Mapping[str, Array]) -> None:
-    for name, values in metadata.items():
-        if len(values) != rows:
-            raise ValueError(
-                f"metadata: {name} has {len(values)} rows, but there are {rows} labels; every "
-                "column needs one value per example"
-            )
-
-
 def metadata_keys(split: Split) -> dict[str, str]:
     """Return the columns of a split that may form subgroups."""
     roles = (*NO_METADATA, split.dataset.sample_weight)
     return {key: key for key in split.further if key not in roles}
-
-
-def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str, str]:
-    """Return the metadata to use."""
-    if columns is None:
-        return dict(names)
-    columns = [columns] if isinstance(columns, str) else columns
-    for column in columns:
-        if column not in names:
-            raise unknown_name("column", column, names)
-    return {column: names[column] for column in columns}
-
-
-def _with_clusters(split: Split, reading: Reading, seed: int) -> tuple[Reading, SampledExamples]:
-    """Draw the sample, and learn clusters if there are features."""
-    sample = _draw_sample(reading, split, clusters=split.has_features, seed=seed)
-    if sample.features is None:
-        return reading, sample
-    centres = _cluster_centres(sample.features, seed)
-    values = {**sample.values, CLUSTER: _nearest(sample.features, centres)}
-    return replace(reading, centres=centres), sample._replace(values=values)
-
-
-def _shard_tables(reading: Reading, empty: Callable[[], Tables], chunks: Iterator[Chunk]) -> Tables:
-    tables = empty()
-    for chunk in chunks:
-        outcomes, codes, _ = reading.encoded(chunk)
-        tables.add(outcomes, codes)
-    return tables
 
 
 def _candidates(
@@ -354,45 +310,16 @@ def _candidates(
     for candidates in _all_candidates(tables, family, min_size):
         low, high = candidates.intervals(critical)
         if not candidates.columns:
-            whole.append(selection._one_candidate(candidates, family, 0, low, high))
+            whole.append(_one_candidate(candidates, family, 0, low, high))
             continue
         gaps[candidates.estimand].append(np.stack([candidates.gap, low, high]))
-        found += selection._strongest(candidates, family, low, high)
+        found += _strongest(candidates, family, low, high)
     every = {estimand: np.concatenate(each, 1) for estimand, each in gaps.items() if each}
     off = [one for estimand, each in every.items() for one in _count_off(estimand, each)]
-    order = sorted(found, key=lambda one: -one.strength)[: selection.MOST_CANDIDATES]
+    order = sorted(found, key=lambda one: -one.strength)[:MOST_CANDIDATES]
     return whole, order, off, sum(each.shape[1] for each in every.values())
-
-
-def _selected(
-    split: Split,
-    reading: Reading,
-    candidates: list[Candidate],
-    critical: float,
-    most: int,
-) -> list[Candidate]:
-    """Return the subgroups that others do not explain; all examples may be among them."""
-    shown = [one for one in candidates if one.gap.excludes(0)]
-    if not shown:
-        return []
-    task = partial(_chunk_overlap, reading, shown)
-    parts = split.map(task, *reading.needed(), rows=split.chunk_rows)
-    return selection.select(shown, reduce(Overlap.plus, parts), critical, most)
 
 
 def _chunk_overlap(reading: Reading, candidates: list[Candidate], chunk: Chunk) -> Overlap:
     outcomes, codes, _ = reading.encoded(chunk)
-    return selection.overlap(candidates, outcomes, codes)
-
-
-def _cluster_notes(reading: Reading, sample: SampledExamples) -> list[str]:
-    """Name typical rows of each cluster of features that a subgroup may be formed of."""
-    if reading.centres is None or sample.features is None:
-        return []
-    typical = []
-    for i, centre in enumerate(reading.centres):
-        distances = ((sample.features - centre) ** 2).sum(1)
-        nearby = sample.row[np.argsort(distances, kind="stable")[:3]].tolist()
-        typical.append(f"{i}: {', '.join(map(str, nearby))}")
-    shown = "; ".join(typical)
-    return [f"Typical rows of each {CLUSTER}, counted from 0: {shown}."]
+    return overlap(candidates, outcomes, codes)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 RATES = ("accuracy", "selected", "true_positive_rate", "false_positive_rate")
 """Figures of decisions."""
-HALF = MetadataColumn("selected", "number", cuts=(0.5,))
 
 
 class Group(NamedTuple):
@@ -221,22 +220,18 @@ def measure_groups(
         raise unknown_name("column", name, names)
     reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)
     reading.check_names()
-    reading = _with_groups(reading, chosen, name)
+    check_one_label(chosen)
+    sample = _draw_sample(reading, chosen, clusters=False, seed=0)
+    column = learn_column(name, sample.values[name])
+    if column is None:
+        raise ValueError(f"{chosen.path}: {name} has no different values, so there are no groups")
+    half = MetadataColumn(reading.probability, "number", cuts=(0.5,))
+    reading = replace(reading, columns=(column, half) if reading.classes == 2 else (column,))
     before = _measured(reading, chosen, level)
     after = {}
     if calibrator is not None:
         after = _measured(reading.calibrated_by(calibrator, names), chosen, level)
     return Groups(name, chosen.classes, before, after, level)
-
-
-def _with_groups(reading: Reading, split: Split, name: str) -> Reading:
-    check_one_label(split)
-    sample = _draw_sample(reading, split, clusters=False, seed=0)
-    column = learn_column(name, sample.values[name])
-    if column is None:
-        raise ValueError(f"{split.path}: {name} has no different values, so there are no groups")
-    selected = replace(HALF, name=reading.probability)
-    return replace(reading, columns=(column, selected) if reading.classes == 2 else (column,))
 
 
 def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
@@ -263,15 +258,11 @@ def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
     }
 
 
-def _place(name: str, estimand: int) -> int:
-    """Return the column of an estimand's sum."""
-    return len(SHARED) + estimand * len(OF_ESTIMAND) + OF_ESTIMAND.index(name)
-
-
 def _rates(tables: Tables, used: Any) -> list[dict[str, float]]:
     """Return rates of decisions of each group, from sums by group and by P(y = 1) >= 0.5."""
     table = tables.sums[(0, 1)]
-    weight, events = table[SHARED.index("weight")], table[_place("happened", 0)]
+    weight = table[SHARED.index("weight")]
+    events = table[len(SHARED) + OF_ESTIMAND.index("happened")]
     shares = {
         "accuracy": (events[:, 1] + (weight - events)[:, 0]) / np.maximum(weight.sum(1), 1e-300),
         "selected": _share(weight),

@@ -32,7 +32,7 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
 from calibrant.slices.examples import Reading
-from calibrant.slices.find import Search, Settings, check_one_label, metadata_keys, search
+from calibrant.slices.find import Search, check_one_label, metadata_keys, search
 
 BLOCK = 1 << 18
 """Labels of dense predictions that are measured at a time."""
@@ -169,10 +169,10 @@ def evaluate(
         return total.compute()
     one, other = (replace(chosen, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5))
     reading = Reading(metadata_keys(chosen), chosen.classes, dataset.class_names)
-    found = search(one, reading, Settings(seed=seed))
+    found = search(one, reading, seed=seed)
     needed = dict.fromkeys((chosen.domain, *found.reading.needed()))
     total.by = other.reduce(_Subgroups(total, found, chosen.domain), *needed, rows=rows).by
-    said = f"Search in half of the examples: {found.result().verdict()}"
+    said = f"Search in half of the examples: {found.result.verdict()}"
     return replace(total.compute(), search=said)
 
 

@@ -42,7 +42,7 @@ from calibrant.show.report.model import (
 )
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
-from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
+from calibrant.slices.find import has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
 from calibrant.workflows.gain import paired_losses
 from calibrant.workflows.large import describe_skipped
@@ -172,8 +172,7 @@ def _find_subgroups(
     if not has_one_label(split) or not (metadata or predictions):
         return None
     reading = Reading(metadata, split.classes, split.dataset.class_names, predictions=predictions)
-    settings = Settings(level=level or 0.9, seed=seed)
-    return search(split, reading, settings).result()
+    return search(split, reading, level=level or 0.9, seed=seed).result
 
 
 def _sure(answers: WeightedPairs, level: float | None) -> Part:

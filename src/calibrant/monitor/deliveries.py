@@ -81,9 +81,6 @@ class KeyedExamples:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __add__(self, other: KeyedExamples) -> KeyedExamples:
-        return KeyedExamples.joined([self, other])
-
     @classmethod
     def joined(cls, parts: Sequence[KeyedExamples]) -> KeyedExamples:
         """Return the examples of several parts."""
@@ -174,14 +171,8 @@ class Delivery(NamedTuple):
         return Pairs(self.confidence[labelled], self.outcome[labelled])
 
 
-def _shard_deliveries(
-    calibrator: Calibrator | None, ids: str | None, chunks: Iterator[Chunk]
-) -> list[Delivery]:
-    """Return the examples of each chunk of a shard; without labels they are still to come."""
-    return [_chunk_delivery(calibrator, ids, chunk) for chunk in chunks]
-
-
 def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk) -> Delivery:
+    """Return the examples of a chunk; without labels they are still to come."""
     probs, labels = chunk.get("probs"), chunk.get("labels")
     scores = chunk.logits if probs is None else probs
     logits = scores if probs is None else logits_from_probs(probs)

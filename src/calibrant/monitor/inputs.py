@@ -109,11 +109,7 @@ class PendingPredictions:
             self.waiting[key] = (confidence, predicted)
         self._drop()
 
-    def match(self, ids: Iterable[Id], labels: IntArray) -> Pairs:
-        """Remove the predictions whose labels have come, and return their pairs."""
-        return self.matched(ids, labels)[1]
-
-    def matched(self, ids: Iterable[Id], labels: IntArray) -> tuple[list[Id], Pairs]:
+    def match(self, ids: Iterable[Id], labels: IntArray) -> tuple[list[Id], Pairs]:
         """Remove the predictions whose labels have come, and return their ids and pairs."""
         names, pairs = [], []
         for key, label in zip(ids, labels.tolist(), strict=True):

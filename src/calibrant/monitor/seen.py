@@ -120,7 +120,13 @@ class SeenExamples:
             raise ValueError("ids must differ within a delivery: number the examples")
         for overlap, values in self._same(came):
             seen = self.windows[overlap.window]
-            examples, places = _matched_in(overlap, values, came, seen, new)
+            mine, theirs = overlap.mine, overlap.theirs
+            left = new[mine.places] & np.isin(mine.keys, values)
+            right = np.isin(theirs.keys, values)
+            examples, places = mine.places[left], theirs.places[right]
+            labels = came.labels[examples], seen.labels[places]
+            i, j = _matched(mine.keys[left], labels[0], theirs.keys[right], labels[1])
+            examples, places = examples[i], places[j]
             new[examples] = False
             labelled, counted = came.labelled[examples], seen.labelled[places]
             again += int(np.sum(labelled & counted))
@@ -167,16 +173,12 @@ class SeenExamples:
         if not (new.by and len(new)):
             return
         seen = self.windows.get(number)
-        self.windows[number] = new if seen is None else seen + new
+        self.windows[number] = new if seen is None else KeyedExamples.joined([seen, new])
         while len(self.windows) > 1 and len(self) > self.limit:
             del self.windows[next(iter(self.windows))]
 
-    def known_of(self, other: SeenExamples) -> list[Known]:
-        """Find the examples of each window of another worker that were seen here."""
-        return [self.recognise(examples) for examples in other.windows.values()]
-
     def merge(self, other: SeenExamples, known: list[Known]) -> None:
-        """Add the examples of another worker; those that :meth:`known_of` found are here."""
+        """Add the examples of another worker, by what was recognised of each of its windows."""
         for (number, examples), each in zip(other.windows.items(), known, strict=True):
             for late in each.late:
                 self.settle(late, examples.labels[late.examples])
@@ -267,18 +269,6 @@ def _common(one: Keys, other: Keys) -> tuple[IntArray, IntArray]:
     at[at == len(other)] = 0
     here = np.flatnonzero(other[at] == one)
     return here, at[here]
-
-
-def _matched_in(
-    overlap: WindowOverlap, values: Keys, came: KeyedExamples, seen: KeyedExamples, new: BoolArray
-) -> tuple[IntArray, IntArray]:
-    """Return the places of the same examples in a delivery, where it is new, and in a window."""
-    mine, theirs = overlap.mine, overlap.theirs
-    left = new[mine.places] & np.isin(mine.keys, values)
-    known = np.isin(theirs.keys, values)
-    examples, places = mine.places[left], theirs.places[known]
-    i, j = _matched(mine.keys[left], came.labels[examples], theirs.keys[known], seen.labels[places])
-    return examples[i], places[j]
 
 
 def _matched(

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
-from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,18 +24,18 @@ from calibrant.data.files import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import inputs
-from calibrant.monitor.deliveries import Delivery, KeyedExamples, _recognised, _shard_deliveries
+from calibrant.monitor.deliveries import Delivery, KeyedExamples, _chunk_delivery, _recognised
 from calibrant.monitor.e_process import EProcess
 from calibrant.monitor.inputs import Id, PendingPredictions
 from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _find_drift
 from calibrant.monitor.reference import _as_bins, _reference_gaps
-from calibrant.monitor.seen import Known, Late, SeenExamples
+from calibrant.monitor.seen import Known, SeenExamples
 from calibrant.monitor.windows import (
+    NOT_ESTIMATED,
     Estimator,
     Tolerated,
     Window,
     WindowEstimate,
-    WindowEstimates,
     WindowId,
     Windows,
     _window_number,
@@ -132,7 +131,7 @@ class Monitor(WithOptions):
         self._pending = PendingPredictions(pending)
         self._seen = SeenExamples(remember)
         self._counts = dict.fromkeys(("again", "late", "lost"), 0)
-        self._estimates = WindowEstimates()
+        self._estimates: dict[int, WindowEstimate] = {}  # by the number of the window
         self._classes = 0
         self._warned = False
 
@@ -233,7 +232,7 @@ class Monitor(WithOptions):
         if self._classes:
             checks.check_labels(targets, self._classes)
         self._windows.check_open(window)
-        matched, pairs = self._pending.matched(keys, targets)
+        matched, pairs = self._pending.match(keys, targets)
         delivery = Delivery.of_pairs(pairs, matched)
         known = self._seen.recognise(delivery.examples)
         self._count(delivery, known, window)
@@ -271,9 +270,8 @@ class Monitor(WithOptions):
         columns = [chosen.domain, *input_names(self.calibrator), *([] if ids is None else [ids])]
         if estimator is None or "labels" in chosen.keys:
             columns.append("labels")
-        task = partial(_shard_deliveries, self.calibrator, ids)
-        shards = chosen.walk(task, *columns, rows=chosen.chunk_rows)
-        parts = list(chain.from_iterable(shards))
+        task = partial(_chunk_delivery, self.calibrator, ids)
+        parts = list(chosen.map(task, *columns, rows=chosen.chunk_rows))
         delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
         known = self._seen.recognise(delivery.examples)
         if known.nothing:
@@ -302,7 +300,7 @@ class Monitor(WithOptions):
                 f"a monitor that has summed up all but {other._windows.keep} windows cannot be "
                 "merged into another: raise keep, or merge the other way round"
             )
-        known = self._seen.known_of(other._seen)
+        known = [self._seen.recognise(examples) for examples in other._seen.windows.values()]
         if both := sum(each.again for each in known):
             raise ValueError(
                 f"{both:,} examples are in both monitors and would count twice: begin workers "
@@ -317,9 +315,9 @@ class Monitor(WithOptions):
             self._windows.put(window)
         self._seen.merge(other._seen, known)
         self._pending.merge(other._pending)
-        for key, number in other._counts.items():
-            self._counts[key] += number
-        self._estimates.by_window |= other._estimates.by_window
+        for key, count in other._counts.items():
+            self._counts[key] += count
+        self._estimates |= other._estimates
         self._windows.dated = self._windows.dated or other._windows.dated
         self._classes = self._classes or other._classes
         return self
@@ -356,7 +354,8 @@ class Monitor(WithOptions):
         rows, state = [], self._windows.summed
         for window, state in self._windows.history():
             figures = {"n": window.n, **window.figures(), "e_value": state.e_value}
-            figures |= self._estimates.figures(window.number)
+            if self._estimates:
+                figures |= self._estimates.get(window.number, NOT_ESTIMATED).figures()
             rows.append({"window": window.name, **figures})
         alarm, drift, off = self.alarm or self._alarmed(state), None, []
         if alarm is not None:
@@ -415,7 +414,7 @@ class Monitor(WithOptions):
             "counts": {**self._pending.counts, **self._counts},
             "waiting": [[key, *kept] for key, kept in self._pending.waiting.items()],
             "seen": self._seen.state(),
-            "estimates": self._estimates.state(),
+            "estimates": {str(number): each.state() for number, each in self._estimates.items()},
             **self._windows.state(),
         }
 
@@ -437,7 +436,8 @@ class Monitor(WithOptions):
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):
             watch._windows.name(number)  # refuses what is no day
-        watch._estimates.restore(state["estimates"])
+        for key, estimate in state["estimates"].items():
+            watch._estimates[int(key)] = WindowEstimate.from_state(estimate)
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")
@@ -488,7 +488,13 @@ class Monitor(WithOptions):
         """Add late labels to the windows of their examples, and new examples to new windows."""
         self._counts["again"] += known.again
         for late in known.late:
-            self._join(late, delivery.take(late.examples))
+            came = delivery.take(late.examples)
+            self._seen.settle(late, came.examples.labels)
+            self._pending.counts["ignored"] -= len(came.examples)
+            is_open = self._windows.is_open(late.window)  # else it was summed up
+            self._counts["late" if is_open else "lost"] += len(came.examples)
+            if is_open:
+                self._add(self._sums(came, late.window))
         new = delivery.take(known.new)
         self._pending.counts["ignored"] += int(np.sum(~new.examples.labelled))
         self._windows.dated = self._windows.dated or isinstance(window, date)
@@ -498,16 +504,6 @@ class Monitor(WithOptions):
             if window is not None or part.examples.labelled.any():
                 self._add(self._sums(part, number, name), estimate)
         return self
-
-    def _join(self, late: Late, came: Delivery) -> None:
-        """Add labels to the window of their examples, unless it was summed up."""
-        self._seen.settle(late, came.examples.labels)
-        self._pending.counts["ignored"] -= len(came.examples)
-        if self._windows.is_open(late.window):
-            self._counts["late"] += len(came.examples)
-            self._add(self._sums(came, late.window))
-        else:
-            self._counts["lost"] += len(came.examples)
 
     def _parts(self, new: Delivery, window: WindowId | None) -> Iterator[tuple[int, Delivery]]:
         """Yield new examples by window: the one that is named, or as many as they fill."""
@@ -537,7 +533,10 @@ class Monitor(WithOptions):
         if self.alarm is None:
             self.alarm = self._alarmed(self._windows.e_process())
         if estimate is not None:
-            self._estimates.keep(window.number, estimate, self.windows, self.alarm is not None)
+            if self.alarm is not None:
+                estimate = WindowEstimate(estimate.value, math.nan, math.nan, "withdrawn")
+            every = {**self._estimates, window.number: estimate}
+            self._estimates = {key: each for key, each in every.items() if key in self.windows}
 
     def _alarmed(self, state: EProcess) -> Alarm | None:
         if state.log_e_value() < -math.log(self.level):

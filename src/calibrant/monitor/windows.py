@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain, count
@@ -18,7 +18,6 @@ from calibrant.metrics.reductions import Pairs
 from calibrant.monitor.e_process import TILTS, EProcess
 
 WindowId: TypeAlias = int | date
-WITHDRAWN = "withdrawn"
 SUMS = ("count", "right", "claimed", "cumulant")
 
 
@@ -72,17 +71,14 @@ class Window:
         window = cls.empty(bins, int(state["number"]), str(state["name"]))
         for key in SUMS:
             getattr(window, key)[..., state["bins"]] = state[key]
-        window._check()
+        n = window.count
+        counted = (window.right >= 0) & (window.right <= n)
+        claimed = (window.claimed >= 0) & (window.claimed <= n * (1 + 1e-9))
+        if not (counted & claimed).all() or not np.isfinite(window.cumulant).all():
+            raise ValueError(f"no examples have the sums of window {window.name!r:.60}")
+        if abs(window.number) > 2**53:
+            raise ValueError(f"windows are numbered up to 2**53, got {window.number!r:.60}")
         return window
-
-    def _check(self) -> None:
-        """Raise for sums that no examples have."""
-        counted = (self.right >= 0) & (self.right <= self.count)
-        claimed = (self.claimed >= 0) & (self.claimed <= self.count * (1 + 1e-9))
-        if not (counted & claimed).all() or not np.isfinite(self.cumulant).all():
-            raise ValueError(f"no examples have the sums of window {self.name!r:.60}")
-        if abs(self.number) > 2**53:
-            raise ValueError(f"windows are numbered up to 2**53, got {self.number!r:.60}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +247,12 @@ class WindowEstimate(NamedTuple):
     high: float
     promise: str  # a status of PerformanceEstimate, such as "holds"
 
+    def figures(self) -> dict[str, Any]:
+        """Return the entries of the window in a report."""
+        value, low, high, promise = self
+        ends = {"estimate_low": low, "estimate_high": high}
+        return {"estimate": value, **ends, "promise": promise}
+
     @classmethod
     def from_state(cls, state: list[Any]) -> WindowEstimate:
         """Make the estimate of a saved state, in which None stands for NaN."""
@@ -265,42 +267,13 @@ class WindowEstimate(NamedTuple):
         return [None if isinstance(x, float) and math.isnan(x) else x for x in self]
 
 
+NOT_ESTIMATED = WindowEstimate(math.nan, math.nan, math.nan, "")
+"""Stands for the estimate of a window that has none, where others have."""
+
+
 class Estimator(Protocol):
     """Estimates the accuracy of a window without labels."""
 
     def window_estimate(self, split: Split) -> WindowEstimate:
         """Return the estimate for the examples of a split."""
         ...
-
-
-class WindowEstimates:
-    """Estimates by the number of their window."""
-
-    def __init__(self) -> None:
-        self.by_window: dict[int, WindowEstimate] = {}
-
-    def keep(
-        self, number: int, estimate: WindowEstimate, windows: Container[int], alarm: bool
-    ) -> None:
-        """Add an estimate, without a guarantee after an alarm; forget those of lost windows."""
-        if alarm:
-            estimate = WindowEstimate(estimate.value, math.nan, math.nan, WITHDRAWN)
-        kept = {**self.by_window, number: estimate}
-        self.by_window = {key: value for key, value in kept.items() if key in windows}
-
-    def figures(self, number: int) -> dict[str, Any]:
-        """Return the entries of a window in a report; none if nothing was ever estimated."""
-        if not self.by_window:
-            return {}
-        missing = WindowEstimate(math.nan, math.nan, math.nan, "")
-        value, low, high, promise = self.by_window.get(number, missing)
-        ends = {"estimate_low": low, "estimate_high": high}
-        return {"estimate": value, **ends, "promise": promise}
-
-    def state(self) -> dict[str, list[Any]]:
-        """Return all estimates for JSON."""
-        return {str(number): estimate.state() for number, estimate in self.by_window.items()}
-
-    def restore(self, state: dict[str, list[Any]]) -> None:
-        """Take over the estimates that :meth:`state` describes."""
-        self.by_window = {int(k): WindowEstimate.from_state(v) for k, v in state.items()}

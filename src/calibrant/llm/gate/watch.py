@@ -66,7 +66,7 @@ class GateWatch:
     def label(self, ids: Iterable[Id], correct: Iterable[bool]) -> int:
         """Add grades of noted answers by their ids; returns the number of those that are known."""
         right = np.array([int(one) for one in correct], np.int64)
-        pairs = self.pending.match(as_ids(ids), right)
+        _, pairs = self.pending.match(as_ids(ids), right)
         self.grades.observe(*pairs)
         return len(pairs.outcome)
 

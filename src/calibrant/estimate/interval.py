@@ -38,7 +38,9 @@ def _estimate_metrics(
     there are no intervals. ``widening`` is the change of accuracy by a shift that cannot be seen.
     """
     filled = _filled_cells(batch.cells, batch.two_classes)
-    probs = filled.claimed if strata is None else _adjusted(strata, filled)
+    probs = filled.claimed
+    if strata is not None:
+        probs = strata.adjusted(filled.claimed, filled.number)
     known = batch.labelled.happened[filled.number]
     unknown = batch.unlabelled.weight[filled.number]
     values = _metrics(unknown * probs + known, filled)
@@ -63,10 +65,6 @@ def _estimate_metrics(
 def _metrics(events: FloatArray, filled: _FilledCells) -> dict[str, FloatArray]:
     shares = _share_metrics(events, filled)
     return {**shares, **_two_class_metrics(events, filled)} if filled.two_classes else shares
-
-
-def _adjusted(strata: Strata, filled: _FilledCells, share: FloatArray | None = None) -> FloatArray:
-    return strata.adjusted(filled.claimed, filled.number, share)
 
 
 def _tilts(filled: _FilledCells, probs: FloatArray, widening: float) -> list[FloatArray]:
@@ -94,7 +92,7 @@ def _drawn_metrics(
     known = batch.labelled.happened[filled.number]
     runs = []
     for _ in range(0, DRAWS, RUN):
-        probs = _adjusted(strata, filled, strata.draw(rng, RUN))
+        probs = strata.adjusted(filled.claimed, filled.number, strata.draw(rng, RUN))
         tilted = np.clip(probs + tilt * probs * (1 - probs), 0, 1)
         events = each * rng.binomial(trials, tilted, (RUN, trials.size)) + known
         runs.append(_metrics(events, filled))

@@ -47,16 +47,6 @@ NEVER = 2.0
 """Threshold that no confidence reaches."""
 
 
-class _Reduction(NamedTuple):
-    """Settings of a walk."""
-
-    calibrator: Calibrator | None
-    threshold: float
-    classes: int
-    step: int  # every row of this number in a chunk is in the sample
-    labelled_only: bool
-
-
 class PredictionSummary(NamedTuple):
     """Sums over a split, its labelled rows, and a sample of all rows."""
 
@@ -160,8 +150,9 @@ def _summarise(
     width = split.classes + (split.shards[0].column("features").width if split.has_features else 0)
     step = math.ceil(split.rows / max(1, min(SAMPLE, NUMBERS // width)))
     reach = NEVER if threshold is None else threshold
-    settings = _Reduction(calibrator, reach, split.classes, max(step, 1), labelled_only)
-    task = partial(_chunk_summary, settings)
+    settings: dict[str, Any] = {"classes": split.classes, "step": max(step, 1)}
+    settings |= {"threshold": reach, "labelled_only": labelled_only}
+    task = partial(_chunk_summary, calibrator, **settings)
     parts = split.map(task, *columns, rows=split.chunk_rows)
     total = next(parts, None)
     check_some(0 if total is None else split.rows)
@@ -181,20 +172,36 @@ def _chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     return probs.reshape(-1, probs.shape[-1])
 
 
-def _chunk_summary(settings: _Reduction, chunk: Chunk) -> PredictionSummary:
-    probs = _chunk_probs(settings.calibrator, chunk)
+def _chunk_summary(
+    calibrator: Calibrator | None,
+    chunk: Chunk,
+    *,
+    classes: int,
+    step: int,
+    threshold: float,
+    labelled_only: bool,
+) -> PredictionSummary:
+    """Sum up a chunk; every row whose place is a multiple of ``step`` is in the sample."""
+    probs = _chunk_probs(calibrator, chunk)
     shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
     weight, labels = chunk.get("sample_weight"), _chunk_labels(chunk, shape)
     weight = np.ones(math.prod(shape)) if weight is None else as_weight(weight, shape)
-    inclusion = _inclusion(chunk, shape)
     rows = _reduce_rows(probs, labels)
-    if settings.labelled_only:
+    inclusion, given = np.ones(labels.size), chunk.get(INCLUSION)
+    if given is not None:
+        inclusion = np.asarray(given, np.float64).reshape(-1)
+        if not ((inclusion[rows.labelled] > 0) & (inclusion[rows.labelled] <= 1)).all():
+            raise ValueError(
+                f"{INCLUSION} must be above 0 and at most 1 where there is a label: pass the "
+                "probabilities with which the examples were selected"
+            )
+    if labelled_only:
         weight = np.where(rows.labelled, weight, 0)
     counted = weight > 0
-    cell, known = _event_cell(rows, settings.threshold), rows.labelled & counted
+    cell, known = _event_cell(rows, threshold), rows.labelled & counted
     unknown = counted & ~known
-    seen = _seen_rows(rows, weight, settings.classes, cell)
-    sampled = counted & (np.arange(len(probs)) % settings.step == 0)
+    seen = _seen_rows(rows, weight, classes, cell)
+    sampled = counted & (np.arange(len(probs)) % step == 0)
     features = chunk.get("features")
     return PredictionSummary(
         int(counted.sum()),
@@ -222,17 +229,3 @@ def _chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:
     if labels.shape != shape:
         raise ValueError(f"one label per example is wanted, got {labels.shape} for {shape}")
     return labels.reshape(-1)
-
-
-def _inclusion(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
-    given = chunk.get(INCLUSION)
-    if given is None:
-        return np.ones(math.prod(shape))
-    values = np.asarray(given, np.float64).reshape(-1)
-    known = _chunk_labels(chunk, shape) != IGNORED
-    if not ((values[known] > 0) & (values[known] <= 1)).all():
-        raise ValueError(
-            f"{INCLUSION} must be above 0 and at most 1 where there is a label: pass the "
-            "probabilities with which the examples were selected"
-        )
-    return values

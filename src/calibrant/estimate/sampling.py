@@ -149,12 +149,7 @@ def choose_labels(
     if calibrator is not None:
         chosen = chosen.in_order(calibrator.class_names_)
     use = labels is not False and "labels" in chosen.keys
-    summary = _summarise(
-        chosen,
-        calibrator,
-        threshold=None,
-        labels=use,
-    )
+    summary = _summarise(chosen, calibrator, threshold=None, labels=use)
     cells, count = summary.unlabelled, summary.n - summary.rows.label.size
     if budget > count:
         raise ValueError(
@@ -268,22 +263,20 @@ def _read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatA
     if not {"row", "label"} <= set(names):
         raise ValueError(f"{path} needs the columns row and label, got {comma_separated(names)}")
     for line in reader:
-        if (line["label"] or "").strip():
-            _set_label(line, labels, inclusion, f"{path}, line {reader.line_num}")
+        if not (line["label"] or "").strip():
+            continue
+        place = f"{path}, line {reader.line_num}"
+        try:
+            row, label = int(line["row"]), int(line["label"])
+            probability = float(line.get(INCLUSION) or 1)
+        except (TypeError, ValueError) as problem:
+            raise ValueError(f"{place}: row and label must be whole numbers ({problem})") from None
+        if not 0 <= row < n:
+            raise ValueError(f"{place}: row must be in [0, {n}), the batch's rows, got {row}")
+        if labels[row] != IGNORED:
+            raise ValueError(f"{place}: row {row} has a label already; leave one of the lines out")
+        labels[row], inclusion[row] = label, probability
     return labels, inclusion
-
-
-def _set_label(line: dict[str, str], labels: IntArray, inclusion: FloatArray, place: str) -> None:
-    try:
-        row, label = int(line["row"]), int(line["label"])
-        probability = float(line.get(INCLUSION) or 1)
-    except (TypeError, ValueError) as problem:
-        raise ValueError(f"{place}: row and label must be whole numbers ({problem})") from None
-    if not 0 <= row < labels.size:
-        raise ValueError(f"{place}: row must be in [0, {labels.size}), the batch's rows, got {row}")
-    if labels[row] != IGNORED:
-        raise ValueError(f"{place}: row {row} has a label already; leave one of the lines out")
-    labels[row], inclusion[row] = label, probability
 
 
 def _with_known_labels(

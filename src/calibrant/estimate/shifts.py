@@ -122,14 +122,6 @@ def _binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: floa
     return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)), freedom)
 
 
-class FeatureMoments(NamedTuple):
-    """Mean and covariance of functions of the features, and the number of examples behind them."""
-
-    mean: FloatArray
-    scatter: FloatArray
-    size: float
-
-
 def _feature_shift(
     new: FloatArray, old: FloatArray, new_weight: FloatArray, old_weight: FloatArray, seed: int
 ) -> Shift:
@@ -147,24 +139,24 @@ def _feature_shift(
     frequencies = rng.normal(size=(centre.size, COSINES)) / math.sqrt(max(varies.sum(), 1))
     frequencies = np.where(varies[:, None], frequencies / np.where(varies, scale, 1)[:, None], 0)
     phases = rng.uniform(0, 2 * np.pi, COSINES)
-    cosines = (np.cos((x - centre) @ frequencies + phases) for x in (new, old))
-    first, second = map(_moments, cosines, (new_weight, old_weight))
-    n, m, change = first.size, second.size, first.mean - second.mean
+    weights = new_weight, old_weight
+    n, m = (_effective(weight.sum(), float(weight @ weight)) for weight in weights)
+    cosines = [np.cos((x - centre) @ frequencies + phases) for x in (new, old)]
+    means = [np.average(x, 0, weight) for x, weight in zip(cosines, weights, strict=True)]
+    scatter, of_reference = (
+        np.cov(x, rowvar=False, aweights=weight) + 1e-9 * np.eye(COSINES)
+        for x, weight in zip(cosines, weights, strict=True)
+    )
+    change = means[0] - means[1]
     freedom = n + m - COSINES - 1
     if freedom < COSINES:
         return Shift("features", 0.0, 1.0, 0)
-    pooled = (n * first.scatter + m * second.scatter) / (n + m)
+    pooled = (n * scatter + m * of_reference) / (n + m)
     distance = float(change @ np.linalg.solve(pooled, change))
-    divergence = float(change @ np.linalg.solve(second.scatter, change))
+    divergence = float(change @ np.linalg.solve(of_reference, change))
     statistic = n * m / (n + m) * distance * freedom / ((n + m - 2) * COSINES)
     size = divergence - COSINES * (1 / n + 1 / m)
     return Shift("features", max(size, 0.0), float(fdtrc(COSINES, freedom, statistic)), COSINES)
-
-
-def _moments(values: FloatArray, weight: FloatArray) -> FeatureMoments:
-    scatter = np.cov(values, rowvar=False, aweights=weight) + 1e-9 * np.eye(COSINES)
-    size = _effective(weight.sum(), float(weight @ weight))
-    return FeatureMoments(np.average(values, 0, weight), scatter, size)
 
 
 def _label_shift_weights(

@@ -417,7 +417,21 @@ def rate_difference(
     """
     if first.level != second.level:
         raise ValueError(f"the levels must be equal, got {first.level} and {second.level}")
-    correlation = 0.0 if questions is None else _correlation(first, second, questions)
+    correlation = 0.0
+    if questions is not None:
+        keys = [as_keys(each) for each in questions]
+        for each, rate in zip(keys, (first, second), strict=True):
+            if each.shape != (rate.n,):
+                raise ValueError(
+                    f"questions must have one for each of {rate.n} answers, got {each.shape}"
+                )
+        _, number = np.unique(np.concatenate(keys), return_inverse=True)
+        x, y = (
+            np.bincount(some, rate.influence, number.max() + 1)
+            for some, rate in zip(np.split(number, [first.n]), (first, second), strict=True)
+        )
+        size = math.sqrt(float(x @ x) * float(y @ y))
+        correlation = float(x @ y) / size if size else 0.0
     a, b = first.rate, second.rate
     value = b.value - a.value
 
@@ -427,21 +441,3 @@ def rate_difference(
     low = value - reach(b.value - b.low, a.high - a.value)
     high = value + reach(b.high - b.value, a.value - a.low)
     return Estimate(value, low, high)
-
-
-def _correlation(
-    first: RateEstimate, second: RateEstimate, questions: tuple[Values, Values]
-) -> float:
-    keys = [as_keys(each) for each in questions]
-    for each, rate in zip(keys, (first, second), strict=True):
-        if each.shape != (rate.n,):
-            raise ValueError(
-                f"questions must have one for each of {rate.n} answers, got {each.shape}"
-            )
-    _, number = np.unique(np.concatenate(keys), return_inverse=True)
-    a, b = (
-        np.bincount(some, rate.influence, number.max() + 1)
-        for some, rate in zip(np.split(number, [first.n]), (first, second), strict=True)
-    )
-    size = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / size if size else 0.0

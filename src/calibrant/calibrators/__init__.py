@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.auto import *  # noqa: F403
     from calibrant.calibrators.average import *  # noqa: F403
     from calibrant.calibrators.base import *  # noqa: F403
-    from calibrant.calibrators.binary import *  # noqa: F403
     from calibrant.calibrators.class_temperatures import *  # noqa: F403
     from calibrant.calibrators.confidence_maps import *  # noqa: F403
     from calibrant.calibrators.features import *  # noqa: F403

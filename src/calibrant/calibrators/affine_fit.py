@@ -44,6 +44,7 @@ MAX_STEPS, TOLERANCE = 50, 1e-10  # of Newton's method for the sharpness, over p
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Ranges: TypeAlias = Sequence[tuple[int, int]]
+_Map: TypeAlias = Callable[[FloatArray], FloatArray]
 # Second derivatives of a mean loss at temperature scaling: of a diagonal and an intercept those by
 # each parameter, (size,); of a matrix two factors, (classes, classes) and (classes + 1,) * 2.
 Curvature: TypeAlias = Sequence[FloatArray]
@@ -205,16 +206,16 @@ def _minimise_penalised(
     tolerance: float = 1e-6,
 ) -> Solution:
     """Minimise a loss plus the penalties of what is away from the centre."""
-    scaling = _scaling_of(curvature, penalty)
+    forward, back = _scaling_of(curvature, penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
-        x = start + scaling.forward(u)
+        x = start + forward(u)
         value, gradient = loss(x)
         away = penalty * (x - centre)
-        return value + float(np.sum(away * (x - centre))), scaling.back(gradient + 2 * away)
+        return value + float(np.sum(away * (x - centre))), back(gradient + 2 * away)
 
     result = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
-    return result._replace(x=start + scaling.forward(result.x))
+    return result._replace(x=start + forward(result.x))
 
 
 def _solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
@@ -343,18 +344,14 @@ def _curvature_sums(
     return [each.cpu().numpy() for each in sums]
 
 
-class _Scaling(NamedTuple):
-    """A linear map of parameters, flat, and its transpose."""
+def _scaling_of(curvature: Curvature, penalty: FloatArray) -> tuple[_Map, _Map]:
+    """Return a linear map of parameters, flat, and its transpose.
 
-    forward: Callable[[FloatArray], FloatArray]
-    back: Callable[[FloatArray], FloatArray]
-
-
-def _scaling_of(curvature: Curvature, penalty: FloatArray) -> _Scaling:
-    """Return the map under which the second derivatives of the penalised loss are nearly 1."""
+    Under the map, the second derivatives of the penalised loss are nearly 1.
+    """
     if len(curvature) == 1:
         scale = 1 / np.sqrt(curvature[0] + 2 * penalty)
-        return _Scaling(lambda u: scale * u, lambda gradient: scale * gradient)
+        return lambda u: scale * u, lambda gradient: scale * gradient
     # along the eigenvectors of both factors, of which a penalty is the mean over its entries
     by_logits, by_inputs = (torch.linalg.eigh(torch.from_numpy(each)) for each in curvature)
     left, right = by_logits.eigenvectors, by_inputs.eigenvectors
@@ -370,7 +367,7 @@ def _scaling_of(curvature: Curvature, penalty: FloatArray) -> _Scaling:
         matrix = left.T @ _beside(torch.from_numpy(gradient), len(left)) @ right
         return np.asarray((factor * matrix).reshape(-1))
 
-    return _Scaling(forward, back)
+    return forward, back
 
 
 def _beside(flat: Tensor, classes: int) -> Tensor:
@@ -399,7 +396,17 @@ def _float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Ten
 def _refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatArray) -> Solution:
     """Minimise the penalised loss of all examples, from parameters of a fit on some of them."""
     weight = passes.sums(_total_weight)[0]
-    sharpness = _sharpness_of_all(passes, weight)
+    sharpness, low, high = 1.0, 1 / BOUNDS[1], 1 / BOUNDS[0]
+    for _ in range(MAX_STEPS):  # of Newton's method, for temperature scaling
+        slope, bend = (
+            float(total / weight) for total in passes.sums(partial(_slope_task, sharpness))
+        )
+        # in the logarithm, where a step cannot leave the positive numbers
+        step = slope * sharpness / max(bend * sharpness**2 + abs(slope * sharpness), 1e-300)
+        before = sharpness
+        sharpness = float(np.clip(before * np.exp(-np.clip(step, -1, 1)), low, high))
+        if abs(sharpness - before) <= TOLERANCE * before:
+            break
     task = partial(_curvature_task, inputs, sharpness, penalty.size)
     curvature = [each / weight for each in passes.sums(task)]
 
@@ -409,23 +416,6 @@ def _refined(passes: Passes, inputs: Inputs, penalty: FloatArray, start: FloatAr
 
     centre = _tempered(passes.classes, sharpness, penalty.size)
     return _minimise_penalised(loss, centre, penalty, curvature, start)
-
-
-def _sharpness_of_all(passes: Passes, weight: FloatArray) -> float:
-    """Return 1 / T of temperature scaling, by Newton's method on the convex loss."""
-    low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
-    sharpness = 1.0
-    for _ in range(MAX_STEPS):
-        slope, bend = (
-            float(total / weight) for total in passes.sums(partial(_slope_task, sharpness))
-        )
-        # in the logarithm, where a step cannot leave the positive numbers
-        step = slope * sharpness / max(bend * sharpness**2 + abs(slope * sharpness), 1e-300)
-        after = float(np.clip(sharpness * np.exp(-np.clip(step, -1, 1)), low, high))
-        if abs(after - sharpness) <= TOLERANCE * sharpness:
-            return after
-        sharpness = after
-    return sharpness
 
 
 def _class_counts(examples: Examples) -> Sums:

@@ -95,27 +95,21 @@ def _search(data: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
     rows = _Scaled(data)
     grid = np.unique(np.clip(_FACTORS / data.sharpness, *BOUNDS))
-    present = np.unique(rows.labels)
     before, now, done = None, rows.quality(), 0
     while now != before and done < passes:
         before, done = now, done + 1
         rows.refresh(np.arange(len(rows.labels)))  # rounding errors of updates do not add up
-        for k in present.tolist():
+        for k in np.unique(rows.labels).tolist():
             check_time()
-            now = _improved(rows, k, grid, now)
+            others = rows.without(k)
+            tried = [rows.quality_with(k, t, others) for t in grid.tolist()]
+            least = now.accuracy - _MIN_IMPROVEMENT
+            errors = [q.ece if q.accuracy >= least else math.inf for q in tried]
+            best = int(np.argmin(errors))
+            if errors[best] < now.ece - _MIN_IMPROVEMENT:
+                rows.change(k, float(grid[best]), others)
+                now = tried[best]
     return Solution(rows.temperatures, now.ece, done, now == before)
-
-
-def _improved(rows: _Scaled, k: int, grid: FloatArray, now: _Quality) -> _Quality:
-    """Give class ``k`` the temperature of the grid with the lowest ECE, if that is better."""
-    others = rows.without(k)
-    result = [rows.quality_with(k, t, others) for t in grid.tolist()]
-    errors = [q.ece if q.accuracy >= now.accuracy - _MIN_IMPROVEMENT else math.inf for q in result]
-    best = int(np.argmin(errors))
-    if errors[best] >= now.ece - _MIN_IMPROVEMENT:
-        return now
-    rows.change(k, float(grid[best]), others)
-    return result[best]
 
 
 class _Others(NamedTuple):

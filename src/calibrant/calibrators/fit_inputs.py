@@ -152,11 +152,6 @@ def _warn_together(calibrator: object, notes: list[str]) -> None:
         warn(f"{type(calibrator).__name__}: {'; '.join(notes)}")
 
 
-def _flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Groups as a flat array; one value per row of labels serves all of the row."""
-    return checks.spread(checks.as_keys(groups), shape, "groups").reshape(-1)
-
-
 def _warn_of_constant(name: str, features: Tensor) -> None:
     """Warn where features ``(n, width)`` do not tell examples apart."""
     if len(features) > 1 and bool((features == features[:1]).all()):

@@ -6,7 +6,7 @@ Bins are stored as edges on the log-odds. Each is ``(low, high]``, as everywhere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -25,7 +25,7 @@ from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import fit_platt
 from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 from calibrant.calibrators.logpartition import _gap_chunks
-from calibrant.calibrators.piecewise import BEYOND, _at_place, _place
+from calibrant.calibrators.piecewise import BEYOND, _at_place, _filled, _place
 from calibrant.calibrators.top_label import MAX_ODDS, TopLabelMap, _top_odds
 
 T = TypeVar("T")
@@ -101,8 +101,7 @@ class HistogramBinning(TopLabelMap):
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         self._store(**_as_steps(*_edges_and_shares(odds, outcome, weight, self.bins, self.mass)))
 
-    def _map(self, odds: Tensor) -> Tensor:
-        return _step_map(self, odds)
+    _map = _step_map
 
 
 class BBQ(TopLabelMap):
@@ -159,8 +158,7 @@ class BBQ(TopLabelMap):
         confidence = np.asarray(mean) / sum(s for _, s in kept)
         self._store(**_as_steps(ranks.edge[cuts], confidence))
 
-    def _map(self, odds: Tensor) -> Tensor:
-        return _step_map(self, odds)
+    _map = _step_map
 
 
 class ScalingBinning(TopLabelMap):
@@ -208,8 +206,7 @@ class ScalingBinning(TopLabelMap):
         confidence = _bin_means(ranks.value[ranks.group], line, edges, weight)
         self._store(**_as_steps(edges, confidence))
 
-    def _map(self, odds: Tensor) -> Tensor:
-        return _step_map(self, odds)
+    _map = _step_map
 
 
 class HistogramOneVsRest(Calibrator):
@@ -412,9 +409,3 @@ def _odds_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Ten
     for chunk in _gap_chunks(examples, row_range):
         masked = torch.isneginf(chunk.chunk.logits)
         yield _class_odds(-chunk.gaps).masked_fill(masked, -torch.inf)
-
-
-def _filled(rows: Sequence[FloatArray], value: float) -> FloatArray:
-    """Rows of different lengths as one array, the short ones filled up with a value."""
-    width = max(len(row) for row in rows)
-    return np.stack([np.pad(x, (0, width - len(x)), constant_values=value) for x in rows])

@@ -5,13 +5,23 @@ Graphs have loops for what ``torch.searchsorted`` does, which is missing in some
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant._core.checks import FloatArray
 from calibrant._core.torch_models import has_numbers
 
 BEYOND = 3e38
 """Stands for infinity in rows of edges that are filled up: learned values are kept finite."""
+
+
+def _filled(rows: Sequence[FloatArray], value: float) -> FloatArray:
+    """Rows of different lengths as one array, the short ones filled up with a value."""
+    width = max(len(row) for row in rows)
+    return np.stack([np.pad(x, (0, width - len(x)), constant_values=value) for x in rows])
 
 
 def _place(values: Tensor, edges: Tensor) -> Tensor:

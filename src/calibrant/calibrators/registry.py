@@ -18,7 +18,7 @@ from calibrant.calibrators.base import Calibrator
 PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "rank_gaps"),
-    *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic"),
+    *("network", "smart", "confidence_maps", "histogram", "isotonic"),
     *("features.group_calibration", "features.proximity", "features.clipping"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""

@@ -107,10 +107,15 @@ class SMART(TemperatureCalibrator):
 
     def _fit(self, examples: Examples, context: Context) -> None:
         records = context.table(examples)
-        if self.indicator == "all":
-            self._train(records, _all_logits(examples))
-        else:
+        if self.indicator != "all":
             self._fit_records(records)
+            return
+        chunks = labelled_chunks(examples, 0, examples.labels.size)
+        logits = torch.cat([chunk.logits.double() for chunk in chunks])
+        inputs = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
+        if np.isneginf(inputs).any():
+            raise ValueError('indicator "all" needs finite logits, got -inf: use "margin"')
+        self._train(records, inputs)
 
     def _fit_records(self, records: Records) -> None:
         self._train(records, self._indicator(records))
@@ -240,12 +245,3 @@ _INDICATORS: dict[str, _Indicator] = {
     "max_minus_mean": _Indicator(lambda records: records.mean_gap, _mean_gap),
 }
 """Descriptions of an example, as in SMART's table 4; the option ``all`` takes the logits."""
-
-
-def _all_logits(examples: Examples) -> FloatArray:
-    chunks = labelled_chunks(examples, 0, examples.labels.size)
-    logits = torch.cat([chunk.logits.double() for chunk in chunks])
-    result = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
-    if np.isneginf(result).any():
-        raise ValueError('indicator "all" needs finite logits, got -inf: use "margin"')
-    return np.asarray(result)

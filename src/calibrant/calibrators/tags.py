@@ -62,10 +62,14 @@ class TagCalibrator(Calibrator):
 
     def _fit(self, examples: Examples, context: Context) -> None:
         cells = _cells(examples)
+        labelled = cells.weight > 0
+        checks.check_some(int(labelled.sum()))
+        if examples.weight is not None:
+            scale = labelled.sum() / cells.weight.sum()
+            cells = cells._replace(weight=cells.weight * scale)
         self.solution_ = self._fit_cells(cells)
         slope, intercept = self.solution_.x
         self._store(slope_=slope, intercept_=intercept)
-        labelled = cells.weight > 0
         _warn_of_rare_tags(self, labelled.sum(0), (labelled * cells.outcome).sum(0))
 
     def refine(self, passes: Passes) -> None:
@@ -254,7 +258,7 @@ class _TagCells(NamedTuple):
 
     logits: FloatArray
     outcome: FloatArray
-    weight: FloatArray  # the mean of labelled cells is 1
+    weight: FloatArray
 
 
 class _Masses(NamedTuple):
@@ -278,7 +282,7 @@ class _Masses(NamedTuple):
 
 def _cell_masses(examples: Examples) -> Sums:
     """Return labelled cells, hits, weights and weighted logits of each tag."""
-    raw = _raw_cells(examples)
+    raw = _cells(examples)
     labelled = raw.weight > 0
     hits = (labelled * raw.outcome).sum(0)
     return [labelled.sum(0), hits, raw.weight.sum(0), (raw.weight * raw.logits).sum(0)]
@@ -290,14 +294,6 @@ def _together(cells: _TagCells) -> _TagCells:
 
 
 def _cells(examples: Examples) -> _TagCells:
-    cells = _raw_cells(examples)
-    checks.check_some(int((cells.weight > 0).sum()))
-    if examples.weight is None:
-        return cells
-    return cells._replace(weight=cells.weight * ((cells.weight > 0).sum() / cells.weight.sum()))
-
-
-def _raw_cells(examples: Examples) -> _TagCells:
     """Return cells with the weights as they are."""
     tags = examples.columns
     labels = examples.labels.reshape(-1, tags)
@@ -374,7 +370,7 @@ def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, togeth
 def _summed_derivatives(
     centre: FloatArray, theta: FloatArray, together: bool, examples: Examples
 ) -> Sums:
-    cells = _raw_cells(examples)
+    cells = _cells(examples)
     return _derivatives(_together(cells) if together else cells, centre, theta)
 
 

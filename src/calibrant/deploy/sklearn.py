@@ -22,7 +22,7 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.messages import needed, plain_name
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.calibrators.features import Multicalibration
-from calibrant.calibrators.features.metadata_inputs import metadata_arrays
+from calibrant.calibrators.features.multicalibration import metadata_arrays
 from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.tags import TagIdentity
@@ -334,13 +334,6 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return self.estimators_[0]
 
     @property
-    def _for_tags(self) -> bool:
-        """True if the method is one for tags, or the name of one."""
-        if isinstance(self.method, Calibrator):
-            return self.method.multilabel
-        return plain_name(self.method) in {*TAG_CALIBRATORS, *TAG_CALIBRATORS.aliases}
-
-    @property
     def n_features_in_(self) -> int:
         """Number of columns that the estimator was fitted on."""
         return int(self.estimators_[0].n_features_in_)
@@ -363,8 +356,12 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         tags, inner = super().__sklearn_tags__(), get_tags(self._estimator())
         tags.input_tags = copy.deepcopy(inner.input_tags)
         if inner.classifier_tags is not None:
+            if isinstance(self.method, Calibrator):
+                for_tags = self.method.multilabel
+            else:
+                for_tags = plain_name(self.method) in {*TAG_CALIBRATORS, *TAG_CALIBRATORS.aliases}
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
-            tags.classifier_tags.multi_label = inner.classifier_tags.multi_label and self._for_tags
+            tags.classifier_tags.multi_label = inner.classifier_tags.multi_label and for_tags
         return tags
 
 

@@ -21,10 +21,10 @@ from calibrant.calibrators.features.boosting import (
     TreeLearner,
     _best_rounds,
     _codes_of,
+    _learned_columns,
     _number_splits,
 )
 from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
-from calibrant.calibrators.features.metadata_inputs import _learned_columns
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
@@ -180,7 +180,7 @@ def test_splits_of_codes_are_splits_of_numbers(rng):
             found = ((x >= first) & (x < last)) | (np.isnan(x) & (missing > 0))
             code = codes[number]
             inside = (code >= condition.low) & (code < condition.high)
-            assert splits.column[0, 0] == number
+            assert splits[0][0, 0] == number
             np.testing.assert_array_equal(found, inside)
 
 

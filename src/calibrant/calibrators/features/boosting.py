@@ -1,9 +1,12 @@
-"""Gradient boosting with small trees over codes of columns, for corrections of predictions."""
+"""Gradient boosting with small trees over codes of columns, for corrections of predictions.
+
+Columns of metadata or numbers are learned as codes first, which trees split.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -12,14 +15,32 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
+    IntArray,
+    Values,
+    as_labels,
+    as_weight,
+)
+from calibrant._core.messages import comma_separated
 from calibrant._core.solve import check_time
 from calibrant.calibrators.features.correctable import Correctable
 from calibrant.calibrators.piecewise import BEYOND
-from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
+from calibrant.data.metadata import (
+    Condition,
+    MetadataColumn,
+    conjunction_text,
+    learn_column,
+    learn_numbers,
+)
 
 _Codes: TypeAlias = NDArray[np.int16]
 
+BINS = 32
+"""Bins of a column of numbers."""
+_MAX_VALUES = 20
+"""Values of a text that trees tell apart; rarer ones share a code."""
 _MAX_LEAF = 2.0
 """Largest value of a leaf before shrinkage, for data without an optimum."""
 _MIN_GAIN = 4.0
@@ -32,6 +53,40 @@ _SCALES = (0.5, 2.0)
 """Factors of corrections, between which the best is looked for."""
 _MAX_SHOWN, _LOOKED_AT = 5, 1 << 14
 """Number of subgroups that a description names, and of examples that they are measured on."""
+
+
+def _learned_columns(
+    arrays: Mapping[str, Any], labels: Values, sample_weight: Values | None
+) -> list[MetadataColumn]:
+    """Learn the codes of metadata columns from the examples that count."""
+    targets = as_labels(labels)
+    if targets.ndim != 1 or any(len(values) != len(targets) for values in arrays.values()):
+        sizes = [f"{len(values):,} of {name}" for name, values in arrays.items()]
+        raise ValueError(
+            "metadata columns must have one value for each of the labels (n,), got "
+            f"{comma_separated(sizes)} for labels of shape {targets.shape}"
+        )
+    counts = targets != IGNORED
+    if sample_weight is not None:
+        counts &= as_weight(sample_weight, targets.shape) > 0
+    return [
+        learn_column(name, values[counts], bins=BINS, most=_MAX_VALUES) or _constant(name)
+        for name, values in arrays.items()
+    ]
+
+
+def _learned_numbers(features: FloatArray) -> list[MetadataColumn]:
+    """Return the columns of numbers ``(n, width)``."""
+    names = [f"feature {i}" for i in range(features.shape[1])]
+    return [
+        learn_numbers(name, values, bins=BINS) or _constant(name)
+        for name, values in zip(names, features.T, strict=True)
+    ]
+
+
+def _constant(name: str) -> MetadataColumn:
+    """Return a column that tells no examples apart, but for missing ones."""
+    return MetadataColumn(name, "number")
 
 
 class Tree(NamedTuple):
@@ -108,8 +163,12 @@ class TreeLearner:
             code = codes[column, np.arange(codes.shape[1])]
             place = 2 * place + ((code >= low) & (code < high))
         totals = np.array([np.bincount(place, v, nodes + 1) for v in values], np.float64)
-        column, low, high = split.T
-        return Tree(column, low, high, self._leaves(totals, slope.shape[1])), place
+        outputs = slope.shape[1]
+        step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
+        # a part of the step that falls with the doubt, down to nothing
+        sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
+        leaf = np.asarray(self.rate * (sure * np.clip(step, -_MAX_LEAF, _MAX_LEAF)).T)
+        return Tree(*split.T, leaf), place
 
     def _sums(
         self, codes: _Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]
@@ -148,38 +207,22 @@ class TreeLearner:
         slope, curvature = sums[:outputs], np.maximum(sums[outputs:-1], 0)
         return np.asarray(slope**2 / (curvature + self.penalty))
 
-    def _leaves(self, totals: FloatArray, outputs: int) -> FloatArray:
-        step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
-        # a part of the step that falls with the doubt, down to nothing
-        sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
-        return np.asarray(self.rate * (sure * np.clip(step, -_MAX_LEAF, _MAX_LEAF)).T)
-
-
-class _NumberSplits(NamedTuple):
-    """Splits of trees by the numbers of columns instead of their codes, each ``(trees, nodes)``."""
-
-    column: IntArray
-    low: FloatArray
-    high: FloatArray
-    missing: IntArray  # 1 where missing numbers go right
-
 
 def _number_splits(
     trees: Sequence[Tree], columns: Sequence[MetadataColumn], nodes: int
-) -> _NumberSplits:
-    """Return the splits of trees with some number of nodes."""
+) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
+    """Return the splits of trees by the numbers of columns instead of their codes.
+
+    Column, low and high number, and 1 where missing numbers go right, are ``(trees, nodes)``.
+    """
     splits = np.array([tree[:3] for tree in trees], np.int64).reshape(-1, 3, nodes)
     column, low, high = splits.swapaxes(0, 1)
     # where each code begins; that of missing values has no numbers
     edges = [np.array([-BEYOND, *_cuts_of(c), BEYOND, BEYOND]) for c in columns]
     flat, first = np.concatenate([*edges, []]), np.cumsum([0, *map(len, edges)])
     missing = np.array([c.size - 1 for c in columns] or [0])[column]
-    return _NumberSplits(
-        column,
-        flat[first[column] + low],
-        flat[first[column] + high],
-        (high > missing).astype(np.int64),
-    )
+    places = first[column]
+    return column, flat[places + low], flat[places + high], (high > missing).astype(np.int64)
 
 
 def _cuts_of(column: MetadataColumn) -> NDArray[np.float32]:

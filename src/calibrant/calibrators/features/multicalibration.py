@@ -14,10 +14,13 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, Features, IntArray, Logits, Values
 from calibrant._core.chunks import Examples, labelled_chunks
+from calibrant._core.class_names import is_frame
+from calibrant._core.messages import comma_separated
 from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant._core.torch_models import full_precision, rounds as rounding
 from calibrant.calibrators.base import Calibrator, Context, feature_rows
 from calibrant.calibrators.features.boosting import (
+    BINS,
     Boosting,
     Correction,
     Tree,
@@ -25,6 +28,8 @@ from calibrant.calibrators.features.boosting import (
     _best_rounds,
     _codes_of,
     _largest_corrections,
+    _learned_columns,
+    _learned_numbers,
     _number_splits,
 )
 from calibrant.calibrators.features.correctable import (
@@ -34,18 +39,12 @@ from calibrant.calibrators.features.correctable import (
     Correctable,
     Temperatures,
 )
-from calibrant.calibrators.features.metadata_inputs import (
-    BINS,
-    _learned_columns,
-    _learned_numbers,
-    check_columns,
-    metadata_arrays,
-)
 from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.top_label import MAX_ODDS, _keeps_by_task, _maps_class_one, _top_odds
-from calibrant.data.metadata import MetadataColumn
+from calibrant.data.dataset import ROLES
+from calibrant.data.metadata import NO_METADATA, MetadataColumn, as_metadata
 
 _MIN_EXAMPLES_FOR_CORRECTIONS = 100
 _DEFAULT_FOLDS, _FEWER_FOLDS_FROM = (5, 3), 2000
@@ -168,7 +167,7 @@ class Multicalibration(Calibrator):
     ) -> None:
         super().__init__()
         if columns is not None:
-            check_columns(columns)
+            _check_columns(columns)
         self.columns = columns
         self.base = base
         self.keep_argmax = keep_argmax
@@ -324,28 +323,28 @@ class Multicalibration(Calibrator):
         learner = TreeLearner(columns, *settings, predictions.doubt)
         return Boosting(predictions, learner, codes, weight)
 
+    @torch.no_grad()
     def _predictions(self, examples: Examples) -> Correctable:
         """Return the predictions of the base, as corrections change them."""
         labels, classes = examples.labels[examples.labels != IGNORED], examples.classes
-        parts = self._base_log_probs(examples)
+
+        def parts() -> Iterator[tuple[Tensor, IntArray]]:
+            """Yield log-probabilities ``(rows, classes)`` of the base, and labels."""
+            for chunk in labelled_chunks(examples, 0, examples.labels.size):
+                logits = chunk.logits[:, 1] if self.base_.classes == 1 else chunk.logits
+                yield self.base_.log_probs(logits), chunk.labels.cpu().numpy()
+
         if _maps_class_one(self, classes):
-            odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
+            odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts()]).double().cpu().numpy()
             spread = float(np.sqrt(np.mean(np.clip(odds, -MAX_ODDS, MAX_ODDS) ** 2))) or 1.0
             self._store(spread_=torch.tensor(spread))
             # as it is stored, since predictions divide by that
             return ClassOneOdds(odds, (labels == 1).astype(np.float64), float(self.spread_))
         if self._corrects_classes(classes):
-            start = torch.cat([part for part, _ in parts]).double().cpu().numpy()
+            start = torch.cat([part for part, _ in parts()]).double().cpu().numpy()
             return ClassLogits(start, labels)
-        tables = [tabulate(Examples(p, y, None, "top_label")) for p, y in parts]
+        tables = [tabulate(Examples(p, y, None, "top_label")) for p, y in parts()]
         return Temperatures(concatenate(tables).tracked())
-
-    @torch.no_grad()
-    def _base_log_probs(self, examples: Examples) -> Iterator[tuple[Tensor, IntArray]]:
-        """Yield log-probabilities of the base ``(rows, classes)`` and labels, chunk by chunk."""
-        for chunk in labelled_chunks(examples, 0, examples.labels.size):
-            logits = chunk.logits[:, 1] if self.base_.classes == 1 else chunk.logits
-            yield self.base_.log_probs(logits), chunk.labels.cpu().numpy()
 
     def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
@@ -476,3 +475,35 @@ class Multicalibration(Calibrator):
         self.metadata_ = [MetadataColumn.from_config(config) for config in state["metadata"]]
         self.corrections_ = [Correction(*correction) for correction in state["corrections"]]
         self.reasons_ = str(state["reasons"])
+
+
+def _check_columns(columns: Sequence[str | int]) -> None:
+    """Raise unless names or numbers of columns are different, and those of metadata."""
+    if not columns or "" in columns or len({*map(str, columns)}) < len(columns):
+        raise ValueError(
+            f"columns must be different names (or numbers) of metadata columns, got {columns!r}: "
+            'pass columns=["age", "site"], say'
+        )
+    if taken := [name for name in columns if name in (*NO_METADATA, *ROLES)]:
+        raise ValueError(
+            f"columns must be metadata, got {comma_separated(taken)}, which has another meaning in "
+            "prediction files: leave it out, or rename the column"
+        )
+
+
+def metadata_arrays(features: object, columns: Sequence[str | int]) -> dict[str, Any]:
+    """Return the metadata columns of a frame, a mapping or an array, by name."""
+    if isinstance(features, Mapping) or is_frame(features):
+        known = as_metadata(features)
+    else:
+        table = np.asarray(features)
+        width = table.shape[1] if table.ndim == 2 else 0
+        numbers = [c for c in columns if isinstance(c, int) and -width <= c < width]
+        known = {str(c): table[:, c] for c in numbers}
+    names = [str(column) for column in columns]
+    if lacking := [name for name in names if name not in known]:
+        raise ValueError(
+            f"Multicalibration reads the metadata columns {comma_separated(names)}, but features= "
+            f"has no {comma_separated(lacking)}: pass a data frame or a mapping of arrays with them"
+        )
+    return {name: known[name] for name in names}

@@ -9,17 +9,15 @@ from scipy import optimize
 from scipy.special import expit
 
 from calibrant._core.chunks import examples
-from calibrant.calibrators.binary import (
-    QuadraticScaling,
-    RobustSigmoid,
-    VennAbers,
-    _labelled_one,
-)
 from calibrant.calibrators.confidence_maps import (
     MAX_MEAN_ODDS,
     BetaCalibration,
+    QuadraticScaling,
+    RobustSigmoid,
     SigmoidScaling,
     SplineCalibration,
+    VennAbers,
+    _labelled_one,
 )
 from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from calibrant.losses.base import summed_over_ranks
+from calibrant.losses.entries import summed_over_ranks
 
 
 class Ranks(NamedTuple):

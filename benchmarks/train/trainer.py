@@ -24,7 +24,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant._core.engines import Progress
 from calibrant._core.torch_models import own_device, save_state
-from calibrant.losses.base import summed_over_ranks
+from calibrant.losses.entries import summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
 

@@ -10,7 +10,7 @@ from scipy.special import expit, log_softmax, softmax
 from torch.nn import functional as F
 
 from calibrant.losses import LOSSES
-from calibrant.losses.base import RegularisedLoss, brier, ce
+from calibrant.losses.entries import RegularisedLoss, brier, ce
 from calibrant.losses.focal import dual_focal, flsd, focal
 from calibrant.losses.regularisers import mdca, soft_ece
 from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls

@@ -9,7 +9,7 @@ import pytest
 from calibrant.data import save_predictions
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
-from calibrant.monitor.windows import WindowEstimate
+from calibrant.monitor.stream_windows import WindowEstimate
 from calibrant.show.monitor import _monitor_page
 from calibrant.show.style import percent
 from tests.support.simulate import drawn

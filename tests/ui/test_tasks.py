@@ -7,7 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.ui import tasks
-from calibrant.ui.choices import Choices
+from calibrant.ui.fit_choices import Choices
 from calibrant.ui.tasks import look, run
 from tests.ui.conftest import npz, over_confident
 

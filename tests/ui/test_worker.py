@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibrant.ui import tasks, worker
-from calibrant.ui.choices import Choices
+from calibrant.ui.fit_choices import Choices
 from calibrant.ui.worker import DIED, FitTask, LookTask, Worker
 
 

@@ -6,7 +6,7 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 """
 
 from calibrant._core.registry import Registry, tables
-from calibrant.losses.base import (
+from calibrant.losses.entries import (
     Loss as Loss,
     MeanLoss as MeanLoss,
     RegularisedLoss as RegularisedLoss,
@@ -35,7 +35,7 @@ from calibrant.losses.smoothing import (
     mbls as mbls,
 )
 
-_ORDER = ("base", "smoothing", "focal", "regularisers", "fedlas")
+_ORDER = ("entries", "smoothing", "focal", "regularisers", "fedlas")
 LOSSES: Registry[Loss] = Registry(
     "loss", {name: loss for table in tables(__name__, _ORDER) for name, loss in table.items()}
 )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from calibrant._core.checks import Values
 from calibrant._core.options import Count, NonNegative, Positive, WithOptions
-from calibrant.losses.base import Batch, Extra, Loss, at, batch_of, mean_of
+from calibrant.losses.entries import Batch, Extra, Loss, at, batch_of, mean_of
 
 
 def focal(logits: Tensor, labels: Tensor, *, gamma: NonNegative = 3.0) -> Tensor:

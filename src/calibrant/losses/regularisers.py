@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.options import Count, NonNegative, Positive, WithOptions
-from calibrant.losses.base import Batch, Extra, Loss, batch_of, regularised_by, summed_over_ranks
+from calibrant.losses.entries import Batch, Extra, Loss, batch_of, regularised_by, summed_over_ranks
 from calibrant.losses.smoothing import entropy
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant._core.options import NonNegative, at_least, at_most
-from calibrant.losses.base import Batch, at, batch_of, mean_of
+from calibrant.losses.entries import Batch, at, batch_of, mean_of
 
 
 def ls(

@@ -5,6 +5,6 @@ from __future__ import annotations
 from calibrant.monitor.e_process import TILTS
 from calibrant.monitor.monitor_report import MonitorReport
 from calibrant.monitor.stream import Monitor
-from calibrant.monitor.windows import WindowEstimate
+from calibrant.monitor.stream_windows import WindowEstimate
 
 __all__ = ["TILTS", "Monitor", "MonitorReport", "WindowEstimate"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +10,10 @@ import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED, FloatArray, check_whole
-from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
+from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line, plain
 from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, _bin_ranges
-from calibrant.monitor.windows import Tolerated, Window, Windows
+from calibrant.monitor.stream_windows import Tolerated, Window, Windows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +95,11 @@ class MonitorReport:
 
     def with_short_names(self) -> MonitorReport:
         """Return the same with windows named without the folder and file that all share."""
-        start = _common_start([str(row["window"]) for row in self.windows])
+        start, names = "", [str(row["window"]) for row in self.windows]
+        for end in ("/", ", "):  # of the folder, and of the file if all are splits of one
+            starts = {name.rpartition(end)[0] for name in names}
+            if len(starts) == 1 and all(starts):
+                start = f"{starts.pop()}{end}"
         windows = [{**row, "window": row["window"].removeprefix(start)} for row in self.windows]
         alarm, drift = self.alarm, self.drift
         return replace(
@@ -138,11 +141,9 @@ class MonitorReport:
         ]
         return off + [f"{text}: {self.counts[k]:,}" for k, text in COUNTS.items() if self.counts[k]]
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
+    to_latex = as_latex
 
     def __repr__(self) -> str:
         state = "no drift detected" if self.alarm is None else f"alarm at {self.alarm.window}"
@@ -154,11 +155,7 @@ class MonitorReport:
         values = asdict(self)
         values["alarm"] = self.alarm and self.alarm._asdict()
         values["drift"] = self.drift and self.drift._asdict()
-        values["windows"] = [
-            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-            for row in self.windows
-        ]
-        return {**values, "advice": self.advice()}
+        return dict(plain({**values, "advice": self.advice()}))
 
     def to_frame(self) -> pd.DataFrame:
         """Return ``windows`` as a frame, with a row for each. Needs pandas."""
@@ -177,20 +174,6 @@ class MonitorReport:
         """
         drawn: Axes | Figure = as_drawing(self, ax)
         return drawn
-
-    def to_latex(self) -> str:
-        """Return the last windows as a table for LaTeX with the package booktabs."""
-        return as_latex(self)
-
-
-def _common_start(names: Sequence[str]) -> str:
-    """Return the folder that all names begin with, and the file if they are splits of one."""
-    start = ""
-    for end in ("/", ", "):
-        starts = {name.rpartition(end)[0] for name in names}
-        if len(starts) == 1 and all(starts):
-            start = f"{starts.pop()}{end}"
-    return start
 
 
 def _shares(values: dict[str, float]) -> str:

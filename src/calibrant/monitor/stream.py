@@ -30,7 +30,7 @@ from calibrant.monitor.inputs import Id, PendingPredictions
 from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _find_drift
 from calibrant.monitor.reference import _as_bins, _reference_gaps
 from calibrant.monitor.seen import Known, SeenExamples
-from calibrant.monitor.windows import (
+from calibrant.monitor.stream_windows import (
     NOT_ESTIMATED,
     Estimator,
     Tolerated,

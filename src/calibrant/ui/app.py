@@ -29,7 +29,7 @@ with needed("calibrant ui needs Starlette and uvicorn", "'calibrant[ui]'"):
     from starlette.routing import Route
     from starlette.types import ASGIApp
 
-    from calibrant.ui.choices import STEPS, Choices
+    from calibrant.ui.fit_choices import STEPS, Choices
     from calibrant.ui.guard import LOOPBACK, REPORT_POLICY, Guard, Guarded
     from calibrant.ui.jobs import Job, Jobs, _new_id
     from calibrant.ui.uploads import SUFFIXES, Upload, Uploads, _temporary_home
@@ -69,7 +69,20 @@ def serve(
         announce(guard.address)
         if open_browser:  # the socket listens already, so that the browser waits for the answer
             webbrowser.open(guard.address)
-        _run_app(app, listener)
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        with suppress(AttributeError, ValueError):  # not on Windows, nor in another thread
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup it stays ignored
+                signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listening(host: str, port: int | None) -> socket.socket:
@@ -89,24 +102,6 @@ def _listening(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, 0), family=family)
         reason = problem.strerror or problem
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
-
-
-def _run_app(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve an application on a socket until it is interrupted or its terminal closes."""
-    config = uvicorn.Config(
-        app,
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    with suppress(AttributeError, ValueError):  # not on Windows, nor in another thread
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup it stays ignored
-            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
 
 
 _PAGE = Path(__file__).with_name("page")

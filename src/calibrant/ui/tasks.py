@@ -24,8 +24,8 @@ from calibrant.data.files import open_dataset
 from calibrant.deploy.exports import export
 from calibrant.show.report.build import PREFER, report
 from calibrant.show.report.measure import usual_methods
-from calibrant.ui.choices import Choices
-from calibrant.workflows.fit import Fit, fit_and_measure
+from calibrant.ui.fit_choices import Choices
+from calibrant.workflows.fit import fit_and_measure
 
 NAMES_SHOWN = 12
 _FITTED_METRICS = ("accuracy", "ece", "nll", "brier")
@@ -151,7 +151,11 @@ def run(
         with use(progress=progress):
             _report(dataset, out, choices)
         send("step", 2)
-        problem = _export(fitted, dataset, out / "calibrator.onnx")
+        tokens, problem = len(dataset.split(fitted.split).shape) == 2, None
+        try:
+            export(fitted.calibrator, out / "calibrator.onnx", tokens=tokens)
+        except Exception as error:  # of many kinds; the report matters more
+            problem = printable(str(error))
     messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     notes = [message.replace(path, name) for message in messages]
     return {
@@ -181,13 +185,3 @@ def _report(dataset: Dataset, out: Path, choices: Choices) -> None:
     made = replace(made, subjects=subjects)
     for form in ("html", "md", "json"):
         made.save(out / f"report.{form}")
-
-
-def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
-    """Write an ONNX file, or return the reason why there is none."""
-    tokens = len(dataset.split(fitted.split).shape) == 2
-    try:
-        export(fitted.calibrator, target, tokens=tokens)
-    except Exception as problem:  # of many kinds; the report matters more
-        return printable(str(problem))
-    return None

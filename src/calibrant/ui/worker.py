@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from calibrant._core.messages import failure_text, printable
-from calibrant.ui.choices import Choices
+from calibrant.ui.fit_choices import Choices
 
 _BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
 DIED = (

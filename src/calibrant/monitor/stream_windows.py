@@ -13,6 +13,7 @@ import numpy as np
 
 from calibrant._core.binning import bin_index, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, check_whole
+from calibrant._core.showing import plain
 from calibrant.data.dataset import Split
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor.e_process import TILTS, EProcess
@@ -264,7 +265,7 @@ class WindowEstimate(NamedTuple):
 
     def state(self) -> list[Any]:
         """Return the estimate for JSON."""
-        return [None if isinstance(x, float) and math.isnan(x) else x for x in self]
+        return [plain(x) for x in self]
 
 
 NOT_ESTIMATED = WindowEstimate(math.nan, math.nan, math.nan, "")

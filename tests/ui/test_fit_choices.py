@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrant.ui.choices import Choices
+from calibrant.ui.fit_choices import Choices
 
 
 def test_what_is_left_out_has_its_default():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line
+from calibrant._core.showing import as_axes, as_html, as_latex, as_text, frame, one_line, plain
 from calibrant.estimate.shifts import Shift
 from calibrant.metrics.intervals import Estimate
 
@@ -153,11 +153,9 @@ class PerformanceEstimate(Mapping[str, Estimate]):
             )
         return remarks
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
+    to_latex = as_latex
 
     def __repr__(self) -> str:
         value, low, high = self.metrics["accuracy"]
@@ -168,11 +166,7 @@ class PerformanceEstimate(Mapping[str, Estimate]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: shares as fractions, undefined values as None."""
-        metrics = {
-            name: {key: None if math.isnan(x) else x for key, x in estimate._asdict().items()}
-            for name, estimate in self.metrics.items()
-        }
-        return {
+        values = {
             "n": self.n,
             "classes": self.classes,
             "reference": self.reference,
@@ -183,19 +177,16 @@ class PerformanceEstimate(Mapping[str, Estimate]):
             "reasons": self.reasons,
             "assumption": self.assumption(),
             "widening": self.widening,
-            "unseen": None if math.isnan(self.unseen) else self.unseen,
-            "metrics": metrics,
+            "unseen": self.unseen,
+            "metrics": {name: estimate._asdict() for name, estimate in self.metrics.items()},
             "shifts": [shift._asdict() for shift in self.shifts],
             "new_prior": self.new_prior,
         }
+        return dict(plain(values))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each metric. Needs pandas."""
         return frame({"metric": name, **e._asdict()} for name, e in self.metrics.items())
-
-    def to_latex(self) -> str:
-        """Return the metrics as a table for LaTeX with the package booktabs."""
-        return as_latex(self)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the shares with their intervals. Needs matplotlib."""

@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import unknown_name
-from calibrant._core.showing import as_html, as_latex, as_text, frame, one_line
+from calibrant._core.showing import as_html, as_latex, as_text, frame, one_line, plain
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
 from calibrant.data.files import Data, is_data
@@ -129,11 +129,9 @@ class Groups:
             )
         return lines
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
+    to_latex = as_latex
 
     def __repr__(self) -> str:
         return one_line(self, self.describe().partition(";")[0], self.verdict().rstrip("."))
@@ -141,19 +139,16 @@ class Groups:
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: fractions, undefined values as None."""
         sets = {
-            name or "before": {value: _plain(group) for value, group in groups.items()}
+            name or "before": {
+                value: {**group._asdict(), "gap": group.gap._asdict()}
+                for value, group in groups.items()
+            }
             for name, groups in self.sets.items()
         }
-        differences = {
-            name or "before": {k: None if math.isnan(v) else v for k, v in figures.items()}
-            for name, figures in self.differences().items()
-        }
-        return {
-            **{"column": self.column, "classes": self.classes, "level": self.level},
-            **sets,
-            "verdict": self.verdict(),
-            "differences": differences,
-        }
+        differences = {name or "before": each for name, each in self.differences().items()}
+        about = {"column": self.column, "classes": self.classes, "level": self.level}
+        values = {**about, **sets, "verdict": self.verdict(), "differences": differences}
+        return dict(plain(values))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each group and set. Needs pandas."""
@@ -166,10 +161,6 @@ class Groups:
             for name, groups in self.sets.items()
             for value, group in groups.items()
         )
-
-    def to_latex(self) -> str:
-        """Return the tables for LaTeX with the package booktabs."""
-        return as_latex(self)
 
 
 @warnings_at_caller()
@@ -283,11 +274,3 @@ def _share(by_half: FloatArray) -> FloatArray:
 def _range(values: list[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return max(known) - min(known) if known else math.nan
-
-
-def _plain(group: Group) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        name: None if isinstance(v, float) and math.isnan(v) else v
-        for name, v in group._asdict().items()
-    }
-    return {**values, "gap": group.gap._asdict()}

@@ -185,9 +185,15 @@ class Slices:
 
     def verdict(self) -> str:
         """Return the outcome of the search in words, the whole model first if that is off."""
-        general = [
-            self._as_a_whole(one) for one in self.whole if one.estimand in self.off_as_a_whole
-        ]
+        general = []
+        for one in self.whole:
+            if one.estimand in self.off_as_a_whole:
+                alike = (
+                    f"{_off_alike(off, 'subgroups', self.probability)}."
+                    for off in self.off
+                    if off.estimand == one.estimand and off.smallest * one.gap.value > 0
+                )
+                general.append(next(alike, f"Over all examples: {one.finding()}."))
         if not self.slices:
             if general and self.off:
                 general.append("No subgroup is shown to be off by more than that explains.")
@@ -200,13 +206,6 @@ class Slices:
         off = sum(each.number for each in self.off)
         found = "One subgroup is" if off == 1 else f"{off:,} of {self.searched:,} subgroups are"
         return f"{found} miscalibrated; {named}"
-
-    def _as_a_whole(self, one: Slice) -> str:
-        """Return how all examples are off, and how many subgroups are in the same direction."""
-        for off in self.off:
-            if off.estimand == one.estimand and off.smallest * one.gap.value > 0:
-                return f"{_off_alike(off, 'subgroups', self.probability)}."
-        return f"Over all examples: {one.finding()}."
 
     def remarks(self) -> list[str]:
         """Return what the intervals mean, and what was left out."""
@@ -228,11 +227,9 @@ class Slices:
             lines.append(f"Nothing was searched: no subgroup has {self.min_size:,} examples.")
         return lines
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
+    to_latex = as_latex
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.n:,} examples", self.verdict().rstrip("."))
@@ -265,10 +262,6 @@ class Slices:
             }
             for one in (*self.whole, *self.slices)
         )
-
-    def to_latex(self) -> str:
-        """Return the table for LaTeX with the package booktabs."""
-        return as_latex(self)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the gaps with their intervals. Needs matplotlib."""

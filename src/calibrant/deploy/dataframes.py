@@ -69,14 +69,13 @@ def calibrate_table(table: T, calibrator: Calibrator, *, prefix: str = "calibrat
     1  b       NaN        1.0            NaN             NaN
     """
     check_calibrator(calibrator)
-    form = _form_of(table)
+    form = _Form(_columns_of(table))
     scores = _scores(form, prefix, calibrator.class_names_)
     if taken := [name for name in scores.new if name in form.columns]:
         raise ValueError(
             f"{_TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
         )
-    new = _calibrated(form, scores, calibrator)
-    result: T = form.extended(table, new)
+    result: T = _extended(table, _calibrated(form, scores, calibrator))
     return result
 
 
@@ -85,10 +84,9 @@ def calibrate_table(table: T, calibrator: Calibrator, *, prefix: str = "calibrat
 
 @dataclass(frozen=True)
 class _Form:
-    """The columns of a table in the types of Arrow, and how others are added to it."""
+    """The columns of a table in the types of Arrow, by what reads them."""
 
     columns: Mapping[str, Callable[[], Any]]
-    extended: Callable[[Any, dict[str, Any]], Any]
 
     def read(self, name: str) -> Any:
         """Return a column as one array."""
@@ -100,21 +98,19 @@ class _Form:
         return name in self.columns and _is_list(self.columns[name]().type)
 
 
-def _form_of(table: Any) -> _Form:
+def _columns_of(table: Any) -> dict[str, Callable[[], Any]]:
     pa = load_pyarrow()
     if isinstance(table, Mapping):
-        return _Form({k: _reader(_from_array, v) for k, v in table.items()}, _with_arrays)
+        return {name: cache(partial(_from_array, values)) for name, values in table.items()}
     if isinstance(table, (pa.Table, pa.RecordBatch)):
-        return _Form(_unique(list(table.schema.names), table.column), _with_arrow)
+        return _unique(list(table.schema.names), table.column)
     if hasattr(type(table), "__array__") and is_frame(
         table
     ):  # a lazy frame would warn if asked itself
         frame: Any = table
         if hasattr(frame, "with_columns"):
-            columns = _unique(list(frame.columns), lambda name: frame[name].to_arrow())
-            return _Form(columns, _with_polars)
-        columns = _unique(list(frame.columns), lambda name: pa.array(frame[name], from_pandas=True))
-        return _Form(columns, _with_pandas)
+            return _unique(list(frame.columns), lambda name: frame[name].to_arrow())
+        return _unique(list(frame.columns), lambda name: pa.array(frame[name], from_pandas=True))
     raise TypeError(
         "a table of pandas, polars or Arrow or a mapping of arrays is wanted, got a "
         f"{type(table).__name__}: lazy frames are collected first, or take it in map_batches"
@@ -122,14 +118,10 @@ def _form_of(table: Any) -> _Form:
 
 
 def _unique(names: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Callable[[], Any]]:
-    columns = {str(name): _reader(read, name) for name in names}
+    columns = {str(name): cache(partial(read, name)) for name in names}
     if len(columns) < len(names):
         raise ValueError(f"{_TABLE} has two columns of one name among {comma_separated(columns)}")
     return columns
-
-
-def _reader(read: Callable[[Any], Any], value: Any) -> Callable[[], Any]:
-    return cache(partial(read, value))
 
 
 def _from_array(values: Any) -> Any:
@@ -139,24 +131,19 @@ def _from_array(values: Any) -> Any:
     return pa.array(array.tolist() if array.dtype == object else array)
 
 
-def _with_arrow(table: Any, new: dict[str, Any]) -> Any:
-    for name, values in new.items():
-        table = table.append_column(name, values)
-    return table
+def _extended(table: Any, new: dict[str, Any]) -> Any:
+    """Return a table with further columns, which are in the types of Arrow."""
+    if isinstance(table, Mapping):
+        return {**table, **{name: _as_array(values) for name, values in new.items()}}
+    if hasattr(table, "append_column"):  # of Arrow
+        for name, values in new.items():
+            table = table.append_column(name, values)
+        return table
+    if hasattr(table, "with_columns"):
+        import polars
 
-
-def _with_polars(frame: Any, new: dict[str, Any]) -> Any:
-    import polars
-
-    return frame.with_columns(**{name: polars.from_arrow(values) for name, values in new.items()})
-
-
-def _with_pandas(frame: Any, new: dict[str, Any]) -> Any:
-    return frame.assign(**{name: values.to_pandas().to_numpy() for name, values in new.items()})
-
-
-def _with_arrays(table: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    return {**table, **{name: _as_array(values) for name, values in new.items()}}
+        return table.with_columns(**{name: polars.from_arrow(x) for name, x in new.items()})
+    return table.assign(**{name: values.to_pandas().to_numpy() for name, values in new.items()})
 
 
 def _as_array(values: Any) -> Array:

@@ -99,32 +99,14 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
         """Forget the batches of earlier runs."""
         self._streams = [self.accumulator.like() for _ in trainer.num_test_batches]
 
-    def on_validation_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Add a batch."""
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Add the outputs of a batch; after it come its number and that of its loader."""
         if not trainer.sanity_checking:
-            loader = _loaders(trainer.val_dataloaders)[dataloader_idx]
-            self._add(outputs, batch, loader, batch_idx, dataloader_idx)
+            self._add(trainer.val_dataloaders, *batch)
 
-    def on_test_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Add a batch."""
-        loader = _loaders(trainer.test_dataloaders)[dataloader_idx]
-        self._add(outputs, batch, loader, batch_idx, dataloader_idx)
+    def on_test_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Add the outputs of a batch, as in validation."""
+        self._add(trainer.test_dataloaders, *batch)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the metrics."""
@@ -136,10 +118,14 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
         self._finish(trainer, pl_module, f"test_{self.prefix}")
 
     def _add(
-        self, outputs: Any, batch: Any, loader: Any, batch_idx: int, dataloader_idx: int
+        self, loaders: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        """Add a batch of one of the loaders, which may be a mapping, a list, or only one."""
+        several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
+        several = several if isinstance(several, (list, tuple)) else [several]
         columns = dict(self.columns(outputs, batch))
-        columns["labels"] = _ignore_repeated(columns["labels"], loader, batch_idx)
+        labels = _ignore_repeated(columns["labels"], several[dataloader_idx], batch_idx)
+        columns["labels"] = labels
         self._streams[dataloader_idx].update(**columns)
 
     def _finish(self, trainer: Any, pl_module: Any, name: str) -> None:
@@ -168,13 +154,6 @@ def _named(outputs: Any, batch: Any) -> Mapping[str, Any]:
         "validation_step and test_step must return a dictionary with logits and labels, got "
         f"{got}: return one, or pass CalibrationCallback(lambda outputs, batch: ...)"
     )
-
-
-def _loaders(loaders: Any) -> list[Any]:
-    """Return the data loaders in the order of their indices."""
-    if isinstance(loaders, Mapping):
-        return list(loaders.values())
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
 def _ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:

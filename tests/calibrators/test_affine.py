@@ -331,9 +331,8 @@ def test_scaled_parameters_of_a_matrix_have_a_curvature_of_one(rng):
         return share @ each + penalty * flat.square().sum()
 
     hessian = torch.autograd.functional.hessian(loss, torch.zeros(size, dtype=torch.float64))
-    scaling = affine._scaling_of(sums, np.full(size, penalty))
-    forward = np.stack([scaling.forward(unit) for unit in np.eye(size)], axis=1)
-    back = np.stack([scaling.back(unit) for unit in np.eye(size)], axis=1)
+    maps = affine._scaling_of(sums, np.full(size, penalty))
+    forward, back = (np.stack([each(unit) for unit in np.eye(size)], axis=1) for each in maps)
     np.testing.assert_allclose(back, forward.T, atol=1e-12)
     np.testing.assert_allclose(back @ hessian.numpy() @ forward, np.eye(size), atol=1e-9)
 

@@ -98,7 +98,7 @@ class _Form:
         return name in self.columns and _is_list(self.columns[name]().type)
 
 
-def _columns_of(table: Any) -> dict[str, Callable[[], Any]]:
+def _columns_of(table: Any) -> Mapping[str, Callable[[], Any]]:
     pa = load_pyarrow()
     if isinstance(table, Mapping):
         return {name: cache(partial(_from_array, values)) for name, values in table.items()}
@@ -117,7 +117,7 @@ def _columns_of(table: Any) -> dict[str, Callable[[], Any]]:
     )
 
 
-def _unique(names: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Callable[[], Any]]:
+def _unique(names: Sequence[Any], read: Callable[[Any], Any]) -> Mapping[str, Callable[[], Any]]:
     columns = {str(name): cache(partial(read, name)) for name in names}
     if len(columns) < len(names):
         raise ValueError(f"{_TABLE} has two columns of one name among {comma_separated(columns)}")

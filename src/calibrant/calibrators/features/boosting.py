@@ -168,7 +168,8 @@ class TreeLearner:
         # a part of the step that falls with the doubt, down to nothing
         sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
         leaf = np.asarray(self.rate * (sure * np.clip(step, -_MAX_LEAF, _MAX_LEAF)).T)
-        return Tree(*split.T, leaf), place
+        column, low, high = split.T
+        return Tree(column, low, high, leaf), place
 
     def _sums(
         self, codes: _Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]

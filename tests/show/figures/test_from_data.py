@@ -9,7 +9,7 @@ import pytest
 import calibrant as cal
 from calibrant.data.files import as_dataset
 from calibrant.show.figures.from_data import KINDS, _collected, draw_file, figure
-from tests.show.figures.test_reliability import assert_whole, legend, shares_of
+from tests.show.figures.test_reliability import assert_whole, legend, name_of, shares_of
 from tests.support.simulate import drawn
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -87,7 +87,7 @@ def test_pairs_of_chunks_are_those_of_the_whole(arrays, tmp_path, ts, monkeypatc
     worst = cal.metrics.reliability_by_class(
         logits[kept], labels[kept], sample_weight=arrays["weight"][kept]
     )[0]
-    assert axes.texts[-1].get_text() == f"ECE {100 * worst.reliability.ece.value:.2f} %"
+    assert axes.get_title(loc="left").endswith(f"\nECE {100 * worst.reliability.ece.value:.2f} %")
 
 
 def test_subgroups_and_several_files_are_side_by_side(arrays, tmp_path):
@@ -96,10 +96,10 @@ def test_subgroups_and_several_files_are_side_by_side(arrays, tmp_path):
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
     for kind in ("reliability", "smooth", "histogram"):
         two = figure(*files, kind=kind, level=None)
-        assert [ax.get_title(loc="left") for ax in two.axes] == ["first", "second"]
+        assert [name_of(ax) for ax in two.axes] == ["first", "second"]
     assert legend(figure(*files, kind="risk").axes[0]) == ["first", "second"]
     groups = figure(files[0], kind="smooth", by="group")
-    assert [ax.get_title(loc="left") for ax in groups.axes] == [r"\$rare\$", " _often"]
+    assert [name_of(ax) for ax in groups.axes] == [r"\$rare\$", " _often"]
     same = figure(files[0], files[0])
     assert len(same.axes) == 2
     many = {**arrays, "group": np.arange(400) % 11}

@@ -71,6 +71,11 @@ def title_of(axes):
     return axes.get_legend().get_title().get_text()
 
 
+def name_of(axes):
+    """Title of a panel, without the error below it."""
+    return axes.get_title(loc="left").partition("\nECE")[0]
+
+
 def boxes(container):
     """Left, bottom, width and height of each bar."""
     return np.array([[b.get_x(), b.get_y(), b.get_width(), b.get_height()] for b in container])
@@ -150,6 +155,17 @@ def assert_whole(figure):
     assert box.y0 > -0.01
     assert box.x1 < width + 0.01
     assert box.y1 < height + 0.01
+
+
+@pytest.mark.parametrize("size", ["column", "page"])
+@pytest.mark.parametrize("name", ["reliability", "smooth"])
+def test_a_legend_hides_nothing_of_a_new_figure(pairs, name, size):
+    with figures.look(size):
+        axes = DRAW[name](pairs)
+    axes.figure.canvas.draw()
+    drawn = axes.get_legend().get_window_extent()
+    assert drawn.y1 < axes.xaxis.label.get_window_extent().y0 < axes.get_window_extent().y0
+    assert_whole(axes.figure)
 
 
 def test_a_reliability_diagram_takes_pairs_an_evaluation_or_a_curve(rng):
@@ -247,11 +263,11 @@ def test_diagrams_side_by_side_have_one_scale(rng):
     for ax, part in zip(figure.axes, parts, strict=True):
         shares = shares_of(ax)[:, 3]
         np.testing.assert_allclose(shares, 0.14 * part.reliability().share / most)
-        corner = ax.texts[-1].get_text()
-        assert corner.startswith(f"ECE {100 * part['ece'].value:.2f} %\n[")
     names = ["all", *list(evaluation.by)[:3]]
-    titles = [f"{name} (n = {part.n:,})" for name, part in zip(names, parts, strict=True)]
-    assert [ax.get_title(loc="left") for ax in figure.axes] == titles
+    for ax, name, part in zip(figure.axes, names, parts, strict=True):
+        ece = f"ECE {100 * part['ece'].value:.2f} %"
+        assert ax.get_title(loc="left").startswith(f"{name} (n = {part.n:,})\n{ece}")
+        assert ax.get_title(loc="left").endswith("]")
     (below,) = figure.legends
     assert [t.get_text() for t in below.get_texts()] == [
         *("accuracy", "gap to confidence", "90 % interval")
@@ -267,7 +283,7 @@ def test_names_are_drawn_as_they_are(rng):
     hostile = ["$\\frac{", "_hidden", "$a$ & <b>", "red \x1b[31m", "x" * 500, "", "ß∑→"]
     curve = cal.metrics.reliability(confidence=[0.9, 0.8], outcome=[1, 0])
     figure = figures.reliability_diagrams(dict.fromkeys(hostile, curve))
-    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    titles = [name_of(ax) for ax in figure.axes]
     assert titles[0] == "\\$\\frac{"
     assert titles[2] == "\\$a\\$ & <b>"
     assert "\x1b" not in titles[3]
@@ -293,11 +309,11 @@ def test_class_diagrams_show_the_worst_classes_first(rng):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
     names = [f"name {k}" for k in range(12)]
     figure: Any = figures.class_diagrams(curves, names=names, most=4)
-    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    titles = [name_of(ax) for ax in figure.axes]
     assert titles == [f"name {c.number}" for c in curves[:4]]
     assert figure.axes[-1].get_xlabel() == "P(class)"
     same = figures.class_diagrams(curves, names=["bird"] * 12, most=2)
-    assert same.axes[1].get_title(loc="left") == f"bird ({curves[1].number})"
+    assert name_of(same.axes[1]) == f"bird ({curves[1].number})"
 
 
 @pytest.mark.parametrize("name", ["reliability", "smooth"])
@@ -358,7 +374,7 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
         bars = next(c for c in axes.containers if isinstance(c, BarContainer))
         seen = np.isfinite(group.reliability.accuracy)
         np.testing.assert_allclose(boxes(bars)[:, 3], group.reliability.accuracy[seen])
-        title = axes.get_title(loc="left")
+        title = name_of(axes)
         assert title == f"margin {group.low:.1f} to {group.high:.1f}"
 
 
@@ -371,4 +387,4 @@ def test_titles_of_panels_are_cut_to_their_width(pairs):
     assert_whole(figure)
     first, second = (ax._left_title.get_window_extent() for ax in figure.axes)
     assert first.x1 < second.x0
-    assert figure.axes[0].get_title("left").endswith("M…")
+    assert name_of(figure.axes[0]).endswith("M…")

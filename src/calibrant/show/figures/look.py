@@ -242,8 +242,12 @@ def _panels(count: int, *, height: float, columns: int | None = None) -> list[Ax
     return axes[:count]
 
 
-def _panel_title(ax: Axes, title: object) -> None:
-    """Set the title of one of several panels, cut to what its width holds."""
+def _panel_title(ax: Axes, title: object, below: str = "") -> None:
+    """Set the title of one of several panels, cut to what its width holds.
+
+    Below stands a text that breaks before a bracket where it is too long for a line. The figure
+    grows by these lines, which the first panel of each row adds.
+    """
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -251,10 +255,20 @@ def _panel_title(ax: Axes, title: object) -> None:
     assert spec is not None
     points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
     font, shown = FontProperties(weight="bold"), _text_of(title)
+
+    def fits(line: str) -> bool:
+        width = TextPath((0, 0), line, text, font).get_extents().width
+        return bool(width <= points - 4 * text)  # ticks stand beside
+
     for longest in range(len(shown), 3, -1):
-        if TextPath((0, 0), shown, text, font).get_extents().width <= points - 4 * text:
-            break  # ticks stand beside
+        if fits(shown):
+            break
         shown = _text_of(title, longest)
+    if below:
+        shown += "\n" + (below if fits(below) else below.replace(" [", "\n["))
+        if spec.is_first_col():
+            grown = figure.bbox.height / figure.dpi + 1.3 * shown.count("\n") * text / 72
+            figure.set_size_inches(figure.bbox.width / figure.dpi, grown)
     ax.set_title(shown)
 
 
@@ -279,11 +293,23 @@ def legend(
     title: str = "",
     handles: Sequence[Any] | None = None,
 ) -> None:
-    """Draw the legend of axes, with a bold title if there is any; ``loc`` in data if numbers."""
+    """Draw the legend of axes, with a bold title if there is any.
+
+    ``loc`` is in data if numbers; "below" leaves room for the ticks and the name of the axis.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
     options: Any = {} if handles is None else {"handles": handles}
-    if isinstance(loc, tuple):
+    place: Any = loc
+    if loc == "below":
+        inches = (2.7 * _current().size.text + 9) / 72
+        down = ScaledTranslation(0, -inches, ax.figure.dpi_scale_trans)
+        options |= {"bbox_to_anchor": (0.5, 0), "bbox_transform": ax.transAxes + down}
+        options |= {"borderaxespad": 0, "ncols": 2, "columnspacing": 1.2}
+        place = "upper center"
+    elif isinstance(loc, tuple):
         options |= {"bbox_to_anchor": loc, "bbox_transform": ax.transData, "borderaxespad": 0}
-    place: Any = loc if isinstance(loc, str) else "upper left"
+        place = "upper left"
     drawn = ax.legend(loc=place, title=title or None, alignment="left", handlelength=1.6, **options)
     drawn.get_title().set_fontweight("bold")
     frame = drawn.get_frame()

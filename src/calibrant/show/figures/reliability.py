@@ -38,15 +38,16 @@ if TYPE_CHECKING:
 
 STRIP = (1.04, 1.18)
 """Bottom and top of the shares, above the diagram in the same axes: layouts see them there."""
-HEIGHT = 1.15
-"""Height of a figure with one diagram, in units of its width."""
+HEIGHT = 1.3
+"""Height of a figure with one diagram and its legend, in units of its width."""
 
 
 @_in_look
 def reliability_diagram(data: Binned, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Accuracy per bin with intervals, the gap to the confidence, and the share of each bin.
 
-    The ECE stands in the diagram, with its interval if ``data`` is an evaluation.
+    The legend has the ECE, with its interval if ``data`` is an evaluation. It stands below a new
+    figure, and inside axes that are passed.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def reliability_diagram(data: Binned, ax: Axes | None = None, *, label: str = ""
     axes = _square(_new_axes(ax, height=HEIGHT), curve.probability)
     handles = _bars(axes, curve, _text_of(label) if label else "")
     _counts(axes, curve.edges, curve.share)
-    place = "lower right" if _is_above(curve, curve.share) else (0.02, 0.99)
+    place = "below" if ax is None else _free_corner(curve, curve.share)
     legend(axes, place, title=_error_text(curve), handles=handles)
     return axes
 
@@ -102,8 +103,7 @@ def reliability_diagrams(data: Mapping[str, Binned]) -> Figure:
         drawn = _bars(_square(ax, curve.probability), curve, "")
         handles = handles or drawn
         _counts(ax, curve.edges, curve.share, most, named=ax is axes[0])
-        _panel_title(ax, title)
-        _corner(ax, _error_text(curve), low=_is_above(curve, curve.share))
+        _panel_title(ax, title, _error_text(curve))
     _outer_only(axes)
     return _with_legend(axes, handles)
 
@@ -153,7 +153,7 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
     """
     axes = _square(_new_axes(ax, height=HEIGHT), curve.probability)
     handles = _smooth(axes, curve, _text_of(label) if label else "")
-    place = "lower right" if _is_above(curve, curve.density) else (0.02, 0.99)
+    place = "below" if ax is None else _free_corner(curve, curve.density)
     legend(axes, place, handles=handles)
     return axes
 
@@ -357,19 +357,12 @@ def _counts(
     )
 
 
-def _is_above(curve: Reliability | SmoothReliability, weight: FloatArray) -> bool:
-    """Return True if most of a curve is in the upper left, where text would stand otherwise."""
-    return float(np.nansum((curve.accuracy - curve.confidence) * weight)) > 0
-
-
-def _corner(axes: Axes, text: str, *, low: bool) -> None:
-    """Write text into the upper left corner, or the lower right, above what is drawn there."""
-    paper = axes.figure.get_facecolor()
-    box = {"facecolor": paper, "alpha": 0.8, "lw": 0, "pad": 1.5}
-    value, bracket, interval = text.partition(" [")
-    lines = f"{value}\n{bracket.strip()}{interval}" if bracket else value
-    x, y, side, edge = (0.97, 0.04, "right", "bottom") if low else (0.04, 0.97, "left", "top")
-    axes.text(x, y, lines, ha=side, va=edge, weight="bold", bbox=box)
+def _free_corner(
+    curve: Reliability | SmoothReliability, weight: FloatArray
+) -> str | tuple[float, float]:
+    """Return the place for a legend inside axes: the lower right if most of a curve is above."""
+    above = float(np.nansum((curve.accuracy - curve.confidence) * weight)) > 0
+    return "lower right" if above else (0.02, 0.99)
 
 
 def _outer_only(axes: Sequence[Axes]) -> None:

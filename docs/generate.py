@@ -41,7 +41,7 @@ MORE = {
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
-    "monitor": ("monitor_report.Alarm", "monitor_report.Drift", "windows.WindowEstimate"),
+    "monitor": ("monitor_report.Alarm", "monitor_report.Drift", "stream_windows.WindowEstimate"),
     "estimate": (
         *("performance.PerformanceEstimator", "performance_estimate.PerformanceEstimate"),
         *("sampling.choose_labels", "sampling.LabelSample"),

@@ -264,7 +264,7 @@ class DirichletCalibration(Regularised):
 
     name = "dirichlet"
     aliases = ("dirichlet_calibration",)
-    summary = "the same on log-probabilities"
+    summary = "a regularised matrix and an intercept on log-probabilities"
 
     def _inputs(self, logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)
@@ -430,7 +430,7 @@ class StructuredVectorScaling(Structured):
 
     name = "svs"
     aliases = ("structured_vector", "structured_vector_scaling")
-    summary = "the same with a factor for each class instead of a matrix"
+    summary = "a factor for each class that shrinks toward one temperature"
 
     def size(self, classes: int) -> int:
         """A temperature, and a factor and an intercept for each class."""

@@ -52,7 +52,7 @@ def compare(
     source: engine.InputFiles,
     **options: Any,
 ) -> int:
-    """Fit a dozen methods, or others, and measure them side by side.
+    """Fit a dozen methods, and measure them side by side.
 
     Methods are fitted on the val split and measured on the test split. In a file with only one set
     of examples, each example is measured with fits on the others (cross-fitting). The advice comes

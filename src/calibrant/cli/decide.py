@@ -24,8 +24,8 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     **shared.FRACTION,
     help="Find a threshold: at most this share of the accepted answers is wrong.",
 )
-@_option("--precision", **shared.FRACTION, help="Least share of positives among the flagged.")
-@_option("--recall", **shared.FRACTION, help="Least share of the positives that are flagged.")
+@_option("--precision", **shared.FRACTION, help="Smallest share of positives among the flagged.")
+@_option("--recall", **shared.FRACTION, help="Smallest share of positives that are flagged.")
 @_option("--max-fpr", **shared.FRACTION, help="Largest share of negatives that are flagged.")
 @_option(
     "--cost",
@@ -45,7 +45,7 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     help="Find sets of classes that hold the true one in at least this share of cases.",
 )
 @_option("--by", metavar="COLUMN", help="Find a threshold for each group in this column.")
-@_option("--by-class", is_flag=True, help="Let --coverage hold for each class.")
+@_option("--by-class", is_flag=True, help="Make --coverage hold for each class.")
 @_option("--rule", "saved", type=FILE, metavar="DIR", help="Apply a rule that --save wrote.")
 @shared.CALIBRATOR
 @_option(

@@ -58,7 +58,7 @@ _CACHE = _option(
     "--cache",
     metavar="DIR",
     section=SHARDS,
-    help="Keep the tables that fits are made from here, for later runs.",
+    help="Keep the tables behind the fits in this folder, for later runs.",
 )
 
 

@@ -17,7 +17,7 @@ from calibrant.cli.shared import FILE, _option, _verb
     "--reference",
     type=FILE,
     metavar="PRED",
-    help="Labelled predictions of the same model, calibrated alike.",
+    help="Labelled predictions of the same model, calibrated in the same way.",
 )
 @shared._split_option("estimate")
 @shared.SAMPLE_WEIGHT

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 @_option(
     "--groups",
     metavar="COLUMN",
-    help="Examples with one value of this column depend on each other; intervals allow for it.",
+    help="Examples with the same value in this column depend on each other; intervals allow for "
+    "that.",
 )
 @shared.MULTILABEL
 @shared.TOP_LABEL

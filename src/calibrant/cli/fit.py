@@ -48,7 +48,7 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     "--train",
     type=FILE,
     metavar="FILE",
-    help="Let maccal learn from the train split of a file, or of PRED.",
+    help="File whose train split maccal learns from; it may be PRED.",
 )
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
@@ -211,7 +211,7 @@ def _usual_target(pred: str) -> str:
     help="File to write, .onnx or .pt2 (torch).  [default: DIR.onnx]",
 )
 @_option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
-@_option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
+@_option("--probabilities", is_flag=True, help="Output probabilities instead of logits.")
 @_option(
     "--opset", type=int, metavar="VERSION", help="Version of the ONNX operators.  [default: 20]"
 )

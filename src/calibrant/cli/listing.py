@@ -84,7 +84,10 @@ def _print_list(kind: str, summaries: Mapping[str, str]) -> None:
 
 def _summary(kind: type[Calibrator]) -> str:
     """Return what a method does; parts of ``auto`` have the first sentence of their docstring."""
-    return _plain(kind.summary or (inspect.getdoc(kind) or "").split("\n\n")[0])
+    if kind.summary:
+        return _plain(kind.summary)
+    first = (inspect.getdoc(kind) or "").split("\n\n")[0]
+    return _plain(first[:1].lower() + first[1:])
 
 
 def _plain(text: str) -> str:

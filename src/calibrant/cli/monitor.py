@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--reference",
     type=FILE,
     metavar="PRED",
-    help="Watch for a change against this file, calibrated alike.",
+    help="Watch for a change from these labelled predictions, calibrated in the same way.",
 )
 @_option(
     "--estimate",

@@ -131,7 +131,7 @@ SET = _option(
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of the method; 'calibrant methods NAME' lists them.",
+    help="Set an option of the method; 'calibrant methods NAME' lists them.",
 )
 METADATA = _option(
     "--columns", metavar="COLUMN,...", help="Metadata columns, for multicalibration."
@@ -150,7 +150,9 @@ TOP_LABEL = _option(
     help="With two classes, measure the predicted one instead of P(y = 1).",
 )
 GROUPS = _option(
-    "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
+    "--groups",
+    metavar="COLUMN",
+    help="Keep examples with the same value in this column in one fold.",
 )
 
 

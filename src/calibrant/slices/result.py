@@ -210,8 +210,8 @@ class Slices:
     def remarks(self) -> list[str]:
         """Return what the intervals mean, and what was left out."""
         lines = [
-            f"With probability {100 * self.level:g} % all intervals hold together, those of "
-            "subgroups that are not shown too. Subgroups that follow from others are left out.",
+            f"With {100 * self.level:g} % probability all intervals hold together, also those of "
+            "subgroups that are not shown. Subgroups that follow from others are left out.",
             *self.notes,
         ]
         if any(one.gap.excludes(0) for one in self.whole):

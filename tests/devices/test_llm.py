@@ -12,8 +12,8 @@ from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import HEADS, _make_head
 from calibrant.llm.heads.modules import _shape_features_of_logits
-from calibrant.llm.heads.tables import TokenTable
 from calibrant.llm.models.huggingface import ModelFingerprint
+from tests.support.language_models import memory_table
 
 
 def table(width=16):
@@ -24,7 +24,7 @@ def table(width=16):
     labels = (true + rng.gumbel(size=logits.shape)).argmax(-1)
     mark = ModelFingerprint("tiny", width, 12, "0" * 16, None)
     records = tabulate(examples(logits, labels))
-    return TokenTable.from_arrays(hidden, records, np.arange(1500) // 25, mark)
+    return memory_table(hidden, records, np.arange(1500) // 25, mark)
 
 
 def inputs_of(head):

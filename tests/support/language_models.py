@@ -9,7 +9,7 @@ import torch
 from calibrant._core.chunks import examples
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.llm.heads.fitted import _make_head
-from calibrant.llm.heads.tables import TokenTable
+from calibrant.llm.heads.tables import TokenTable, _as_half, _TableShard
 from calibrant.llm.models.huggingface import ModelFingerprint
 
 transformers = pytest.importorskip("transformers")
@@ -144,6 +144,13 @@ def random_head(kind, *, width=16, start=0.2, spread=0.3, **options):
     return head
 
 
+def memory_table(hidden, records, documents, fingerprint) -> TokenTable:
+    """A table in memory, of texts without prompts: states ``(n, width)`` and documents ``(n,)``."""
+    numbers = np.asarray(documents, np.int64)
+    shard = _TableShard(_as_half(hidden), records, numbers, np.arange(len(numbers)))
+    return TokenTable([shard], fingerprint, True)
+
+
 def simulated_table(
     documents=120, each=25, *, strength=0.8, seed=0, classes=40, base=2.0, own=0.0, width=16
 ) -> TokenTable:
@@ -162,7 +169,7 @@ def simulated_table(
     true = np.exp(strength * direction + own * rng.normal(size=documents)[number])[:, None]
     labels = (true * logits / base + rng.gumbel(size=logits.shape)).argmax(-1)
     fingerprint = ModelFingerprint("tiny", width, classes, "0123456789abcdef", None)
-    return TokenTable.from_arrays(hidden, tabulate(examples(logits, labels)), number, fingerprint)
+    return memory_table(hidden, tabulate(examples(logits, labels)), number, fingerprint)
 
 
 SIZES = [7, 20, 2, 13, 33, 5, 9, 16]

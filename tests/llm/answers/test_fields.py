@@ -119,8 +119,6 @@ def test_tokens_that_straddle_quotes_and_escapes_count_once():
     rows = field_rows(row)
     assert [one["token_probs"] for one in rows] == [[0.9, 0.8, 0.7], [0.6], [0.5, 0.4]]
     assert rows[0]["confidence"] == pytest.approx(0.9 * 0.8 * 0.7)
-    mean = field_rows(row, aggregate="geometric")
-    assert mean[0]["confidence"] == pytest.approx((0.9 * 0.8 * 0.7) ** (1 / 3))
 
 
 # ------------------------------------------------------------- a model of known probabilities

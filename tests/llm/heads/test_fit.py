@@ -25,10 +25,10 @@ from calibrant.llm.heads.fitted import (
     token_predictions,
 )
 from calibrant.llm.heads.modules import GlobalHead, bounded
-from calibrant.llm.heads.tables import TokenTable
 from calibrant.metrics.clustered import Gain
 from tests.support.language_models import (
     TINY,
+    memory_table,
     random_head,
     simulated_table,
     tiny_model,
@@ -114,7 +114,7 @@ def test_ats_on_documents_of_several_lengths():
     logits = 2.5 * rng.normal(size=(16, 40))
     records = tabulate(examples(logits, logits.argmax(-1)))
     hidden = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float16)
-    table = TokenTable.from_arrays(hidden, records, np.repeat(np.arange(4), lengths), TINY)
+    table = memory_table(hidden, records, np.repeat(np.arange(4), lengths), TINY)
     head = random_head("ats")
     rows = np.r_[10:16, 0:10]  # in another order of documents
     got = _log_sharpness(head, table, rows, table.records(rows))
@@ -151,7 +151,7 @@ def test_ats_finds_what_earlier_tokens_say():
     logits = (3 * rng.normal(size=(n, 40))).astype(np.float32)
     true = np.exp(0.9 * np.repeat(mood, each))[:, None] / 2
     labels = (true * logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    table = TokenTable.from_arrays(
+    table = memory_table(
         hidden, tabulate(examples(logits, labels)), np.repeat(np.arange(documents), each), TINY
     )
     options = {"attention_heads": 2}
@@ -166,7 +166,7 @@ def test_shape_head_finds_shapes():
     logits = rng.normal(size=(n, 40)).astype(np.float32)
     spread = rng.uniform(1, 5, (n, 1)).astype(np.float32)
     labels = (2 * logits + rng.gumbel(size=logits.shape)).argmax(-1)  # whatever the spread
-    table = TokenTable.from_arrays(
+    table = memory_table(
         rng.normal(size=(n, 16)),
         tabulate(examples(spread * logits, labels)),
         np.arange(n) // 20,
@@ -224,7 +224,7 @@ def test_documents_go_together_as_padding_allows():
     documents = np.repeat(np.arange(6), lengths)
     records = tabulate(examples(np.eye(3)[documents % 3], documents % 3))
     mark = replace(TINY, vocabulary=3)
-    table = TokenTable.from_arrays(np.zeros((len(documents), 16)), records, documents, mark)
+    table = memory_table(np.zeros((len(documents), 16)), records, documents, mark)
     found = [set(documents[rows]) for rows in table.document_chunks(np.arange(6), 18)]
     assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
 

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import FloatArray, check_choice, warn
-from calibrant.llm.answers.confidence import AGGREGATORS, Aggregator, answer_confidence
+from calibrant._core.checks import FloatArray, warn
 from calibrant.llm.answers.logs.reading import Log
 from calibrant.llm.answers.rows import (
     SOURCE_KEYS,
@@ -215,7 +214,6 @@ def field_rows(
     answer: Row,
     *,
     kinds: Mapping[str, Sequence[Any] | None] | None = None,
-    aggregate: Aggregator = "product",
     place: str = "the answer",
 ) -> list[Row]:
     """Return a row for each field of a structured answer, with its confidence.
@@ -231,8 +229,6 @@ def field_rows(
     kinds : dict, optional
         The kinds of fields that answers may have, such as ``items/*/price``, each with its allowed
         values or None.
-    aggregate : str
-        How the probabilities of the tokens of a field without allowed values make a confidence.
     place : str
         Of the answer, for errors: that it is no JSON, or has not the probabilities that it needs.
 
@@ -244,7 +240,6 @@ def field_rows(
     >>> row["kind"], row["answer"], round(row["confidence"], 2), row["correct"]
     ('to', '"Lima"', 0.72, True)
     """
-    check_choice("aggregate", aggregate, tuple(AGGREGATORS))
     tokens = Tokens.of(answer, place)
     try:
         leaves = _json_leaves("".join(tokens.texts))
@@ -253,11 +248,11 @@ def field_rows(
     names = answer.get("id"), answer.get("question"), place
     document = next(str(name) for name in names if name not in (None, ""))
     source = {key: answer[key] for key in SOURCE_KEYS.values() if answer.get(key)}
-    source["source"] = f"field {aggregate}"  # not that of the answer
+    source["source"] = "field product"  # not that of the answer
     known, rows = kinds or {}, []
     for leaf in leaves:
         probs, allowed = _leaf_probs(tokens, leaf), known.get(leaf.kind)
-        confidence = float(answer_confidence([probs], aggregate)[0])
+        confidence = math.prod(probs)
         if allowed is not None:
             if not tokens.top:
                 raise BadDocument(place, "has no top_logprobs, which allowed values need")
@@ -289,17 +284,19 @@ def _flat(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, A
         yield path, value
 
 
-def fields_of(log: Log, *, skip_bad: bool = False, **how: Any) -> AnswerRows:
+def fields_of(
+    log: Log, *, kinds: Mapping[str, Sequence[Any] | None] | None = None, skip_bad: bool = False
+) -> AnswerRows:
     """Return the rows of all fields of structured answers.
 
-    ``log`` is of :func:`~calibrant.llm.read_log` with ``graded=False``; ``kinds`` and
-    ``aggregate`` are as for :func:`field_rows`. With ``skip_bad``, answers of which it makes none
-    are left out, with a warning that lists them; by default they are an error.
+    ``log`` is of :func:`~calibrant.llm.read_log`, ``kinds`` as for :func:`field_rows`. With
+    ``skip_bad``, answers of which it makes none are left out, with a warning that lists them; by
+    default they are an error.
     """
     fields, bad = AnswerRows([], []), list[BadDocument]()
     for place, answer in zip(*log.answers, strict=True):
         try:
-            rows = field_rows(answer, place=place, **how)
+            rows = field_rows(answer, kinds=kinds, place=place)
         except BadDocument as error:
             bad.append(error)
             continue

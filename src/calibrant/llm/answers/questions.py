@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant._core.checks import check_whole
-from calibrant.llm.heads.reading import read_text
+from calibrant.llm.heads.reading import _paragraphs
 
 LETTERS = ("A", "B", "C", "D")
 """Names of the options of multiple choice."""
@@ -95,27 +95,16 @@ def read_questions(file: str | os.PathLike[str]) -> list[Question]:
     Answers to the same question become references of one question, in the order of the file.
     """
     path, references = Path(file), dict[str, list[str]]()
-    for number, lines in _paragraphs(read_text(path)):
+    for place, paragraph in _paragraphs(path):
+        lines = [line.strip() for line in paragraph.split("\n")]
         if len(lines) != 2:
             raise ValueError(
-                f"{path}, line {number}: a question, an answer and an empty line are needed, got "
-                f"{lines!r:.80}"
+                f"{place} must have a question, an answer and an empty line, got {lines!r:.80}"
             )
         references.setdefault(lines[0], []).append(lines[1])
     if not references:
         raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
-
-
-def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield consecutive lines that are not empty, with the number of their first."""
-    paragraph: list[str] = []
-    for number, line in enumerate([*text.split("\n"), ""], start=1):
-        if line.strip():
-            paragraph.append(line.strip())
-        elif paragraph:
-            yield number - len(paragraph), paragraph
-            paragraph = []
 
 
 def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -24,6 +24,7 @@ from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import one_line, threshold_text
+from calibrant._core.solve import minimise
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
@@ -115,31 +116,23 @@ class Regression(NamedTuple):
 def _ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
     """Return the weights of a logistic regression with a ridge penalty, and then its offset.
 
-    By Newton's method, whose steps are halved until they descend. If all answers are right, or all
-    are wrong, the offset is that of half an answer of the other kind.
+    If all answers are right, or all are wrong, the offset is that of half an answer of the other
+    kind.
     """
     y = right.astype(np.float64)
     base = (y.sum() + 0.5) / (len(y) + 1)
-    line = np.append(np.zeros(inputs.shape[1]), np.log(base / (1 - base)))
+    start = np.append(np.zeros(inputs.shape[1]), logit(base))
     if y.min() == y.max():
-        return line
+        return start
     x = np.hstack([inputs, np.ones((len(y), 1))])
-    penalty = np.append(np.full(inputs.shape[1], _RIDGE), 1e-9)
+    penalty = np.append(np.full(inputs.shape[1], _RIDGE), 0.0)
 
-    def loss(line: FloatArray) -> float:
+    def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
         odds = x @ line
-        return float((np.logaddexp(0, odds) - y * odds).sum() + penalty @ line**2 / 2)
+        value = (np.logaddexp(0, odds) - y * odds).sum() + penalty @ line**2 / 2
+        return float(value), x.T @ (expit(odds) - y) + penalty * line
 
-    for _ in range(100):
-        p = expit(x @ line)
-        slope = x.T @ (p - y) + penalty * line
-        step = np.linalg.solve((x.T * (p * (1 - p))) @ x + np.diag(penalty), slope)
-        while loss(line - step) > loss(line) and np.abs(step).max() > 1e-12:
-            step /= 2
-        line = line - step
-        if np.abs(step).max() < 1e-9:
-            break
-    return line
+    return minimise(value_and_gradient, start).x
 
 
 class SignalCalibrator(AnswerMap):

@@ -62,7 +62,7 @@ class _TableShard(NamedTuple):
 class TokenTable:
     """Hidden state, records and document of each labelled token of some texts.
 
-    Tables come from :func:`collect`, :func:`open_table` or :meth:`from_arrays`.
+    Tables come from :func:`collect` or :func:`open_table`.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class TokenTable:
     whole : bool
         True if the states of all preceding tokens are stored, those of prompts included.
     collections : tuple of str
-        Identifiers of the runs of :func:`collect` that were read; empty for a table in memory.
+        Identifiers of the runs of :func:`collect` that were read.
     """
 
     def __init__(
@@ -91,33 +91,6 @@ class TokenTable:
         self.places: IntArray = np.concatenate([shard.places() for shard in shards])
         self._shards = list(shards)
         self._ends = np.cumsum([len(shard.documents) for shard in shards])
-
-    @classmethod
-    def from_arrays(
-        cls,
-        hidden: ArrayLike,
-        records: Records,
-        documents: ArrayLike,
-        fingerprint: ModelFingerprint,
-    ) -> TokenTable:
-        """Make a table in memory, of texts without prompts.
-
-        ``hidden`` ``(n, width)`` is stored in half precision; ``records`` have the vocabulary as
-        classes; ``documents`` ``(n,)`` must not decrease.
-        """
-        states, numbers = _as_half(hidden), np.asarray(documents, dtype=np.int64)
-        shapes = {
-            "hidden": (states.shape, (len(records), fingerprint.hidden_size)),
-            "documents": (numbers.shape, (len(records),)),
-            "classes of the records": (records.classes, fingerprint.vocabulary),
-        }
-        for name, (got, wanted) in shapes.items():
-            if got != wanted:
-                raise ValueError(f"{name} must be {wanted} for this model and records, got {got}")
-        if (np.diff(numbers) < 0).any():
-            raise ValueError("documents must not decrease: sort the tokens by document")
-        shard = _TableShard(states, records, numbers, np.arange(len(numbers)))
-        return cls([shard], fingerprint, True)
 
     def __len__(self) -> int:
         return len(self.documents)

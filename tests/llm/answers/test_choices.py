@@ -44,7 +44,7 @@ class Words:
 
 def test_tokens_of_choices():
     assert _choice_tokens(Words(), "ABCD") == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match=r"prefix ' ' choice 'Lima' .*prefix '' choice 'Lima' is"):
+    with pytest.raises(ValueError, match="no token of its own for 'Lima': pass"):
         _choice_tokens(Words(), ("A", "Lima"))
     with pytest.raises(ValueError, match="no token of its own for 'x', 'y'"):
         _choice_tokens(Words(), ("x", "y"))
@@ -72,7 +72,7 @@ def test_letters_with_and_without_a_space():
     assert _choice_tokens(llama, "ABCD") == [6, 7, 8, 9]
     assert llama.encode("D: A", add_special_tokens=False)[-1] == 6  # what follows a prompt
     assert _choice_tokens(sentencepiece(doubled=False), "ABCD") == [6, 7, 8, 9]
-    with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
+    with pytest.raises(ValueError, match="no token of its own for 'AB': pass"):
         _choice_tokens(llama, ("AB", "C"))
 
 

@@ -96,7 +96,9 @@ def test_text_and_truthfulqa_files(tmp_path):
         Question("where?", ("here",)),
     ]
     path.write_text("what?\nit\n\n \nwho?\nme\nyou\n\n", "utf-8")
-    with pytest.raises(ValueError, match=r"line 5 of .*\.txt must have .*, got \['who\?', 'me', 'you'\]"):
+    with pytest.raises(
+        ValueError, match=r"line 5 of .*\.txt must have .*, got \['who\?', 'me', 'you'\]"
+    ):
         read_questions(path)
     path = tmp_path / "TruthfulQA.csv"
     path.write_text(

@@ -1,8 +1,4 @@
-"""Multiple choice, by letters or whole texts: probabilities of the choices, and sets of them.
-
-The model's probability of a choice is divided by that of all choices together. The results are
-logits of the choices, for every calibrator and metric that takes logits. P(True) is a choice of
-two, whether an answer is true.
+"""Multiple choice, by letters or whole texts, as logits of the choices; P(True) is one of two.
 
 A model that is asked every question with its options in several orders shows its preference for
 some letters, and averages of its log-probabilities over the orders do not have it: they are the
@@ -402,30 +398,17 @@ def _choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
     They follow a space; or nothing, if the choices after a space are not single tokens, as with
     tokenizers that put a space before every text.
     """
-    wrong = []
+    unknown = getattr(tokenizer, "unk_token_id", None)
     for prefix in (" ", ""):
         coded = [tokenizer.encode(f"{prefix}{name}", add_special_tokens=False) for name in choices]
-        fault = _fault(tokenizer, choices, [list(tokens) for tokens in coded])
-        if not fault:
+        single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {unknown}
+        if len(single) == len(coded):
             return [int(tokens[0]) for tokens in coded]
-        wrong.append(f"with the prefix {prefix!r} {fault}")
+    names = [name for name, tokens in zip(choices, coded, strict=True) if len(tokens) > 1]
     raise ValueError(
-        f"{', and '.join(wrong)}: pass likelihoods of whole answers to "
-        "choice_logits_from_likelihoods"
+        f"the tokenizer has no token of its own for {', '.join(map(repr, names or choices))}: pass "
+        "likelihoods of whole answers to choice_logits_from_likelihoods"
     )
-
-
-def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str:
-    """Say why the choices are not one token each; empty if they are."""
-    for choice, tokens in zip(choices, coded, strict=True):
-        if len(tokens) != 1:
-            parts = [tokenizer.decode([token]) for token in tokens[:5]]
-            return f"choice {choice!r} is {len(tokens)} tokens, {parts}"
-    doubled = [c for c, tokens in zip(choices, coded, strict=True) if coded.count(tokens) > 1]
-    if doubled or [getattr(tokenizer, "unk_token_id", None)] in coded:
-        named = ", ".join(map(repr, doubled or choices))
-        return f"the tokenizer has no token of its own for {named}"
-    return ""
 
 
 def choice_logits_from_likelihoods(log_likelihoods: Values) -> FloatArray:

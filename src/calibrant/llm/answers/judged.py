@@ -5,31 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.messages import printable_name
-from calibrant._core.showing import as_html, frame, one_line
-from calibrant.estimate.judges import (
-    JudgeAgreement,
-    PositionBias,
-    agreement,
-    length_bias,
-    position_bias,
-)
-from calibrant.estimate.success_rate import RateEstimate, rate_difference, success_rate
+from calibrant._core.showing import one_line
+from calibrant.estimate.judge_report import JudgeReport
+from calibrant.estimate.judges import PositionBias, agreement, length_bias, position_bias
+from calibrant.estimate.success_rate import rate_difference, success_rate
 from calibrant.llm.answers.rows import GRADES, AnswerRows, Scale, Source, read_answers
-from calibrant.metrics.intervals import Estimate
-from calibrant.show.box import Box, box_of
-from calibrant.show.style import percent
-from calibrant.show.tables import Table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _VOTES: Scale = (0.0, 1.0)
 _COPIES = 10
@@ -190,142 +177,6 @@ def _numbers(
         if not is_legal(values[i]):  # nor is NaN
             raise ValueError(f"{key} of {answers.places[i]} {wanted.format(f'{value!r:.40}')}")
     return values
-
-
-# ------------------------------------------------------------------------------------------ report
-
-
-@dataclass(frozen=True, repr=False)
-class JudgeReport:
-    """Success rates, their differences, and the quality of the judge.
-
-    Attributes
-    ----------
-    level : float
-        Coverage of the intervals.
-    rates : dict of RateEstimate
-        By system; "" if there is only one.
-    differences : dict of Estimate
-        Rate of each further system minus that of the first, by its name; of answers to the same
-        questions if these are known.
-    agreement : JudgeAgreement or None
-        None if there are only verdicts on pairs.
-    length : Estimate or None
-        Factor on the odds of a high score for twice the length; None without lengths.
-    position : PositionBias or None
-        None without verdicts on swapped pairs.
-    width : float or None
-        Half-width of the intervals that are wanted.
-    """
-
-    level: float
-    rates: dict[str, RateEstimate] = field(default_factory=dict)
-    differences: dict[str, Estimate] = field(default_factory=dict)
-    agreement: JudgeAgreement | None = None
-    length: Estimate | None = None
-    position: PositionBias | None = None
-    width: float | None = None
-
-    def __repr__(self) -> str:
-        rates = [f"{name or 'rate'} {percent(r.rate.value)}" for name, r in self.rates.items()]
-        found = self.agreement
-        return one_line(self, *rates, f"kappa {found.kappa.value:.2f}" if found else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        position = {"position_bias": self.position and _plain(self.position)}
-        if self.agreement is None:
-            return {"level": self.level, **position}
-        length = self.length and {"odds_ratio": self.length._asdict(), "n": self.agreement.n}
-        return {
-            "level": self.level,
-            "rates": {name: self._figures(rate) for name, rate in self.rates.items()},
-            "differences": {name: each._asdict() for name, each in self.differences.items()},
-            "agreement": _plain(self.agreement),
-            "length_bias": length,
-            **position,
-        }
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame with a row for each system. Needs pandas."""
-        return frame({"system": name, **self._figures(rate)} for name, rate in self.rates.items())
-
-    def _figures(self, rate: RateEstimate) -> dict[str, Any]:
-        names = ("n", "labelled", "worth", "slope")
-        content = {name: getattr(rate, name) for name in names}
-        content |= {"rate": rate.rate._asdict(), "labels_alone": rate.labels_alone._asdict()}
-        if self.width is not None:
-            needed = rate.labels_needed(self.width)
-            answers = rate.answers_needed(self.width) if needed is None else rate.n
-            content |= {"labels_needed": needed, "answers_needed": answers}
-        return content
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
-
-
-def _plain(record: NamedTuple) -> dict[str, Any]:
-    """Return the fields of a result as plain values, for JSON."""
-    values = record._asdict().items()
-    return {name: v._asdict() if isinstance(v, Estimate) else v for name, v in values}
-
-
-@box_of.register(JudgeReport)
-def _box(report: JudgeReport) -> Box:
-    """Return the figures with their intervals, and what the judge is worth."""
-    rows: list[tuple[str, str, str]] = []
-
-    def add(name: str, estimate: Estimate, scale: int = 100) -> None:
-        """Add a line, of a share in percent or of a factor as it is."""
-        unit, form = (" %", ".1f") if scale == 100 else ("", ".2f")
-        value, low, high = (f"{scale * x:{form}}" for x in estimate)
-        shown = "-" if math.isnan(estimate.value) else value + unit
-        rows.append((name, shown, "" if math.isnan(estimate.low) else f"[{low}, {high}]"))
-
-    for name, rate in report.rates.items():
-        add(_named("success rate", name), rate.rate)
-        add(_named("from labels alone", name), rate.labels_alone)
-    for name, difference in report.differences.items():
-        add(f"{name} minus {next(iter(report.rates))}", difference)
-    if report.agreement is not None:
-        add("verdicts equal to people's", report.agreement.raw)
-        add("Cohen's kappa", report.agreement.kappa, 1)
-        add("AUROC of the scores", report.agreement.auroc)
-        rows.append(("wrong answers judged right", percent(report.agreement.lenient), ""))
-        rows.append(("right answers judged wrong", percent(report.agreement.strict), ""))
-    if report.length is not None:
-        add("odds, twice the length", report.length, 1)
-    if report.position is not None:
-        add("verdicts that flip with the order", report.position.flips)
-        add("wins of the answer shown first", report.position.first)
-    table = Table(("", "value", f"{100 * report.level:g} % interval"), rows)
-    remarks = [
-        _named(text, name)
-        for name, rate in report.rates.items()
-        for text in _worth(rate, report.width)
-    ]
-    return Box("Judged answers", parts=[table], remarks=remarks)
-
-
-def _worth(rate: RateEstimate, width: float | None) -> list[str]:
-    """Return what the judge is worth and, for a half-width, the labels that it needs."""
-    worth = f"with the judge they are worth {rate.worth:,.0f} labels"
-    count = f"{rate.labelled:,} of {rate.n:,} answers have a human label"
-    said = [f"{count}; {worth if rate.slope else 'the judge is not used'}"]
-    if width is None:
-        return said
-    points, needed = f"a half-width of {100 * width:g} points", rate.labels_needed(width)
-    if needed is None:
-        total = rate.answers_needed(width)
-        return [*said, f"{points} needs more answers: about {total:,} if all have labels"]
-    if needed == rate.labelled:
-        return [*said, f"{points} needs no more labels: it is {100 * rate.half_width:.2g} now"]
-    more = f"{needed - rate.labelled:,} more labels, {needed:,} in total"
-    return [*said, f"{points} needs about {more}"]
-
-
-def _named(text: str, system: str) -> str:
-    return f"{system}: {text}" if system else text
 
 
 def judge_report(

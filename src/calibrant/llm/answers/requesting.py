@@ -33,7 +33,7 @@ from calibrant.llm.answers.questions import (
 )
 from calibrant.llm.answers.rows import CUT_OFF, Row, _placed_rows, usable
 from calibrant.llm.heads.documents import BadDocument
-from calibrant.llm.models.services import Service, ServiceError, _without_key
+from calibrant.llm.models.services import FINAL, Service, ServiceError, _without_key
 
 _MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
@@ -388,7 +388,7 @@ def _collect(
                 except (ServiceError, BadDocument) as error:
                     failures.append(_without_key(printable(str(error))))
                     in_a_row += 1
-                    if getattr(error, "is_final", False) or in_a_row == _MAX_FAILURES:
+                    if getattr(error, "status", None) in FINAL or in_a_row == _MAX_FAILURES:
                         raise told("stopped") from None
                 report(done + number, len(questions))
     finally:

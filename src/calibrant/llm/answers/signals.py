@@ -1,9 +1,4 @@
-"""Signals of answers: numbers in [0, 1] that may tell right answers from wrong ones.
-
-A row of a file of answers has ``signals``, a number or null by name, and raw material to compute
-them from: ``token_probs``, ``top_logprobs``, ``stated``, ``samples``, ``option_logits``,
-``judges``, and a ``confidence`` with its ``source``. Large numbers mean sure. The source of a
-signal is its name, with the model, the prompt and the head of its row.
+"""Signals of answers: numbers in [0, 1], large for sure ones, that may tell right from wrong.
 
 Samples are put into clusters of one meaning, by a function ``same(a, b)`` that compares two texts:
 equal after :func:`_plain_text` by default, or a judgement of a model of your own
@@ -277,21 +272,12 @@ def signals_of(
         reasons = {name: reason for name, reason in unread.items() if name not in given}
         return {**dict.fromkeys(stored), **found, **given}, reasons
 
-    def of_tokens(row: Row, place: str) -> _Computed:
-        probs = [_token_probs_of(row, place)]
-        return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
-
-    def of_statement(row: Row, _: str) -> _Computed:
-        found = stated_confidence(row["stated"], scale=float(row.get("stated_scale") or 1))
-        return {"stated": found.reason if found.value is None else found.value}
-
-    def of_top_tokens(row: Row, _: str) -> _Computed:
-        return {**top_token_confidence(_unpacked_cell(row["top_logprobs"]))}
-
     material: dict[str, Callable[[Row, str], _Computed]] = {
-        "token_probs": of_tokens,
-        "top_logprobs": of_top_tokens,
-        "stated": of_statement,
+        "token_probs": _of_tokens,
+        "top_logprobs": lambda row, _: {
+            **top_token_confidence(_unpacked_cell(row["top_logprobs"]))
+        },
+        "stated": _of_statement,
         "samples": lambda row, _: _of_samples(row, same, meaning),
         "option_logits": _of_options,
         "judges": lambda row, _: _of_judges(_unpacked_cell(row["judges"])),
@@ -347,6 +333,16 @@ def _stored(row: Row, place: str) -> _Found:
     return {str(name): None if v is None else float(v) for name, v in values.items()}
 
 
+def _of_tokens(row: Row, place: str) -> _Computed:
+    probs = [_token_probs_of(row, place)]
+    return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}
+
+
+def _of_statement(row: Row, _: str) -> _Computed:
+    found = stated_confidence(row["stated"], scale=float(row.get("stated_scale") or 1))
+    return {"stated": found.reason if found.value is None else found.value}
+
+
 def _of_samples(row: Row, same: Same | None, meaning: str) -> _Computed:
     texts, answer = _unpacked_cell(row["samples"]), row.get("answer")
     if not isinstance(texts, list) or not isinstance(answer, str):
@@ -383,7 +379,12 @@ def _of_judges(judges: Any) -> _Computed:
             case None | {"score": None}:
                 found[f"judge:{name}"] = "the judge gave no score"
             case {"votes": [_, *_] as votes}:
-                found[f"judge:{name}"] = _vote_share(votes)
+                worth = {str(vote): _VOTES.get(str(vote).strip().lower()) for vote in votes}
+                unknown = [vote for vote, value in worth.items() if value is None]
+                if unknown:
+                    wanted = ", ".join(_VOTES)
+                    raise ValueError(f"a vote must be one of {wanted}, got {unknown[0]!r:.40}")
+                found[f"judge:{name}"] = sum(worth[str(vote)] or 0 for vote in votes) / len(votes)
             case {"score": int(score) | float(score), "scale": [worst, best]}:
                 found[f"judge:{name}"] = _score_share(score, float(worst), float(best))
             case _:
@@ -392,16 +393,6 @@ def _of_judges(judges: Any) -> _Computed:
                     f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
                 )
     return found
-
-
-def _vote_share(votes: Sequence[Any]) -> float:
-    """Share of the votes for an answer; ties count half."""
-    worth = [_VOTES.get(str(vote).strip().lower(), math.nan) for vote in votes]
-    share = sum(worth) / len(votes)
-    if math.isnan(share):
-        unknown = votes[[math.isnan(value) for value in worth].index(True)]
-        raise ValueError(f"a vote must be one of {', '.join(_VOTES)}, got {unknown!r:.40}")
-    return share
 
 
 def _score_share(score: float, worst: float, best: float) -> float:

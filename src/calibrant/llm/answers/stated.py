@@ -139,26 +139,21 @@ def _on_scale(number: float, scale: float) -> Stated:
 
 
 def _from_text(said: str, scale: float) -> Stated:
-    fields = _json_in(said[-_LONGEST:])
-    if fields is not None:
+    said = said[-_LONGEST:]
+    start, end = said.find("{"), said.rfind("}")
+    try:
+        fields = json.loads(said[start : end + 1]) if 0 <= start < end else None
+    except (ValueError, RecursionError):
+        fields = None
+    if isinstance(fields, Mapping):
         return _from_fields(fields, scale)
-    text = _plain(said[-_LONGEST:])
+    text = _plain(said)
     labelled = [found for found in _LABEL.findall(text) if found.strip()]
     readings = {_reading(part, scale) for part in labelled or [text]}
     values = {one for one in readings if one.value is not None}
     if len(values or readings) > 1:
         return Stated(None, "it states several confidences")
     return next(iter(values or readings))
-
-
-def _json_in(said: str) -> Mapping[Any, Any] | None:
-    """Return the object between the outermost braces of a text, if it is one."""
-    start, end = said.find("{"), said.rfind("}")
-    try:
-        value = json.loads(said[start : end + 1]) if 0 <= start < end else None
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, Mapping) else None
 
 
 def _plain(said: str) -> str:

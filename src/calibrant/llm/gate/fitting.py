@@ -1,13 +1,8 @@
 r"""Find the thresholds of a gate, for answers, turns or conversations.
 
-Answers that belong together, such as the turns of a conversation, are not independent: a model that
-misunderstands the first turn is wrong in the next ones, too. What is independent is the *unit*:
-
-- ``answer``: each answer by itself. The loss of an accepted one is 1 if it is wrong.
-- ``turn``: the loss of a conversation is the share of wrong ones among its accepted turns.
-- ``conversation``: the loss of a conversation is 1 if any of its accepted turns is wrong.
-
-The guarantee of a threshold is about the mean loss of the units of which it accepts something.
+The guarantee of a threshold is about the mean loss of the units of which it accepts something: of
+an answer 1 if it is wrong; of a conversation the share of wrong ones among its accepted turns
+(``turn``), or 1 if any of these is wrong (``conversation``).
 Losses of 0 or 1 are counted and tested exactly, by the binomial distribution. Others, with m units
 and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 2021,
 "Distribution-free, risk-controlling prediction sets"): the smaller one of

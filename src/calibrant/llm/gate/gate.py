@@ -1,9 +1,5 @@
 """The gate: accept an answer, verify it, or hand it to a person.
 
-An answer whose confidence is not that of its whole text is handed to a person: one that is cut off
-or empty, one of which some text has no log-probability, and one whose confidence does not say where
-it comes from.
-
 A guarantee holds for answers like those it was found with. Two tests watch for others, each a
 :class:`~calibrant.monitor.Monitor`:
 

@@ -105,12 +105,6 @@ def _setting(model: nn.Module, *names: str) -> Any:
     return next((settings[name] for name in names if settings.get(name)), None)
 
 
-def _softcap_of(model: nn.Module) -> float | None:
-    """Return the bound of the logits, or None."""
-    bound = _setting(model, *_SOFTCAPS)
-    return None if bound is None else float(bound)
-
-
 def _positions_of(model: nn.Module) -> int | None:
     """Return the largest number of tokens of a text, or None if there is none."""
     found: int | None = _setting(model, "n_positions", "max_position_embeddings")
@@ -269,13 +263,14 @@ class ModelFingerprint:
 def fingerprint_of(model: nn.Module) -> ModelFingerprint:
     """Compute the fingerprint of a Hugging Face causal language model."""
     layer, config = _output_embeddings(model), getattr(model, "config", None)
+    bound = _setting(model, *_SOFTCAPS)
     with _weights_loaded(layer):
         return ModelFingerprint(
             name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
             hidden_size=int(layer.weight.shape[1]),
             vocabulary=int(layer.weight.shape[0]),
             digest=_digest(layer.weight),
-            softcap=_softcap_of(model),
+            softcap=None if bound is None else float(bound),
             half=_digest(layer.weight, torch.float16),
         )
 

@@ -18,7 +18,7 @@ KEY = "OPENAI_API_KEY"
 """Environment variable with the key, which is read from nowhere else."""
 _LITELLM = "litellm/"
 """Beginning of the names of models that LiteLLM asks."""
-_FINAL = (401, 403, 404)
+FINAL = (401, 403, 404)
 """Statuses that every further request would get, too."""
 
 Message: TypeAlias = Mapping[str, Any]
@@ -36,11 +36,6 @@ class ServiceError(ValueError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-
-    @property
-    def is_final(self) -> bool:
-        """True if all other requests will fail, too."""
-        return self.status in _FINAL
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import torch
 from rows import MISSING, Rows, chosen, read, write_tables
 
 from calibrant import llm
+from calibrant.llm.answers.questions import read_questions
 from calibrant.llm.heads import fit
 from calibrant.llm.heads.documents import BadDocument, Encoded, _encode_document
 from calibrant.llm.heads.tables import TokenTable
@@ -117,8 +118,8 @@ def instructions(data: Path) -> list[tuple[str, str]]:
 
 
 def answers(data: Path) -> list[tuple[str, str]]:
-    asked = llm.read_questions(data / "qa" / "triviaqa.test.txt")[:3000]
-    asked += llm.read_questions(data / "qa" / "sciq.test.txt")
+    asked = read_questions(data / "qa" / "triviaqa.test.txt")[:3000]
+    asked += read_questions(data / "qa" / "sciq.test.txt")
     return [(question.text, question.references[0]) for question in asked]
 
 

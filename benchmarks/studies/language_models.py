@@ -41,7 +41,17 @@ import calibrant as cal
 from calibrant import llm
 from calibrant.llm.answers.asking import _ask_each
 from calibrant.llm.answers.choices import _ask_choices_each, choice_logits_from_likelihoods
-from calibrant.llm.answers.questions import Question, _first_of_each, _normalised, _subset
+from calibrant.llm.answers.questions import (
+    Question,
+    _first_of_each,
+    _normalised,
+    _subset,
+    exact_match,
+    read_mmlu,
+    read_questions,
+    read_truthfulqa,
+    short_prompt,
+)
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "keep_always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -183,7 +193,7 @@ def documents(data: Path) -> list[Any]:
     for name in ("sciq.train", "triviaqa.test"):
         path = data / "qa" / f"{name}.txt"
         if path.exists():
-            asked = llm.read_questions(path)
+            asked = read_questions(path)
             held = asked[: len(asked) // 2]  # the others are for measuring
             fresh = [one for one in held if one.text not in seen]
             found += [f"Question: {one.text}\nAnswer: {one.references[0]}" for one in fresh]
@@ -247,9 +257,9 @@ def measured(
         for head, sure, right in chosen_texts(model, tokenizer, asked, heads):
             yield name, "texts", head, sure, right
     if (given.data / "mmlu").exists():
-        asked = llm.read_mmlu(given.data / "mmlu")
+        asked = read_mmlu(given.data / "mmlu")
         asked = _subset(asked, min(given.limit, len(asked)))
-        shots = _first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
+        shots = _first_of_each(read_mmlu(given.data / "mmlu", "dev"), 5)
         scores = _ask_choices_each(model, tokenizer, asked, heads, shots=shots, batch=given.batch)
         for head, found in scores.items():
             logits, right = found.averaged(), found.labels
@@ -258,16 +268,16 @@ def measured(
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():
             continue
-        whole = llm.read_questions(path)
+        whole = read_questions(path)
         later = whole[len(whole) // 2 :] if name == "triviaqa" else whole  # not seen in heads
         drawn = _subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
-        prompts = [llm.short_prompt(one, shots) for one in asked]
+        prompts = [short_prompt(one, shots) for one in asked]
         options = {"max_new_tokens": 16, "one_line": True, "batch": given.batch}
         told = _ask_each(model, tokenizer, prompts, heads, **options)
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
-            right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
+            right = np.array([exact_match(a.text, q.references) for a, q in pairs])
             sure = np.array([answer.confidence for answer in answers])
             yield name, "written", head, sure, right
 
@@ -282,7 +292,7 @@ def to_choose(given: argparse.Namespace) -> dict[str, list[Question]]:
     found = {name: [one for one in held if one.subject == name] for name in SETS}
     file = given.data / "truthfulqa.csv"
     if file.exists():
-        found["truthfulqa"] = llm.read_truthfulqa(file)
+        found["truthfulqa"] = read_truthfulqa(file)
     distinct = {name: [one for one in map(fair, some) if one] for name, some in found.items()}
     return {name: some[: given.limit] for name, some in distinct.items() if some}
 
@@ -299,7 +309,7 @@ def chosen_texts(
     model: Any, tokenizer: Any, asked: list[Question], heads: Heads
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the head, the confidence in the likeliest text, and whether that is the right one."""
-    pairs = [(llm.short_prompt(one), f" {text}") for one in asked for text in one.choices]
+    pairs = [(short_prompt(one), f" {text}") for one in asked for text in one.choices]
     ends = np.cumsum([len(one.choices) for one in asked])[:-1]
     with TemporaryDirectory() as folder:
         table = llm.collect(model, pairs, folder, tokenizer=tokenizer, prompts=True)
@@ -337,7 +347,7 @@ def examples(given: argparse.Namespace, tokenizer: Any) -> tuple[list[Any], list
         right.append(joined(tokenizer, start, turns[1]["content"]))
     pairs = []
     for one in preferences(given.data)[: given.examples]:
-        prompt = llm.short_prompt(one)
+        prompt = short_prompt(one)
         good, *bad = (joined(tokenizer, prompt, f" {text}") for text in one.choices[:2])
         right.append(good)
         pairs += [(good, other) for other in bad]  # some questions have no wrong answer

@@ -12,6 +12,7 @@ import torch
 import calibrant as cal
 from calibrant import llm
 from calibrant.llm.answers.asking import _ask_each
+from calibrant.metrics.clustered import evaluate_tokens
 
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
@@ -104,5 +105,5 @@ def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
     probs = [float(step.softmax(-1).max()) for step in output.logits]
     np.testing.assert_allclose(probs, tempered.probs[:3], atol=1e-4)
     predictions = llm.token_predictions(table, fitted)
-    found = llm.evaluate_tokens(predictions.confidence, predictions.correct, table.documents)
+    found = evaluate_tokens(predictions.confidence, predictions.correct, table.documents)
     assert found["accuracy"].value > 0.3

@@ -1,23 +1,16 @@
 """Language models: token tables, temperature heads, and calibrated answers.
 
-The names here are those of everyday use; the others are in ``tokens``, ``heads`` and ``answers``.
+The names here are those of everyday use; the others are in ``heads``, ``answers`` and ``gate``.
 """
 
 from calibrant.estimate.success_rate import success_rate
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
-from calibrant.llm.answers.fields import documents_of, field_rows, fields_of
+from calibrant.llm.answers.fields import documents_of, fields_of
 from calibrant.llm.answers.judged import judge_report, read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
 from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
-from calibrant.llm.answers.questions import (
-    exact_match,
-    read_mmlu,
-    read_questions,
-    read_truthfulqa,
-    short_prompt,
-)
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
@@ -34,9 +27,7 @@ from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
-from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.llm.models.loading import load_model
-from calibrant.metrics.clustered import evaluate_tokens
 from calibrant.show.tokens import shaded_text
 
 __all__ = [
@@ -55,11 +46,7 @@ __all__ = [
     "collect",
     "documents_of",
     "evaluate_answers",
-    "evaluate_tokens",
-    "exact_match",
-    "field_rows",
     "fields_of",
-    "fingerprint_of",
     "fit_gate",
     "fit_head",
     "gated",
@@ -70,11 +57,7 @@ __all__ = [
     "read_documents",
     "read_judged",
     "read_log",
-    "read_mmlu",
-    "read_questions",
-    "read_truthfulqa",
     "shaded_text",
-    "short_prompt",
     "signals_of",
     "stated_confidence",
     "stream",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrant.llm import documents_of, field_rows, fields_of, fit_gate, read_log
+from calibrant.llm import documents_of, fields_of, fit_gate, read_log
 from calibrant.llm.answers.fields import (
     Tokens,
     _allowed_prob,
@@ -16,6 +16,7 @@ from calibrant.llm.answers.fields import (
     _Leaf,
     _leaf_probs,
     _same_value,
+    field_rows,
 )
 from calibrant.llm.answers.logs.completions import _token_texts
 from calibrant.llm.answers.rows import AnswerRows

@@ -145,7 +145,7 @@ def ask(
         Largest number of tokens of an answer.
     one_line : bool
         Stop at the first line break, where answers are one line by design, as to prompts of
-        :func:`~calibrant.llm.short_prompt`: models go on with another question.
+        :func:`~calibrant.llm.answers.questions.short_prompt`: models go on with another question.
     batch : int
         Prompts that are answered together. The callback of :func:`calibrant.use` is told the
         prompts done and their number.

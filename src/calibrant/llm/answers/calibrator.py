@@ -135,7 +135,6 @@ class AnswerMap(WithOptions):
         return as_html(self)
 
     def _origin(self) -> dict[str, Any]:
-        """Return threshold and source for JSON."""
         limit = self.threshold_ and self.threshold_.state()
         return {"threshold": limit, "source": self.source_._asdict()}
 
@@ -349,7 +348,6 @@ def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
 
 @box_of.register(AnswerCalibrator)
 def _box(fitted: AnswerCalibrator) -> Box:
-    """Return the curve of a map, and its threshold."""
     if fitted.learned_ is None:
         return Box("Answer calibrator", ["not fitted"])
     confidence = np.linspace(0.005, 0.995, 199)

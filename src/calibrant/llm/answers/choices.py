@@ -257,7 +257,6 @@ def _ask_choices_each(
 
 
 def _choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
-    """Make the prompts of :func:`ask_choices`."""
     prompts = []
     for question in questions:
         own = [shot for shot in shots if shot.subject == question.subject] or shots

@@ -354,15 +354,15 @@ def answer_question(
 
 def confidence_of(calibrator: AnswerCalibrator | None, confidence: str | None) -> Confidence:
     """Return the confidence that an answer calibrator needs; raise if another is asked for."""
-    known = calibrator.source_.confidence if calibrator is not None else ""
-    if calibrator is not None and not (known or confidence):
+    known = "geometric" if calibrator is None else calibrator.source_.confidence
+    rule: Any = confidence or known
+    if not rule:
         raise ValueError("the answer calibrator was fitted on other confidences: pass confidence")
-    if known and confidence not in (None, known):
+    if calibrator is not None and known and rule != known:
         raise ValueError(
             f"the answer calibrator was fitted on {printable(known)} confidences, got "
             f"confidence={confidence}: leave it out"
         )
-    rule: Any = known or confidence or "geometric"
     if rule not in CONFIDENCES:
         raise ValueError(
             f"the answer calibrator is for confidences of {printable(rule)}, not computed "
@@ -378,7 +378,6 @@ def _confidences(
     fitted: FittedHead | None,
     rule: Confidence,
 ) -> FloatArray:
-    """Return the confidence of each answer."""
     if rule != "p_true":
         return answer_confidence([answer.probs for answer in answers], rule)
     prompts = asked.verdict_prompts(network[1], [answer.text for answer in answers])

@@ -121,7 +121,6 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
 
 
 def _first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
-    """Return the first questions of every subject."""
     by_subject: dict[str, list[Question]] = {}
     for one in questions:
         by_subject.setdefault(one.subject, []).append(one)

@@ -302,7 +302,6 @@ def _converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Ite
 
 
 def _stated_number(row: Row, place: str) -> float:
-    """Return the ``confidence`` of a row."""
     value = row.get("confidence")
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -329,7 +328,6 @@ def _grade_of(row: Mapping[str, Any], place: str) -> bool:
 
 
 def _token_probs_of(row: Row, place: str) -> FloatArray:
-    """Return the probabilities of the tokens of a row."""
     values = _numbers(row["token_probs"], "token_probs", place)
     wrong = values[~((values >= 0) & (values <= 1 + _ROUNDED))]
     if wrong.size:

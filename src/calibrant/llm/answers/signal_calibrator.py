@@ -315,7 +315,6 @@ class SignalCalibrator(AnswerMap):
 
 @box_of.register(SignalCalibrator)
 def _box(fitted: SignalCalibrator) -> Box:
-    """Return the weights of the signals, and the threshold."""
     if fitted.regression_ is None:
         return Box("Signal calibrator", ["not fitted"])
     parts: list[Part] = [fitted.table()]

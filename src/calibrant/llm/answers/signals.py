@@ -52,7 +52,6 @@ def _plain_text(text: str) -> str:
 
 
 def _same_text(a: str, b: str) -> bool:
-    """Return True if two texts are equal after :func:`_plain_text`."""
     return _plain_text(a) == _plain_text(b)
 
 

@@ -81,9 +81,8 @@ def stream(
     rules = {} if options.get("do_sample") else greedy
     # one prompt needs no padding, but generate warns if no token is named for it
     limits = {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}
-    limits["max_new_tokens"] = max_new_tokens
-    writer = _Writer(model, ids, {**rules, **limits, **options}, fitted)
-    return _tokens(writer, tokenizer, ends, aggregate)
+    rules |= {**limits, "max_new_tokens": max_new_tokens, **options}
+    return _tokens(_Writer(model, ids, rules, fitted), tokenizer, ends, aggregate)
 
 
 def _tokens(
@@ -92,21 +91,27 @@ def _tokens(
     ids: list[int] = []
     probs: list[float] = []
     done = ""
-    with writer:
-        for token, prob in writer:
-            if token in ends and ids:
+    writer.thread.start()
+    try:
+        while (item := writer.written.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            if item[0] in ends and ids:
                 continue
-            ids.append(token)
-            probs.append(prob)
+            ids.append(item[0])
+            probs.append(item[1])
             text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
             text = done if text.endswith(INCOMPLETE) else text
             confidence = float(answer_confidence([probs], aggregate)[0])
-            yield StreamedToken(text[len(done) :], prob, confidence)
+            yield StreamedToken(text[len(done) :], item[1], confidence)
             done = text
+    finally:
+        writer.stopped.set()
+        writer.thread.join()
 
 
 class _Writer:
-    """Runs ``generate`` in a thread, and yields tokens with their probabilities."""
+    """Runs ``generate`` in a thread, which puts tokens and their probabilities into a queue."""
 
     def __init__(
         self, model: Any, ids: list[int], options: dict[str, Any], fitted: FittedHead | None
@@ -118,19 +123,6 @@ class _Writer:
         self.logits: Tensor | None = None  # of the last pass; None before the prompt is seen
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self.thread.join()
-
-    def __iter__(self) -> Iterator[tuple[int, float]]:
-        while (item := self.written.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
 
     def _run(self) -> None:
         try:

@@ -178,12 +178,10 @@ def collect_file(
     # find mistakes in these before the slow loading of the model
     device_and_dtype(device=device, dtype=dtype)
     _check_document_file(documents)
-    tokenizer = loading._load_tokenizer(model, trust_remote_code=trust_remote_code)
+    tokenizer = loading._load_tokenizer(model, trust_remote_code)
     encode = partial(_encode_document, tokenizer=tokenizer, length=length)
     texts = _convert_documents(documents, encode, limit, skip_bad)
-    network = loading._load_weights(
-        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-    )
+    network = loading._load_weights(model, device, dtype, trust_remote_code)
     return collect(network, texts, folder, length=length, **options), len(texts)
 
 
@@ -226,7 +224,6 @@ def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
 
 
 def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]:
-    """Return the numbers of the documents of each shard."""
     plan: list[list[int]] = [[]]
     tokens = 0
     for number, count in enumerate(len(text.targets) for text in texts):
@@ -361,6 +358,5 @@ def _columns(
 
 
 def _rows(sizes: dict[int, int]) -> dict[int, IntArray]:
-    """Return the rows of each document in a shard."""
     ends = np.cumsum([*sizes.values()])
     return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))

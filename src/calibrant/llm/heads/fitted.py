@@ -59,7 +59,6 @@ def _head_options(kind: str) -> Options:
 
 
 def _make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
-    """Make a new head for hidden states of a width."""
     known = _head_options(kind)
     for option in options.keys() - known.keys():
         raise unknown_option(f"the {kind} head", option, known)

@@ -96,7 +96,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".txt":
         yield from _paragraphs(file)
     elif file.suffix == ".json":
-        rows = _parsed(read_text(file), str(file))
+        rows = _parsed(file.read_bytes(), str(file))
         if not isinstance(rows, list):
             raise ValueError(f"{file} must hold a list of documents, got {rows!r:.60}")
         yield from ((f"document {n} of {file}", row) for n, row in enumerate(rows, start=1))
@@ -147,28 +147,18 @@ def _counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = 
     return "\n  ".join([title, *lines])
 
 
-def read_text(file: Path) -> str:
-    """Read a UTF-8 file, with or without a byte order mark."""
+def _parsed(text: bytes, where: str) -> Any:
     try:
-        return file.read_text("utf-8-sig")
+        return json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text ({error})") from error
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
+        raise BadDocument(where, f"is not UTF-8 text ({error})") from error
     except (ValueError, RecursionError) as error:
         raise BadDocument(where, f"is not valid JSON: {error}") from error
 
 
 def _document(row: Any, where: str) -> Any:
     """Return a row as a document: a text, a pair of prompt and answer, or a chat."""
-    if isinstance(row, bytes):
-        try:
-            row = _parsed(row.decode("utf-8-sig"), where)
-        except UnicodeDecodeError as error:
-            raise BadDocument(where, f"is not UTF-8 text ({error})") from error
+    row = _parsed(row, where) if isinstance(row, bytes) else row
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping):

@@ -214,7 +214,6 @@ class Header:
 
 
 def _read_header(folder: Path) -> Header:
-    """Read ``table.json`` of a folder."""
     file = folder / HEADER
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -232,13 +231,11 @@ def _read_header(folder: Path) -> Header:
 
 
 def _write_header(folder: Path, header: Header) -> None:
-    """Write ``table.json`` atomically."""
     with replacing(folder / HEADER) as temporary:
         temporary.write_text(json.dumps({"format": _FORMAT, **asdict(header)}), encoding="utf-8")
 
 
 def _shard_folder(folder: Path, number: int) -> Path:
-    """Return the folder of a complete shard."""
     return folder / f"shard-{number:05d}"
 
 

@@ -80,7 +80,6 @@ def _backbone_of(inner: Any) -> Any:
 
 
 def _input_embeddings(model: Any) -> Tensor:
-    """Return the matrix of the input embeddings."""
     weight: Tensor = model.get_input_embeddings().weight
     return weight
 

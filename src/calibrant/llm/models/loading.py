@@ -39,33 +39,24 @@ def load_model(
     with ``trust_remote_code``.
     """
     device_and_dtype(device=device, dtype=dtype)  # fails before the slow load
-    tokenizer = _load_tokenizer(path, trust_remote_code=trust_remote_code)
-    options: Any = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    return _load_weights(path, **options), tokenizer
+    tokenizer = _load_tokenizer(path, trust_remote_code)
+    return _load_weights(path, device, dtype, trust_remote_code), tokenizer
 
 
-def _load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model as :func:`load_model` does."""
+def _load_tokenizer(path: str | os.PathLike[str], trusted: bool) -> Any:
     place, options = _place(path)
     from transformers import AutoTokenizer
 
     with _naming_the_model(path):
-        tokenizer = AutoTokenizer.from_pretrained(
-            place, trust_remote_code=trust_remote_code, **options
-        )
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trusted, **options)
     if options:
         _add_start(tokenizer, Path(path))
     return tokenizer
 
 
 def _load_weights(
-    path: str | os.PathLike[str],
-    *,
-    device: str | None = None,
-    dtype: str = "auto",
-    trust_remote_code: bool = False,
+    path: str | os.PathLike[str], device: str | None, dtype: str, trusted: bool
 ) -> Any:
-    """Load a model without its tokenizer as :func:`load_model` does."""
     target, precision = device_and_dtype(device=device, dtype=dtype)
     place, options = _place(path)
     from transformers import AutoModelForCausalLM
@@ -75,7 +66,7 @@ def _load_weights(
         model, report = AutoModelForCausalLM.from_pretrained(
             place,
             dtype=precision,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trusted,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, with the missing ones
             **options,

@@ -7,6 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
+from calibrant.llm.answers.logs.findings import _notes_of
 from calibrant.llm.answers.logs.study import _option_logits, _rescored, save_options
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.workflows.evaluate import evaluate
@@ -135,7 +136,10 @@ def test_few_answers_are_refused_and_some_get_a_simpler_map(rng):
 
 def test_repeated_questions_are_counted(rng):
     rows = [{**row, "question": f"q{i // 2}"} for i, row in enumerate(simulated(rng, 40))]
-    assert study_answers(log_of(rows)).repeated == 20
+    (note,) = [
+        one for one in _notes_of(study_answers(log_of(rows))) if one.title == "About the data"
+    ]
+    assert note.evidence.startswith("20 answers are to questions that come more than once")
 
 
 @pytest.fixture(scope="module")

@@ -225,10 +225,12 @@ def _constant(study: AnswerStudy) -> _Note | None:
 
 def _data(study: AnswerStudy) -> _Note | None:
     truncated = sum(bool(row.get("truncated")) for row in study.rows)
+    groups = study.log.answers.groups
+    repeated = len(groups) - len({*groups.tolist()})
     facts = {
         f"{study.log.left_out:,} answers of the log were left out": study.log.left_out,
-        f"{study.repeated:,} answers are to questions that come more than once, while intervals "
-        "and guarantee take answers as independent": study.repeated,
+        f"{repeated:,} answers are to questions that come more than once, while intervals "
+        "and guarantee take answers as independent": repeated,
         f"{truncated:,} of {len(study.rows):,} answers were cut off at their largest length": (
             truncated
         ),

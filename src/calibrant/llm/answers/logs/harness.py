@@ -120,7 +120,6 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
 
 
 def _answer(sample: Mapping[str, Any], place: str, wanted: str, run: _HarnessRun) -> Row:
-    """Return the row of a sample."""
     metric, right = _outcome(sample, place, wanted)
     arguments = sample["arguments"]  # by gen_args_0, gen_args_1 ... gen_args_10
     asked = [arguments[n] for n in sorted(arguments, key=lambda n: int(n.rpartition("_")[2]))]

@@ -144,7 +144,6 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
 
 
 def _format_of(file: Path) -> Format:
-    """Return the format of a log."""
     if file.is_dir():
         if any(file.rglob("samples_*.jsonl")):
             return "lm_eval"

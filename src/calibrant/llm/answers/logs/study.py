@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,12 +128,6 @@ class AnswerStudy:
         """The threshold of the map."""
         assert self.calibrator.threshold_ is not None
         return self.calibrator.threshold_
-
-    @property
-    def repeated(self) -> int:
-        """Number of answers to questions that an earlier answer is to."""
-        counts = Counter(self.log.answers.groups.tolist())
-        return sum(count - 1 for count in counts.values())
 
     def __repr__(self) -> str:
         errors = (f"{100 * e['ece'].value:.1f} %" for e in (self.before, self.after))

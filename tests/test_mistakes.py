@@ -193,7 +193,7 @@ masked classes in a method without them
     raises: masked classes need a temperature method, such as ts
 only a test split
     cal.fit("test_only.npz")
-    raises: has no split 'val' and no unnamed split .* name a split \(--split\), or use --cross-fit
+    raises: has no split 'val' and no unnamed split .* name a split \(split=, --fit-split\), or use
 other groups than examples
     cal.TemperatureScaling().fit(logits, labels, groups=np.arange(5))
     raises: groups must have one value per example or per row
@@ -301,7 +301,7 @@ a coverage in percent
     raises: coverage must be between 0 and 1, got 90: 0.9 means 90 %
 a guarantee that few examples cannot keep
     cal.threshold(logits, labels, max_error=0.001)
-    warns: no threshold keeps the error at 0.001 .* so none is accepted; .*label
+    warns: no threshold keeps the error at 0.001 .* so no example is accepted; .*label
 probabilities as logits for sets
     cal.conformal(probs, labels)
     warns: logits look like probabilities: .* if they are, pass them as probs=
@@ -472,7 +472,7 @@ copied rows
     tells: warning: 540 of the first 600 rows are copies
 no split to fit on
     calibrant fit test_only.npz -o cal5
-    exits with 2: only test: name a split \(--split\), or use --cross-fit
+    exits with 2: only test: name a split \(split=, --fit-split\), or use --cross-fit
 a misspelt method
     calibrant fit data.npz --method smrat -o cal6
     exits with 2: unknown method 'smrat': did you mean smart\?

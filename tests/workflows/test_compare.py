@@ -376,7 +376,7 @@ def test_which_examples(names, asked, described):
 def test_no_split_to_fit_on(tmp_path):
     path = as_npz(tmp_path, splits(noise=predictions(rows=20), blur=predictions(rows=20)))
     with pytest.raises(
-        ValueError, match=r"no split 'val', .* only noise, blur: name two, as --fit-split"
+        ValueError, match=r"no split 'val', .* only noise, blur: name two with --fit-split"
     ):
         compare(path)
     with pytest.raises(ValueError, match="unknown split 'fog': choose from noise, blur"):

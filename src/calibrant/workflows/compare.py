@@ -233,7 +233,7 @@ def _named_splits(
     if not there and dataset.splits:
         raise ValueError(
             f"{dataset.path} has no split 'val', 'test' or unnamed split, only "
-            f"{comma_separated(dataset.splits)}: name two, as --fit-split and --split do"
+            f"{comma_separated(dataset.splits)}: name two with --fit-split and --split"
         )
     if not there:
         dataset.split()  # raises

@@ -218,7 +218,8 @@ def _fitted(dataset: Dataset, calibrator: Calibrator, split: str | None) -> Spli
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
             f"{dataset.path} has no split 'val' and no unnamed split to fit on, only "
-            f"{comma_separated(dataset.splits)}: name a split (--split), or use --cross-fit"
+            f"{comma_separated(dataset.splits)}: name a split (split=, --fit-split), or use "
+            "--cross-fit"
         )
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_of_mistakes()

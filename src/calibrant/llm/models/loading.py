@@ -43,7 +43,7 @@ def load_model(
     return _load_weights(path, device, dtype, trust_remote_code), tokenizer
 
 
-def _load_tokenizer(path: str | os.PathLike[str], trusted: bool) -> Any:
+def _load_tokenizer(path: str | os.PathLike[str], trusted: bool = False) -> Any:
     place, options = _place(path)
     from transformers import AutoTokenizer
 
@@ -55,7 +55,10 @@ def _load_tokenizer(path: str | os.PathLike[str], trusted: bool) -> Any:
 
 
 def _load_weights(
-    path: str | os.PathLike[str], device: str | None, dtype: str, trusted: bool
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    dtype: str = "auto",
+    trusted: bool = False,
 ) -> Any:
     target, precision = device_and_dtype(device=device, dtype=dtype)
     place, options = _place(path)

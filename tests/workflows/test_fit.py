@@ -253,7 +253,7 @@ def test_choice_of_split(tmp_path, names, asked, used):
 
 def test_test_set_is_not_fitted_unasked(tmp_path):
     path = as_npz(tmp_path, splits(test=predictions(), noise=predictions()))
-    wanted = r"no split 'val' and no unnamed split.* only test, noise.*--split.*--cross-fit"
+    wanted = r"no split 'val' and no unnamed split.* only test, noise.*--fit-split.*--cross-fit"
     with pytest.raises(ValueError, match=wanted):
         fit(path, method="ts")
     with pytest.raises(ValueError, match="unknown split 'blur': choose from test, noise"):

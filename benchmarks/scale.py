@@ -103,7 +103,7 @@ def _shard(first: int, rows: int, classes: int) -> dict[str, Column]:
 
 def only_made(chunks: Iterator[Chunk]) -> int:
     """Make every row, and nothing else."""
-    return sum(len(chunk.logits) for chunk in chunks)
+    return sum(len(chunk["logits"]) for chunk in chunks)
 
 
 def records_made(chunks: Iterator[Chunk]) -> int:

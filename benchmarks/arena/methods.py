@@ -19,8 +19,7 @@ import calibrant.calibrators
 from benchmarks.arena.peers import PEERS
 from benchmarks.arena.tasks import Examples, Predictions, logits_of
 from calibrant import __version__
-from calibrant._core.options import options_of, parse_options, parsed_text
-from calibrant._core.registry import Registry
+from calibrant._core.options import Registry, options_of, parse_options, parsed_text
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, PARTS, make_calibrator
 from calibrant.data.formats import Array

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 import calibrant as cal
-from calibrant.metrics import kept_pairs
+from calibrant.metrics import summary
 
 SIZES = (500, 5000)
 CASES = {
@@ -77,15 +77,15 @@ def main(
     metrics: Sequence[str] = tuple(
         name for name, metric in cal.METRICS.items() if not metric.on_request
     ),
-    most_pairs: int = kept_pairs.MOST_PAIRS,
+    most_pairs: int = summary.MOST_PAIRS,
 ) -> None:
-    table, usual = csv.writer(sys.stdout), kept_pairs.MOST_PAIRS
+    table, usual = csv.writer(sys.stdout), summary.MOST_PAIRS
     table.writerow(["model", "n", *metrics, "test rejects"])
     for title in cases:
         classes, kind = CASES[title]
         values = truth(classes, kind)
         chosen = [m for m in metrics if classes == 2 or not cal.METRICS[m].two_classes_only]
-        kept_pairs.MOST_PAIRS = most_pairs
+        summary.MOST_PAIRS = most_pairs
         for n in SIZES:
             hits, rejected = {name: list[bool]() for name in metrics}, 0
             for seed in range(repetitions):
@@ -98,7 +98,7 @@ def main(
             shares = [round(100 * np.mean(some)) if some else "" for some in hits.values()]
             table.writerow([title, n, *shares, round(100 * rejected / repetitions)])
             sys.stdout.flush()
-        kept_pairs.MOST_PAIRS = usual
+        summary.MOST_PAIRS = usual
 
 
 if __name__ == "__main__":

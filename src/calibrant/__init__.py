@@ -40,7 +40,10 @@ else:  # type checkers would take any name for known
     def __getattr__(name: str) -> Any:
         """Import public names and packages on first use, so that ``calibrant --help`` is quick."""
         if name == "__version__":
-            return _built_version()
+            try:
+                return str(import_module("calibrant._version").version)  # written by every build
+            except ModuleNotFoundError:  # a checkout that was never installed
+                return "unknown"
         if name == "__all__":
             return sorted(_homes())
         if not name.startswith("_"):
@@ -70,10 +73,3 @@ def _homes() -> dict[str, str]:
 def _packages() -> list[str]:
     modules = pkgutil.iter_modules(__path__)  # noqa: F405
     return [module.name for module in modules if not module.name.startswith("_")]
-
-
-def _built_version() -> str:
-    try:
-        return str(import_module("calibrant._version").version)  # written by every build
-    except ModuleNotFoundError:  # a checkout that was never installed
-        return "unknown"

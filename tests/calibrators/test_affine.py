@@ -15,7 +15,7 @@ from calibrant._core.solve import minimise, time_limit
 from calibrant.calibrators import affine_fit as affine, class_temperatures as classwise
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.masked import assert_masked_classes_are_refused
 from tests.support.simulate import drawn

@@ -23,9 +23,8 @@ from calibrant.calibrators.auto import (
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
-from calibrant.calibrators.fit_inputs import folds
+from calibrant.calibrators.fit_inputs import folds, told
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.parts import ShrunkTemperature
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.calibrators import EVERY_METHOD

@@ -22,7 +22,7 @@ from calibrant.calibrators.confidence_maps import (
     fit_beta,
     fit_platt,
 )
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from tests.support.simulate import drawn
 
 ALL: list[Any] = [SigmoidScaling, BetaCalibration, SplineCalibration]

@@ -1,15 +1,24 @@
 """Warnings about the data of a fit; folds: disjoint, with all classes, groups kept together."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from calibrant.calibrators.fit_inputs import _warn_of_few_examples, folds
+from calibrant.calibrators.fit_inputs import _warn_of_few, folds
+
+
+class X:
+    multilabel = False
+
+    def size(self, classes):
+        return 2 * classes
+
+    effective_size = size
 
 
 def test_fewer_examples_than_enough_are_told_of():
-    warn = partial(_warn_of_few_examples, "X", 6, enough=30, fewest="ts has one")
+    def warn(count, distinct):
+        _warn_of_few(X(), count, 3, distinct)
+
     warn(30, None)  # a warning would be an error
     warn(100, 30)
     with pytest.warns(

@@ -15,6 +15,7 @@ from scipy.special import expit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
 from calibrant.calibrators import histogram
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.histogram import (
     _EDGE_SLACK,
     BBQ,
@@ -24,7 +25,6 @@ from calibrant.calibrators.histogram import (
     _class_odds,
     _ranked,
 )
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.top_label import MAX_ODDS
 from tests.support.binned_maps import (
     confidence,

@@ -12,6 +12,7 @@ from scipy.special import expit, logit, softmax
 
 from calibrant._core import chunks as _walk
 from calibrant.calibrators import isotonic
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.isotonic import (
     IsotonicCalibration,
     IsotonicOneVsRest,
@@ -19,7 +20,6 @@ from calibrant.calibrators.isotonic import (
     _violators,
     steps,
 )
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn
 from tests.support.warm_scripts import run_script

@@ -9,8 +9,8 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
-from calibrant.calibrators import CALIBRATORS, TAG_CALIBRATORS, mistakes
-from calibrant.calibrators.mistakes import _figures_of, mistake_of, told
+from calibrant.calibrators import CALIBRATORS, TAG_CALIBRATORS, fit_inputs
+from calibrant.calibrators.fit_inputs import _figures_of, mistake_of, told
 from tests.support.simulate import drawn
 
 
@@ -168,11 +168,11 @@ def test_labels_of_one_class_are_told_once(method):
 
 
 def test_large_data_are_sampled_evenly(monkeypatch):
-    monkeypatch.setattr(mistakes, "_MAX_EXAMPLES", 100)
-    monkeypatch.setattr(mistakes, "ENOUGH", 50)
+    monkeypatch.setattr(fit_inputs, "_MAX_EXAMPLES", 100)
+    monkeypatch.setattr(fit_inputs, "ENOUGH", 50)
     logits, labels = drawn(np.random.default_rng(0), 1000, 4, 0.3)
     order = np.argsort(labels, kind="stable")
-    some, rows = mistakes._looked_at(examples(logits[order], labels[order]))
+    some, rows = fit_inputs._looked_at(examples(logits[order], labels[order]))
     assert len(rows) == 100
     found = _figures_of(some)
     assert found.n == pytest.approx(100)

@@ -11,8 +11,8 @@ from scipy.special import log_softmax
 
 from calibrant._core.chunks import examples
 from calibrant.calibrators import network
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.network import (
     _MIN_TEMPERATURE,
     ParametrizedTemperatureScaling,

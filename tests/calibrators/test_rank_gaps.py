@@ -13,7 +13,7 @@ from calibrant._core import chunks
 from calibrant._core.chunks import examples
 from calibrant._core.solve import minimise
 from calibrant.calibrators import rank_gaps
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn

@@ -13,8 +13,8 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import scaling
 from calibrant.calibrators.base import BOUNDS
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.scaling import (
     EnsembleTemperatureScaling,
     Identity,

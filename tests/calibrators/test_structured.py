@@ -12,7 +12,7 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant.calibrators import affine_fit
 from calibrant.calibrators.affine import StructuredMatrixScaling, StructuredVectorScaling
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn
 

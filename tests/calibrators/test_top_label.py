@@ -12,8 +12,8 @@ from scipy.special import expit, logit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.mistakes import told
 from calibrant.calibrators.parts import Blend, OddsScaling
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.smart import SMART

@@ -19,10 +19,10 @@ from calibrant.calibrators.confidence_maps import (
     VennAbers,
     _labelled_one,
 )
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.histogram import BBQ, HistogramBinning, ScalingBinning
 from calibrant.calibrators.isotonic import IsotonicCalibration
 from calibrant.calibrators.logpartition import tabulate
-from calibrant.calibrators.mistakes import told
 from tests.support.binned_maps import quiet
 
 ONLY_TWO: list[Any] = [QuadraticScaling, RobustSigmoid, VennAbers]

@@ -3,7 +3,7 @@
 import pytest
 
 import calibrant as cal
-from calibrant._core.registry import Registry
+from calibrant._core.options import Registry
 
 
 @pytest.mark.parametrize("registry", [cal.CALIBRATORS, cal.METRICS, cal.LOSSES])

@@ -345,7 +345,7 @@ def test_arrays_and_mappings_as_datasets():
 
 
 def lengths(chunks):
-    return [len(chunk) for chunk in chunks]
+    return [len(chunk["logits"]) for chunk in chunks]
 
 
 def test_walk_has_named_columns_and_roles(tmp_path):
@@ -353,7 +353,7 @@ def test_walk_has_named_columns_and_roles(tmp_path):
     data = as_dataset(tiny(tmp_path / "a.npz", **arrays), sample_weight="importance")
 
     def keys(chunks):
-        return [(list(chunk.columns), chunk.get("age").tolist()) for chunk in chunks]
+        return [(list(chunk), chunk.get("age").tolist()) for chunk in chunks]
 
     ((first, *_),) = data.split().walk(keys, "labels", "age", "sample_weight", "by", rows=10)
     assert first == (["labels", "age", "sample_weight"], list(range(10)))
@@ -363,9 +363,9 @@ def test_walk_converts_probs_only_if_logits_are_asked_for(tmp_path):
     probs = np.array([[0.25, 0.75], [1.0, 0.0]])
     split = open_dataset(tiny(tmp_path / "a.npz", probs=probs)).split()
     ((chunk,),) = split.walk(list, "logits")
-    np.testing.assert_allclose(np.exp(chunk.logits), probs, atol=1e-43)
+    np.testing.assert_allclose(np.exp(chunk["logits"]), probs, atol=1e-43)
     ((chunk,),) = split.walk(list, "probs")
-    np.testing.assert_array_equal(chunk.columns["probs"], probs)
+    np.testing.assert_array_equal(chunk["probs"], probs)
 
 
 def test_walk_yields_a_result_per_shard_with_or_without_threads(tmp_path):
@@ -450,7 +450,7 @@ def test_a_file_that_changes_during_a_walk_never_mixes_generations(tmp_path, suf
     def read(chunks):
         first = next(chunks)
         change(path, new)
-        columns = [first.columns, *(chunk.columns for chunk in chunks)]
+        columns = [first, *chunks]
         return {key: np.concatenate([one[key] for one in columns]) for key in old}
 
     if change is rewritten:

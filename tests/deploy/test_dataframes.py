@@ -9,7 +9,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.calibrators.affine import VectorScaling
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.registry import TAG_CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset

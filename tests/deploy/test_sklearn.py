@@ -46,7 +46,7 @@ from sklearn.svm import SVC, LinearSVC  # noqa: E402
 from sklearn.tree import DecisionTreeClassifier  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
-from calibrant.calibrators.mistakes import told  # noqa: E402
+from calibrant.calibrators.fit_inputs import told  # noqa: E402
 from calibrant.deploy.sklearn import CalibratedClassifier  # noqa: E402
 
 FOLDS = StratifiedKFold(5)

@@ -139,7 +139,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def rows_of(chunks: Any) -> int:
-    return sum(len(chunk) for chunk in chunks)
+    return sum(len(chunk["labels"]) for chunk in chunks)
 
 
 def assert_same(found: dict[str, np.ndarray], arrays: dict[str, np.ndarray], form: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chisquare
 
-from calibrant.metrics.binomial import RARE, SINGLE, Binomials, _drawn
+from calibrant.metrics.gaps import RARE, SINGLE, Binomials, _drawn
 
 
 @pytest.mark.parametrize("size", [1, 5, 40, 3000])

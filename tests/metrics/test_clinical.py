@@ -10,8 +10,8 @@ from scipy.special import expit, logit
 import calibrant as cal
 from calibrant.metrics import decision_curve
 from calibrant.metrics.clinical import _recalibration, _shift, _skill
-from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import WeightedPairs
+from calibrant.metrics.summary import PooledPairs
 from tests.support.simulate import drawn
 
 ROW = np.arange(240)

@@ -6,8 +6,7 @@ from scipy.stats import binom
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from calibrant.metrics import kept_pairs
-from calibrant.metrics.kept_pairs import PooledPairs, _fine_edges
+from calibrant.metrics import summary
 from calibrant.metrics.ranking import (
     _pooled_aurc,
     _pooled_auroc,
@@ -15,6 +14,7 @@ from calibrant.metrics.ranking import (
     auroc_with_error,
 )
 from calibrant.metrics.reductions import Pairs
+from calibrant.metrics.summary import PooledPairs, _fine_edges
 from tests.support.predictions import predictions
 
 
@@ -27,7 +27,7 @@ def drawn(seed, n=2000):
 @pytest.fixture
 def pooled(monkeypatch):
     """Pool the pairs of every stream."""
-    monkeypatch.setattr(kept_pairs, "MOST_PAIRS", 0)
+    monkeypatch.setattr(summary, "MOST_PAIRS", 0)
 
 
 @pytest.mark.parametrize("weighed", [False, True])
@@ -105,7 +105,7 @@ def test_evaluations_agree_with_single_pairs(classes, monkeypatch):
     data = predictions(rows=3000, classes=classes)
     arrays = data["logits"], data["labels"]
     exact = cal.evaluate(*arrays, metrics=["ks", "ada_ece", "auroc", "aurc"])
-    monkeypatch.setattr(kept_pairs, "MOST_PAIRS", 0)
+    monkeypatch.setattr(summary, "MOST_PAIRS", 0)
     found = cal.evaluate(*arrays, metrics=list(exact))
     for name, (value, low, high) in exact.items():
         assert found[name].value == pytest.approx(value, abs=3e-4), name
@@ -128,7 +128,7 @@ def stream(data, cuts):
 def test_intervals_do_not_depend_on_shards(monkeypatch):
     """Counts decide what is pooled, and the draws are made from sums."""
     data = predictions(rows=900, classes=3)
-    monkeypatch.setattr(kept_pairs, "MOST_PAIRS", 899)
+    monkeypatch.setattr(summary, "MOST_PAIRS", 899)
     streams = [stream(data, cuts) for cuts in ([], [3, 500], [899])]
     assert all(each._kept.pooled for each in streams)  # by 900 labels, of which 847 count
     results = [each.compute() for each in streams]
@@ -136,7 +136,7 @@ def test_intervals_do_not_depend_on_shards(monkeypatch):
         for one, same in ((results[0], other), (results[0].by["1"], other.by["1"])):
             for name in one:
                 assert same[name] == pytest.approx(one[name], rel=1e-9), name
-    monkeypatch.setattr(kept_pairs, "MOST_PAIRS", 900)
+    monkeypatch.setattr(summary, "MOST_PAIRS", 900)
     kept = stream(data, [500])
     assert not kept._kept.pooled
     assert kept.kept_pairs().outcome.size == (data["labels"] >= 0).sum()

@@ -31,7 +31,7 @@ def rows_after_a_kill(folder, chunks):
     """Number of rows and sum of labels of a shard, noted in a file; the first worker is killed."""
     rows = total = 0
     for chunk in chunks:
-        rows, total = rows + len(chunk), total + int(chunk.labels.sum())
+        rows, total = rows + len(chunk["labels"]), total + int(chunk["labels"].sum())
     (Path(folder) / f"ran-{total}-{time.monotonic_ns()}").touch()
     marker = Path(folder) / "killed"
     if not marker.exists():
@@ -46,4 +46,4 @@ def killed_always(chunks):
 
 def slow_rows(chunks):
     time.sleep(0.5)
-    return sum(map(len, chunks))
+    return sum(len(chunk["labels"]) for chunk in chunks)

@@ -118,7 +118,7 @@ def test_figures_equal_those_of_one_array(shards, executor):
 
 def test_a_bootstrap_does_not_depend_on_workers(shards, executor, monkeypatch):
     """Draws are made from the counts of all shards: the intervals are equal, not alike."""
-    monkeypatch.setattr("calibrant.metrics.kept_pairs.MOST_PAIRS", 50)
+    monkeypatch.setattr("calibrant.metrics.summary.MOST_PAIRS", 50)
     metrics = ["auroc", "aurc"]
     expected = calibrant.evaluate(ARRAYS, metrics=metrics)
     for pool in (None, executor):

@@ -220,7 +220,7 @@ def test_on_the_command_line(tmp_path, run):
 def test_reports_keep_single_pairs(monkeypatch):
     """Answers are grouped by predicted class and by margin, which pooled pairs do not have."""
     one = report(ARRAYS, methods=[], level=None).subjects[0]
-    monkeypatch.setattr("calibrant.metrics.kept_pairs.MOST_PAIRS", 0)
+    monkeypatch.setattr("calibrant.metrics.summary.MOST_PAIRS", 0)
     same = report(ARRAYS, methods=[], level=None).subjects[0]
     assert (same.margins, same.answers, same.coverage) == (one.margins, one.answers, one.coverage)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -21,9 +22,13 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import without_frames
-from calibrant._core.torch_models import has_numbers, plain_on_cpu
 
 T = TypeVar("T")
+
+# torch 2.4 has none for mps, and refuses to be asked
+AUTOCAST_DEVICES = [
+    kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
+]
 
 # Probability that is compared with an event: the largest, and whether its class is the label; that
 # of class 1 of two; or of every cell of (..., tags) logits, each a binary problem of its own.
@@ -187,19 +192,26 @@ def on_threads(task: Callable[..., T], *arguments: Sequence[Any], always: bool =
 
 
 def in_blocks(
-    call: Callable[[Tensor, Tensor | None], Tensor], logits: Tensor, features: Tensor | None
+    call: Callable[[Tensor, Tensor | None], Tensor],
+    logits: Tensor,
+    features: Tensor | None,
+    *,
+    one_logit: bool = False,
 ) -> Tensor:
-    """Return what ``call`` makes of logits ``(n, classes)`` or ``(n,)``, of their shape.
+    """Return what ``call`` makes of rows of logits ``(..., classes)``, or log-odds, in their shape.
 
-    On the CPU, blocks of rows stay in the cache through all operations, on a thread for each core;
-    elsewhere they bound the memory. Nothing has a gradient.
+    ``call`` gets rows ``(n, classes)``, or ``(n,)``, and features ``(n, width)``. On the CPU,
+    blocks of rows stay in the cache through all operations, on a thread for each core; elsewhere
+    they bound the memory. Nothing has a gradient.
     """
-    on_cpu = logits.device.type == "cpu"
+    shape, on_cpu = logits.shape, logits.device.type == "cpu"
+    logits = logits.reshape(-1) if one_logit else logits.reshape(-1, shape[-1])
+    features = None if features is None else features.reshape(-1, features.shape[-1])
     step = max(1, (_BLOCK_SIZE if on_cpu else CHUNK_SIZE["cuda"]) // math.prod(logits.shape[1:]))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if len(logits) <= step:
         with torch.no_grad():
-            return call(logits, features).to(dtype)
+            return call(logits, features).to(dtype).reshape(shape)
     result = torch.empty_like(logits, dtype=dtype)
     inference = torch.is_inference_mode_enabled()  # of this thread alone
 
@@ -212,7 +224,7 @@ def in_blocks(
     workers = torch.get_num_threads() if on_cpu and len(logits) >= 4 * step else 1
     cuts = np.linspace(0, len(logits), workers + 1).astype(int).tolist()
     on_threads(task, cuts[:-1], cuts[1:])
-    return result
+    return result.reshape(shape)
 
 
 def worth_blocks(
@@ -375,3 +387,70 @@ def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
     if len(parts) == 1:
         return list(parts[0])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def rounds() -> bool:
+    """Return True if torch would compute in half precision unless told otherwise."""
+    return (
+        any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        or torch.get_default_dtype().itemsize < 4
+    )
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch off settings of the caller that change numbers, or make them errors.
+
+    That is ``torch.autocast``, since what it rounds is lost for probabilities, another default
+    dtype than float32, which is one for the whole process, and errors of NumPy for underflow.
+    """
+    default = torch.get_default_dtype()
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, AUTOCAST_DEVICES):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(np.errstate(under="ignore"))
+        if default != torch.float32:
+            stack.callback(torch.set_default_dtype, default)
+            torch.set_default_dtype(torch.float32)
+        yield
+
+
+def top_class(logits: Tensor) -> Tensor:
+    """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
+    if not plain_on_cpu(logits):
+        return logits.argmax(-1, keepdim=True)
+    values = logits.detach().numpy()  # NumPy is several times faster, but slow on short rows
+    if values.shape[-1] == 2:
+        first, second = values[..., 0], values[..., 1]
+        top = ((second > first) | np.isnan(second)).astype(np.int64)
+    else:
+        top = values.argmax(-1)
+    return torch.from_numpy(np.asarray(top))[..., None]
+
+
+def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits ``(..., count)`` of each row in descending order, and classes."""
+    # torch keeps a heap while the rows are this much longer, and sorts pairs otherwise
+    if not plain_on_cpu(logits) or logits.shape[-1] >= 64 * count:
+        return logits.topk(count, dim=-1)
+    order = torch.from_numpy(logits.detach().numpy().argsort(-1)[..., -count:].copy()).flip(-1)
+    return logits.gather(-1, order), order
+
+
+def plain_on_cpu(logits: Tensor) -> bool:
+    """Return True for tensors that NumPy can read, but not while a graph is recorded."""
+    return logits.device.type == "cpu" and has_numbers(logits)
+
+
+def has_numbers(logits: Tensor) -> bool:
+    """Return True for tensors on which the next step may depend: none that a graph stands for."""
+    kind = logits.device.type
+    if type(logits) is not Tensor or kind == "meta":
+        return False
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if torch.compiler.is_compiling() or tracing:  # or exporting
+        return False
+    # within torch.vmap a tensor stands for many and has no numbers
+    return not torch._C._are_functorch_transforms_active()

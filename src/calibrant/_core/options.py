@@ -11,9 +11,12 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
+from importlib import import_module
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import (
@@ -22,6 +25,7 @@ from typing import (
     Literal,
     NamedTuple,
     TypeAlias,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -29,7 +33,7 @@ from typing import (
 
 import numpy as np
 
-from calibrant._core.messages import comma_separated, did_you_mean, plain_name
+from calibrant._core.messages import comma_separated, did_you_mean, plain_name, unknown_name
 
 Options: TypeAlias = Mapping[str, inspect.Parameter]
 """Options of a constructor by name, with annotation and default."""
@@ -211,8 +215,12 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             raise TypeError
         return tuple(_convert(parts[0], item) for item in value)
-    elif kind in _CONVERTED:
-        return _CONVERTED[kind](value)
+    elif kind in _SCALARS:
+        if not isinstance(value, _SCALARS[kind]) or (kind is not bool and isinstance(value, bool)):
+            raise TypeError
+        if abs(value) > _MAX_INT if kind is int else not math.isfinite(value):
+            raise ValueError
+        return kind(value)
     elif isinstance(kind, type) and kind not in (Any, inspect.Parameter.empty):
         wanted = (tuple, list) if kind is tuple else kind
         if not isinstance(value, wanted):
@@ -220,31 +228,10 @@ def _convert(hint: Any, value: Any) -> Any:
     return value
 
 
-def _is_true(value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError
-    return bool(value)
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError
-    if abs(int(value)) > _MAX_INT:
-        raise ValueError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError
-    if not math.isfinite(value):
-        raise ValueError
-    return float(value)
-
-
 _MAX_INT = 2**63 - 1
 """Whole numbers in arrays have 64 bits."""
-_CONVERTED = {bool: _is_true, int: _whole, float: _number}
+_SCALARS: dict[Any, Any] = {bool: (bool, np.bool_), int: Integral, float: Real}
+"""What counts as a value of a type; a truth value is no number."""
 
 
 def _parse(hint: Any, text: str) -> Any:
@@ -285,3 +272,54 @@ def in_words(hint: Any, *, several: bool = False) -> str:
     if kind in _WORDS:
         return _WORDS[kind][several]
     return f"a {kind.__name__}"
+
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T]):
+    """Entries by name, which are found in any case, with dashes or blanks, and by their aliases.
+
+    >>> class TemperatureScaling:
+    ...     aliases = ("temperature",)
+    >>> methods = Registry("method", {"ts": TemperatureScaling})
+    >>> methods["Temperature"].__name__, list(methods)
+    ('TemperatureScaling', ['ts'])
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+        super().__init__(entries)
+        self.kind = kind
+        self.aliases: dict[str, str] = {
+            alias: name
+            for name, entry in entries.items()
+            for alias in getattr(entry, "aliases", ())
+        }
+
+    def has(self, typed: str) -> bool:
+        """Return True if a name as people type it is that of an entry."""
+        plain = plain_name(typed)
+        return plain in self or plain in self.aliases
+
+    def name(self, typed: str) -> str:
+        """Return the name of an entry for a name as people type it."""
+        if not self.has(typed):
+            raise unknown_name(self.kind, typed, self, self.aliases)
+        plain = plain_name(typed)
+        return self.aliases.get(plain, plain)
+
+    def __missing__(self, typed: str) -> T:
+        try:
+            return self[self.name(typed)]
+        except ValueError as problem:
+            raise KeyError(str(problem)) from None
+
+
+def tables(package: str, first: Sequence[str], without: Collection[str] = ()) -> Iterator[Any]:
+    """Yield the ``TABLE`` of each module of a package that has one; some modules come first."""
+    modules = pkgutil.iter_modules(sys.modules[package].__path__)
+    others = sorted({module.name for module in modules} - {*first, *without})
+    for name in (*first, *others):
+        table = vars(import_module(f"{package}.{name}")).get("TABLE")
+        if table is not None:
+            yield table

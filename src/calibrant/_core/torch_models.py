@@ -7,91 +7,17 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated, needed
 
-# torch 2.4 has none for mps, and refuses to be asked
-AUTOCAST_DEVICES = [
-    kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
-]
 _CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
-
-
-def _autocast_devices() -> list[str]:
-    """Return the kinds of devices for which ``torch.autocast`` is on."""
-    return [kind for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)]
-
-
-def rounds() -> bool:
-    """Return True if torch would compute in half precision unless told otherwise."""
-    return bool(_autocast_devices()) or torch.get_default_dtype().itemsize < 4
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Switch off settings of the caller that change numbers, or make them errors.
-
-    That is ``torch.autocast``, since what it rounds is lost for probabilities, another default
-    dtype than float32, which is one for the whole process, and errors of NumPy for underflow.
-    """
-    default = torch.get_default_dtype()
-    with ExitStack() as stack:
-        for kind in _autocast_devices():
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(np.errstate(under="ignore"))
-        if default != torch.float32:
-            stack.callback(torch.set_default_dtype, default)
-            torch.set_default_dtype(torch.float32)
-        yield
-
-
-def top_class(logits: Tensor) -> Tensor:
-    """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
-    if not plain_on_cpu(logits):
-        return logits.argmax(-1, keepdim=True)
-    values = logits.detach().numpy()  # NumPy is several times faster, but slow on short rows
-    if values.shape[-1] == 2:
-        first, second = values[..., 0], values[..., 1]
-        top = ((second > first) | np.isnan(second)).astype(np.int64)
-    else:
-        top = values.argmax(-1)
-    return torch.from_numpy(np.asarray(top))[..., None]
-
-
-def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest logits ``(..., count)`` of each row in descending order, and classes."""
-    # torch keeps a heap while the rows are this much longer, and sorts pairs otherwise
-    if not plain_on_cpu(logits) or logits.shape[-1] >= 64 * count:
-        return logits.topk(count, dim=-1)
-    order = torch.from_numpy(logits.detach().numpy().argsort(-1)[..., -count:].copy()).flip(-1)
-    return logits.gather(-1, order), order
-
-
-def plain_on_cpu(logits: Tensor) -> bool:
-    """Return True for tensors that NumPy can read, but not while a graph is recorded."""
-    return logits.device.type == "cpu" and has_numbers(logits)
-
-
-def has_numbers(logits: Tensor) -> bool:
-    """Return True for tensors on which the next step may depend: none that a graph stands for."""
-    kind = logits.device.type
-    if type(logits) is not Tensor or kind == "meta":
-        return False
-    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-        return False
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if torch.compiler.is_compiling() or tracing:  # or exporting
-        return False
-    # within torch.vmap a tensor stands for many and has no numbers
-    return not torch._C._are_functorch_transforms_active()
 
 
 def logits_of(output: Any) -> Tensor:
@@ -140,18 +66,6 @@ def moved(value: Any, device: torch.device) -> Any:
 def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
     """Return the device of a model; ``otherwise`` if it has no parameters."""
     return next((p.device for p in model.parameters()), torch.device(otherwise))
-
-
-def check_place(
-    module: nn.Module, home: torch.device, inputs: Tensor, name: str = "logits"
-) -> None:
-    """Raise unless a tensor is on the device of a module."""
-    if inputs.device != home:
-        kind = type(module).__name__
-        raise ValueError(
-            f"this {kind} is on {home}, the {name} are on {inputs.device}: pass "
-            f"{name}.to('{home}'), or move it with .to('{inputs.device}')"
-        )
 
 
 def own_device(device: str | torch.device) -> torch.device:

@@ -76,8 +76,18 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(f"this {type(obj).__name__} could not be loaded again: {error}") from error
     place = Path(path).resolve()  # a link still points to the artifact afterwards
-    target = _target(place)
-    with replacing(target) as temporary, temporary.open("wb") as file:
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"folder {place.parent} does not exist; create it first")
+    if place.is_dir() or not (place.exists() or place.suffix in FILE_SUFFIXES):
+        place.mkdir(exist_ok=True)
+        place /= FILE
+    elif place.exists():
+        try:
+            read(place)
+        except ValueError as error:
+            problem = f"{place} is not an artifact and is not replaced: name another"
+            raise ValueError(problem) from error
+    with replacing(place) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -165,19 +175,3 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as error:
         remedy = "save it again, or upgrade calibrant if a newer release wrote it"
         raise ValueError(f"{path} cannot be loaded: {error}; {remedy}") from error
-
-
-def _target(place: Path) -> Path:
-    if not place.parent.is_dir():
-        raise FileNotFoundError(f"folder {place.parent} does not exist; create it first")
-    if place.is_dir() or not (place.exists() or place.suffix in FILE_SUFFIXES):
-        place.mkdir(exist_ok=True)
-        return place / FILE
-    if place.exists():
-        try:
-            read(place)
-        except ValueError as error:
-            raise ValueError(
-                f"{place} is not an artifact and is not replaced: name another"
-            ) from error
-    return place

@@ -11,13 +11,19 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
-from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
+from calibrant._core.chunks import (
+    Examples,
+    as_tensor,
+    full_precision,
+    joined,
+    labelled_chunks,
+    picked,
+)
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Seed, at_least
-from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, _averaged
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.fit_inputs import ENOUGH, folds
+from calibrant.calibrators.fit_inputs import MIN_PER_PARAMETER, folds
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.objectives import _memberships
 from calibrant.calibrators.parts import structured
@@ -371,7 +377,7 @@ class _Data(NamedTuple):
             or (calibrator.needs_head and self.context.head is None)
             or (not calibrator.fits_records and self.examples is None)
         )
-        enough = ENOUGH * calibrator.effective_size(classes)
+        enough = MIN_PER_PARAMETER * calibrator.effective_size(classes)
         return not lacking and len(self.records) >= enough
 
     def fitted(self, name: str, how: _Options) -> Calibrator:

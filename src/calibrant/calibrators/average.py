@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.torch_models import top_class
+from calibrant._core.chunks import top_class
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.logpartition import Records
 from calibrant.calibrators.records import RecordPredictions, RecordsCalibrator

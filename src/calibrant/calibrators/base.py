@@ -30,10 +30,12 @@ from calibrant._core.chunks import (
     Examples,
     as_tensor,
     examples as check_examples,
+    full_precision,
     has_float64,
     in_blocks,
     mask_gap,
     on_device,
+    rounds,
     with_masks,
     worth_blocks,
 )
@@ -47,11 +49,9 @@ from calibrant._core.class_names import (
 from calibrant._core.options import check_constructor
 from calibrant._core.showing import as_html
 from calibrant._core.solve import Solution
-from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import description, fit_inputs, online
-from calibrant.calibrators.fit_inputs import Passes
+from calibrant.calibrators.fit_inputs import Passes, watched
 from calibrant.calibrators.logpartition import Records, tabulate
-from calibrant.calibrators.mistakes import watched
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -387,12 +387,6 @@ class Calibrator(nn.Module):
                 part._store(floor_=float(floor))
                 part._floor = float(part.floor_)
 
-    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        name, size = type(self).__name__, self.size(classes)
-        enough = fit_inputs.ENOUGH * self.effective_size(classes)
-        fewest = "pooled has two" if self.multilabel else "ts has one"
-        fit_inputs._warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
-
     # -------------------------------------------------------------------------------------- call
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -405,7 +399,7 @@ class Calibrator(nn.Module):
         if features is not None and features.device != logits.device:
             features = features.to(logits.device)
         if worth_blocks(logits, features, self.parameters()):
-            return in_blocks(self._whole, *self._flat(logits, features)).reshape(logits.shape)
+            return in_blocks(self._whole, logits, features, one_logit=self.one_logit)
         return self._whole(logits, features)
 
     def _whole(self, logits: Tensor, features: Tensor | None) -> Tensor:
@@ -423,11 +417,6 @@ class Calibrator(nn.Module):
             below = -2 * torch.finfo(wide.dtype).eps
             return torch.where(wide < top, result.clamp(max=below), 0)
         return result - result.amax(-1, keepdim=True)
-
-    def _flat(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits ``(n, classes)``, or ``(n,)`` log-odds, and features ``(n, width)``."""
-        rows = logits.reshape(-1) if self.one_logit else logits.reshape(-1, self._classes)
-        return rows, None if features is None else features.reshape(-1, features.shape[-1])
 
     def _wide(self, logits: Tensor) -> Tensor:
         """Logits of two classes or more, in float32 or wider, and -inf where they are masked.
@@ -533,7 +522,7 @@ class Calibrator(nn.Module):
             result: Tensor = self(rows, inputs)
             return result.sigmoid() if one else result.softmax(-1)
 
-        return in_blocks(probs, *self._flat(scores, features)).reshape(scores.shape)
+        return in_blocks(probs, scores, features, one_logit=self.one_logit)
 
     def _predicted(
         self, call: Callable[..., Tensor], logits: Values, features: Features | None
@@ -555,6 +544,7 @@ class Calibrator(nn.Module):
     check_logits = fit_inputs._check_logits
     check_features = fit_inputs._check_features
     _checked = fit_inputs._checked_logits
+    _warn_of_few = fit_inputs._warn_of_few
 
     def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges
-from calibrant._core.torch_models import top_class
+from calibrant._core.chunks import Examples, LabelledRows, on_threads, thread_ranges, top_class
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 from calibrant.calibrators.histogram import _by_class

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Examples, LabelledRows
-from calibrant._core.torch_models import top_class
+from calibrant._core.chunks import Examples, LabelledRows, top_class
 
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
 OCTAVES = 9  # doublings of the sharpness that the nodes span: temperatures down to 0.04

@@ -11,10 +11,9 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
-from calibrant._core.chunks import Examples
+from calibrant._core.chunks import Examples, has_numbers
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
-from calibrant._core.torch_models import has_numbers
 from calibrant.calibrators.affine import (
     Structured,
     StructuredMatrixScaling,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.torch_models import has_numbers
+from calibrant._core.chunks import has_numbers
 
 BEYOND = 3e38
 """Stands for infinity in rows of edges that are filled up: learned values are kept finite."""

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray
-from calibrant._core.chunks import Examples
+from calibrant._core.chunks import Examples, leading
 from calibrant._core.solve import Solution, check_time, minimise
-from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.fit_inputs import _warn_together

@@ -18,9 +18,8 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, FloatArray, Values
-from calibrant._core.chunks import Examples, examples
+from calibrant._core.chunks import Examples, examples, full_precision
 from calibrant._core.class_names import in_order
-from calibrant._core.torch_models import full_precision
 from calibrant.calibrators import fit_inputs, logpartition
 from calibrant.calibrators.base import PASS_LOGARITHM, Calibrator, Context
 from calibrant.calibrators.logpartition import Records, concatenate, tabulate
@@ -67,7 +66,7 @@ def _tabulated(chunks: Iterator[Chunk]) -> list[Records]:
     """Return the table of a shard; none without labels."""
     tables = []
     for chunk in chunks:
-        checked = examples(chunk.logits, chunk.labels, chunk.get("sample_weight"))
+        checked = examples(chunk["logits"], chunk["labels"], chunk.get("sample_weight"))
         if (checked.labels != IGNORED).any():
             tables.append(tabulate(checked))
     return [concatenate(tables)] if tables else []

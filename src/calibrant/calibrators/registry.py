@@ -11,8 +11,7 @@ from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import comma_separated
-from calibrant._core.options import options_of, unknown_option
-from calibrant._core.registry import Registry
+from calibrant._core.options import Registry, options_of, unknown_option
 from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"

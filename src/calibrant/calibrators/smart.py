@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import FloatArray, warn
-from calibrant._core.chunks import Examples, labelled_chunks
+from calibrant._core.chunks import Examples, labelled_chunks, plain_on_cpu, top_class
 from calibrant._core.options import Count, NonNegative, Seed
-from calibrant._core.torch_models import plain_on_cpu, top_class
 from calibrant.calibrators import network, objectives
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.logpartition import Records
@@ -121,10 +120,24 @@ class SMART(TemperatureCalibrator):
         self._train(records, self._indicator(records))
 
     def _train(self, records: Records, inputs: FloatArray) -> None:
+        binned: dict[str, Callable[..., objectives.Measured]] = {
+            "charbonnier": partial(objectives.soft_ece, delta=1e-3),
+            "soft_ece": objectives.soft_ece,
+            "pointwise": objectives.pointwise,
+        }
+        loss = objectives.PROPER.get(self.objective)
+        if loss is None:
+            measure = binned[self.objective]
+            loss = partial(objectives._with_likelihood, measure, self.likelihood)
+        if self.objective == "pointwise":
+            warn(
+                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 where most '
+                'answers are right: it does not calibrate, use "charbonnier"'
+            )
         values, self.solution_ = network.trained(
             records,
             inputs,
-            self._loss(),
+            loss,
             hidden=self.hidden,
             start=self.start,
             steps=self.steps,
@@ -132,21 +145,6 @@ class SMART(TemperatureCalibrator):
             seed=self.seed,
         )
         self._store(**values)
-
-    def _loss(self) -> objectives.Objective:
-        if self.objective in objectives.PROPER:
-            return objectives.PROPER[self.objective]
-        if self.objective == "pointwise":
-            warn(
-                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 where most '
-                'answers are right: it does not calibrate, use "charbonnier"'
-            )
-        binned: dict[str, Callable[..., objectives.Measured]] = {
-            "charbonnier": partial(objectives.soft_ece, delta=1e-3),
-            "soft_ece": objectives.soft_ece,
-            "pointwise": objectives.pointwise,
-        }
-        return partial(objectives._with_likelihood, binned[self.objective], self.likelihood)
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         if self.indicator == "all":

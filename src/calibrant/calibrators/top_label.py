@@ -11,8 +11,8 @@ from scipy.special import expit, ndtr
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, warn
+from calibrant._core.chunks import top_class
 from calibrant._core.solve import Objective, Solution, minimise_convex
-from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, _softplus
 from calibrant.calibrators.objectives import _binned_gaps

@@ -52,7 +52,11 @@ def main() -> None:
     """Run the command line and exit."""
     said: Counter[str] = Counter()
     warnings.showwarning = lambda message, *_, **__: _warn(str(message), said)
-    _mend_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file to be opened would be in its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it takes every character, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     code: Any = 2
     try:
         code = cli.main(prog_name="calibrant", standalone_mode=False)
@@ -84,15 +88,6 @@ def _warn(text: str, said: Counter[str]) -> None:
     said[text] += 1
     if said[text] == 1:
         say(f"warning: {text}")
-
-
-def _mend_streams() -> None:
-    """Replace streams that the caller closed, and let them take every character."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the next file to be opened would be in its place
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr is by default
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @click.group(

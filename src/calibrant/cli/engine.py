@@ -108,14 +108,6 @@ class InputFiles:
     show: Callable[[int, int], object] | None = None  # progress, while the verb is working
 
     @property
-    def words(self) -> list[str]:
-        """The options that name columns, for a command to copy."""
-        from calibrant.data.tables import ColumnNames
-
-        scores = (tuple(self.columns.get(key) or ()) for key in ("logits", "probs"))
-        return ColumnNames(self.columns.get("labels"), *scores).words
-
-    @property
     def at_scale(self) -> bool:
         """True if there is an option for many shards."""
         return any((self.workers is not None, self.skip_bad, self.cache))

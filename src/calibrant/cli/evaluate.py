@@ -112,7 +112,8 @@ def evaluate(
     more |= {"limits": [each._asdict() for each in checked]} if checked else {}
     title = f"{pred}, {name} split" if name else pred
     shared._show_result(form, evaluation, title, **more)
-    _say_limits([each for each in checked if each.exceeded or not each.judged])
+    if beyond := [each for each in checked if each.exceeded or not each.judged]:
+        _say_limits(beyond)
     return int(any(each.exceeded for each in checked))
 
 
@@ -133,12 +134,11 @@ def _say_limits(beyond: Sequence[CheckedLimit]) -> None:
         )
         for each in beyond
     ]
-    if rows:
-        headings = ("subgroup", "examples", "metric", "value", "limit", "")
-        table = Table(headings, rows, words=(0, 2, 5)).text()
-        count = sum(each.exceeded for each in beyond)
-        said = f"{count} limit{' is' if count == 1 else 's are'} exceeded:"
-        shared.say("\n  ".join([said, *table.splitlines()]), always=True)
+    headings = ("subgroup", "examples", "metric", "value", "limit", "")
+    table = Table(headings, rows, words=(0, 2, 5)).text()
+    count = sum(each.exceeded for each in beyond)
+    said = f"{count} limit{' is' if count == 1 else 's are'} exceeded:"
+    shared.say("\n  ".join([said, *table.splitlines()]), always=True)
 
 
 def _limits(option: str, texts: Iterable[str]) -> dict[str, float]:

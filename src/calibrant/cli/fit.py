@@ -85,13 +85,19 @@ def fit(
       calibrant fit patients.csv --method multicalibration --columns age,site
       calibrant fit predictions.npz --method maccal --train train.npz
     """  # noqa: D301
+    from calibrant._core.options import options_of, parse_options
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import find_calibrator
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     name, kind = find_calibrator(method, estimand or "auto")  # type: ignore[arg-type]
-    chosen: dict[str, Any] = shared._method_options(name, kind, options)
+    known = options_of(kind)
+    try:
+        chosen = parse_options(name, known, shared._named_texts(options))
+    except click.UsageError as problem:
+        has = f"the options {', '.join(known)}" if known else "no options"
+        raise click.UsageError(f"{problem.message}; {name} has {has}") from None
     if columns:
         chosen["columns"] = shared._names_in(columns)
     common: dict[str, Any] = {"options": chosen, "estimand": estimand or "auto"}
@@ -117,7 +123,7 @@ def fit(
         "skipped": dict(data.skipped),
     }
     shared._show_result(form, fitted, show=lambda: _print_fit(fitted, title, folds), **about)
-    shared._say_next(f"{written}; to use it", "apply", out, pred, *source.words)
+    shared._say_next(f"{written}; to use it", "apply", out, pred, *data.named.words)
 
 
 def _check_train(
@@ -182,7 +188,7 @@ def apply(folder: str, pred: str, out: str | None, source: engine.InputFiles) ->
         else:
             workflow.apply(calibrator, data, out)
     keeps_names = data.table_names and Path(out).suffix in ("", *TABLES)
-    how += source.words if keeps_names else []
+    how += data.named.words if keeps_names else []
     shared._say_next(f"{written}; to measure it", "evaluate", out, *how)
 
 

@@ -191,18 +191,6 @@ def _named_texts(settings: Iterable[str]) -> dict[str, str]:
     return texts
 
 
-def _method_options(name: str, kind: Any, settings: Iterable[str]) -> dict[str, Any]:
-    """Return the options of a method from the texts of ``--set KEY=VALUE``."""
-    from calibrant._core.options import options_of, parse_options
-
-    options = options_of(kind)
-    try:
-        return parse_options(name, options, _named_texts(settings))
-    except click.UsageError as problem:
-        has = f"the options {', '.join(options)}" if options else "no options"
-        raise click.UsageError(f"{problem.message}; {name} has {has}") from None
-
-
 @contextmanager
 def _progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
     """Yield a callback that shows progress on stderr.

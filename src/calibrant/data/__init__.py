@@ -11,7 +11,7 @@ read a chunk at a time, so that the size of a file is not limited by memory:
 ...     path = os.path.join(folder, "predictions.npz")
 ...     save_predictions(path, {"val_logits": np.zeros((5, 3)), "val_labels": np.arange(5)})
 ...     val = open_dataset(path).split("val")
-...     list(val.map(lambda chunk: chunk.labels.tolist(), "labels", rows=2))
+...     list(val.map(lambda chunk: chunk["labels"].tolist(), "labels", rows=2))
 [[0, 1], [2, 3], [4]]
 """
 

@@ -37,6 +37,7 @@ from calibrant.data.shards import (
     _seen_columns,
     array_column,
     columns_by_split,
+    counted,
     full_key,
     located,
     read_all,
@@ -317,14 +318,14 @@ def _each(task: Callable[[Chunk], T], chunks: Iterator[Chunk]) -> list[T]:
 def _summed(empty: S, chunks: Iterator[Chunk]) -> S:
     sums = empty.like()
     for chunk in chunks:
-        sums.add(**chunk.columns)
+        sums.add(**chunk)
         del chunk  # before the next one is read
     return sums
 
 
 def _zeros(chunk: Chunk) -> Zeros:
     """Return the zeros among the probabilities of labelled examples."""
-    probs, kept = chunk.columns["probs"], chunk.counted
+    probs, kept = chunk["probs"], counted(chunk)
     if probs.shape[: kept.ndim] != kept.shape:  # the fit refuses other labels
         return Zeros()
     return Zeros.among(probs[kept])

@@ -88,7 +88,7 @@ def _write_arrow(write: _Write, suffix: str, path: Path, arrays: Mapping[str, An
     write(path, _table_of(arrays, suffix) if CLASS_NAMES in arrays else arrays)
 
 
-_Read: TypeAlias = Callable[[str], Reader]
+_Read: TypeAlias = Callable[..., Reader]
 _Write: TypeAlias = Callable[[Path, Mapping[str, Any]], None]
 
 OTHER_FORMATS: dict[str, _Read] = {".csv": _csv_reader, ".pt": TorchReader, ".pth": TorchReader}

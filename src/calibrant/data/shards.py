@@ -316,38 +316,17 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Rows that are held in memory at one time, by column; ``"logits"`` are never probabilities."""
+Chunk: TypeAlias = dict[str, Array]
+"""Rows that are held in memory at one time, by column; ``"logits"`` are never probabilities."""
 
-    columns: dict[str, Array]
 
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(next(iter(self.columns.values())))
-
-    @property
-    def logits(self) -> Array:
-        """Logits of the rows."""
-        return self.columns["logits"]
-
-    @property
-    def labels(self) -> Array:
-        """Labels of the rows."""
-        return self.columns["labels"]
-
-    def get(self, column: str) -> Array | None:
-        """Return a column, or None if the walk has none of that name."""
-        return self.columns.get(column)
-
-    @property
-    def counted(self) -> BoolArray:
-        """True where labels count; the other rows may hold anything."""
-        labels, weight = as_labels(self.labels), self.get("sample_weight")
-        kept = labels != IGNORED
-        if weight is not None:
-            kept &= as_weight(weight, labels.shape).reshape(labels.shape) > 0
-        return np.asarray(kept)
+def counted(chunk: Chunk) -> BoolArray:
+    """Return where the labels of a chunk count; the other rows may hold anything."""
+    labels, weight = as_labels(chunk["labels"]), chunk.get("sample_weight")
+    kept = labels != IGNORED
+    if weight is not None:
+        kept &= as_weight(weight, labels.shape).reshape(labels.shape) > 0
+    return np.asarray(kept)
 
 
 @dataclass(frozen=True)
@@ -467,7 +446,7 @@ def _run_shard(
             if sample is not None and "labels" in named:
                 kept = sample.keeps(shard.first + place.row, count)
                 named["labels"] = _sampled_labels(named["labels"], kept)
-            yield Chunk(named)
+            yield named
             del values, named  # else they would stay in memory while the next chunk is read
             place.row += count
             report(count)

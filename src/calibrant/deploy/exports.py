@@ -21,8 +21,8 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import needed
 from calibrant._core.torch_models import evaluating, logits_of
 from calibrant.artifacts import kind_of
+from calibrant.artifacts.objects import MASKED, edge_cases, random_inputs
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
 from calibrant.deploy.calibrated_model import CalibratedModel, Layer, _fitted_calibrator
 
 SUFFIXES = (".onnx", ".pt2")

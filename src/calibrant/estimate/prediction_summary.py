@@ -165,9 +165,9 @@ def _summarise(
 
 def _chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     """Return calibrated probabilities ``(n, classes)`` of a chunk."""
-    scores = chunk.logits
+    scores = chunk["logits"]
     if calibrator is not None:
-        scores = calibrator.transform(scores, calibrator.input_features(chunk.columns))
+        scores = calibrator.transform(scores, calibrator.input_features(chunk))
     probs, _ = probabilities(scores, None)
     return probs.reshape(-1, probs.shape[-1])
 
@@ -183,7 +183,7 @@ def _chunk_summary(
 ) -> PredictionSummary:
     """Sum up a chunk; every row whose place is a multiple of ``step`` is in the sample."""
     probs = _chunk_probs(calibrator, chunk)
-    shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
+    shape = chunk["logits"].shape[:1] if chunk["logits"].ndim < 3 else chunk["logits"].shape[:-1]
     weight, labels = chunk.get("sample_weight"), _chunk_labels(chunk, shape)
     weight = np.ones(math.prod(shape)) if weight is None else as_weight(weight, shape)
     rows = _reduce_rows(probs, labels)

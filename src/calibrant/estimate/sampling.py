@@ -227,7 +227,7 @@ def _shard_candidates(
 ) -> LabelCandidates:
     parts = []
     for chunk in chunks:
-        probs, number = _chunk_probs(calibrator, chunk), chunk.columns["row"]
+        probs, number = _chunk_probs(calibrator, chunk), chunk["row"]
         rows = _reduce_rows(probs)
         order = uniform(seed, int(number[0]), number.size)
         stratum = plan.stratum[_event_cell(rows, NEVER)]

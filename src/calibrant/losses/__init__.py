@@ -5,7 +5,7 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 ``loss(logits, labels, features, indices)``; they take what they need.
 """
 
-from calibrant._core.registry import Registry, tables
+from calibrant._core.options import Registry, tables
 from calibrant.losses.entries import (
     Loss as Loss,
     MeanLoss as MeanLoss,

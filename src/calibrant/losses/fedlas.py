@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from calibrant._core.chunks import AUTOCAST_DEVICES
 from calibrant._core.options import NonNegative, Share, WithOptions, at_least
-from calibrant._core.torch_models import AUTOCAST_DEVICES
 from calibrant.losses.entries import Extra, Loss, batch_of, summed_over_ranks
 from calibrant.losses.smoothing import beyond_margin
 

@@ -20,16 +20,14 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
-from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
-from calibrant.metrics import kept_pairs, reductions
+from calibrant.metrics import reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.kept_pairs import KeptPairs
 from calibrant.metrics.reductions import Input, Pairs, Reduced, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.smooth import pairs_test
-from calibrant.metrics.summary import SCORES, Moments, Summary
+from calibrant.metrics.summary import SCORES, KeptPairs, Moments, Summary
 
 _FORM = ("estimand", "pairs", "level", "grouped", "most_pairs")
 MOST_SUBGROUPS = 1000
@@ -99,8 +97,8 @@ class Accumulator:
         self.floored = 0
         self.classwise: ClassBins | None = None
         self.by: dict[str, Accumulator] = {}
-        self.most_pairs = kept_pairs.MOST_PAIRS if most_pairs is None else most_pairs
-        self._kept = KeptPairs(self.most_pairs)
+        self._kept = KeptPairs(most_pairs)
+        self.most_pairs = self._kept.most
         self.grouped = grouped
         self._groups = GroupSums()
 
@@ -161,10 +159,9 @@ class Accumulator:
         groups: Input = None,
     ) -> Accumulator:
         """Add a batch as :meth:`update` does, without its warning: callers look at all of it."""
-        if labels is not None:
-            labels, logits, probs = without_frames(labels, logits, probs)
         examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
-        targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
+        scores = examples.logits if examples.probs is None else examples.probs
+        targets = examples.labels.reshape(scores.shape if examples.one_logit else scores.shape[:-1])
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
         members = {} if by is None else _members(by, rows, self.by)
         if self.grouped != (groups is not None):
@@ -175,8 +172,7 @@ class Accumulator:
         reduced = reductions.reduce_examples(examples, classwise)
         kept = examples.labelled_weight()
         if keys is not None:  # refuses other shapes
-            labelled = examples.labels.reshape(targets.shape) != checks.IGNORED
-            self._groups.add(keys, labelled, reduced, kept, self.bins.edges)
+            self._groups.add(keys, targets != checks.IGNORED, reduced, kept, self.bins.edges)
         self._add_classes(examples.columns, classwise)
         self.moments += Moments.of(reduced, kept)
         outcome = reduced.outcome.astype(np.float64)
@@ -190,9 +186,7 @@ class Accumulator:
             if self._kept.pooled:
                 self.pool()  # subgroups as well
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
-        domain, scores = "probs", examples.probs
-        if scores is None:
-            domain, scores = "logits", examples.logits
+        domain = "logits" if examples.probs is None else "probs"
         for name, where in members.items():
             part = None if weights is None else weights[where]
             subgroup = self.by.setdefault(name, self.like())

@@ -111,7 +111,11 @@ class ClassBins:
             # every probability is in the first bin of its class until it is moved
             if not self.threshold:
                 self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
-            flat = _places(probs > (self.threshold or 1 / self.bins))
+            above = probs > (self.threshold or 1 / self.bins)
+            if home.type == "cpu":  # where NumPy is faster
+                flat = torch.from_numpy(np.flatnonzero(above.numpy()))
+            else:
+                flat = above.view(-1).nonzero()[:, 0]
             self._collected.append(_Collected(labels, weight, flat, probs.view(-1)[flat]))
             self._waiting += len(flat)
             if self._waiting > MOST_COLLECTED:
@@ -220,13 +224,6 @@ class ClassBins:
 
 def _ones(rows: Tensor) -> Tensor:
     return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
-
-
-def _places(mask: Tensor) -> Tensor:
-    """Return the places of True in a flat mask; NumPy is faster where it can."""
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return mask.view(-1).nonzero()[:, 0]
 
 
 def _class_interval(value: float, sums: ClassBins, level: float) -> Estimate:

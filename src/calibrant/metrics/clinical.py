@@ -17,10 +17,9 @@ from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.curves import _parabola_weights
 from calibrant.metrics.gaps import Functional
 from calibrant.metrics.intervals import Estimate, normal_interval, share_intervals
-from calibrant.metrics.kept_pairs import PooledPairs
 from calibrant.metrics.reductions import Data, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.smooth import CalibrationTest
-from calibrant.metrics.summary import REPLICATES, Metric, Summary
+from calibrant.metrics.summary import REPLICATES, Metric, PooledPairs, Summary
 
 if TYPE_CHECKING:
     import pandas as pd

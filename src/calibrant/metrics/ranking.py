@@ -18,7 +18,6 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.showing import as_axes, as_html, columns_frame, one_line
 from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
-from calibrant.metrics.kept_pairs import PooledPairs, Statistic
 from calibrant.metrics.reductions import (
     Data,
     Input,
@@ -27,7 +26,7 @@ from calibrant.metrics.reductions import (
     keywords,
     pairs_from,
 )
-from calibrant.metrics.summary import Metric, Summary
+from calibrant.metrics.summary import Metric, PooledPairs, Statistic, Summary
 
 if TYPE_CHECKING:
     import pandas as pd

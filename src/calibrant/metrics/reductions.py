@@ -21,10 +21,9 @@ from torch import Tensor
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray, Values
-from calibrant._core.chunks import Estimand, EstimandChoice, Examples, LabelledRows
+from calibrant._core.chunks import Estimand, EstimandChoice, Examples, LabelledRows, top_class
 from calibrant._core.class_names import without_frames
 from calibrant._core.probs import logits_from_probs
-from calibrant._core.torch_models import top_class
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reliability import Reliability, reliability_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from calibrant._core.registry import Registry, tables
+from calibrant._core.options import Registry, tables
 from calibrant.metrics.summary import Metric
 
 ORDER = ("binned", "smooth", "scores", "ranking")

@@ -11,11 +11,9 @@ from scipy.fft import dct, idct
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
-from calibrant.metrics.binomial import _drawn
-from calibrant.metrics.gaps import _running
-from calibrant.metrics.kept_pairs import PooledPairs
+from calibrant.metrics.gaps import _drawn, _running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
-from calibrant.metrics.summary import REPLICATES, Metric
+from calibrant.metrics.summary import REPLICATES, Metric, PooledPairs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,26 +1,253 @@
-"""Metrics as entries of the table, and the sums from which their values and intervals follow."""
+"""Metrics as entries of the table, and what their values and intervals follow from.
+
+That is sums of scores, sums in bins, and pairs for metrics that sort: each of them, or sums in fine
+bins if many. Pairs take nine bytes of each example. Sums in fine bins take the same memory for any
+number, add up over shards, and give every metric that sorts to within the width of a bin.
+
+A bootstrap with Poisson weights repeats each example a number of times that is drawn from a Poisson
+distribution of mean 1. The numbers of the examples of a bin add up to a Poisson variable whose mean
+is their count, so that it is drawn for the bin as a whole: a replicate costs as much for a billion
+examples as for a thousand, and depends on the sums and the seed alone, not on shards or workers.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.binning import Bins
+from calibrant._core.binning import Bins, bin_index, fill
 from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import gaps
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Excess, Functional, GapCells
 from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.kept_pairs import PooledPairs
-from calibrant.metrics.reductions import Reduced, WeightedPairs
+from calibrant.metrics.reductions import Pairs, Reduced, WeightedPairs
+
+MOST_PAIRS = 1 << 18
+"""Number of labels, ignored ones included, up to which every pair is kept. Metrics take about a
+hundred bytes for each, while pooling changes them by a hundredth of a standard error."""
+MESH = 20_480
+"""Bins of equal width; those that metrics use, of width 1/40, 1/128 and 1/4096, are unions of them.
+"""
+OCTAVES, PER_OCTAVE = 30, 8
+"""The first and the last of these bins are divided further, towards 0 and 1, where the confidences
+of large models are."""
+RUN = 25
+"""Replicates that are drawn at a time."""
+
+Statistic = Callable[[FloatArray, FloatArray], FloatArray]
+"""Maps masses ``(..., bins)`` of events and of the rest, in order of confidence, to ``(...)``."""
+
+
+@cache
+def _fine_edges() -> FloatArray:
+    """Edges of the fine bins.
+
+    >>> edges = _fine_edges()
+    >>> len(edges), bool((np.diff(edges) > 0).all()), float(edges[1] - edges[0]) < 1e-13
+    (20961, True, True)
+    """
+    steps = np.arange(OCTAVES * PER_OCTAVE, 0, -1) / PER_OCTAVE
+    tail = 2.0**-steps / MESH
+    even = np.arange(1, MESH) / MESH  # the floats nearest to the edges, as of uniform_edges
+    return np.concatenate([[0.0], tail, even, 1 - tail[::-1], [1.0]])
+
+
+@dataclass(frozen=True, eq=False)
+class PooledPairs:
+    """Sums of the examples per fine bin: of those whose event happened, and of the rest."""
+
+    happened: Bins
+    rest: Bins
+
+    @classmethod
+    def of(cls, pairs: Pairs | WeightedPairs, weight: FloatArray | None) -> PooledPairs:
+        """Return the sums of some pairs."""
+        edges, outcome = _fine_edges(), pairs.outcome.astype(bool)
+
+        def sums(which: float) -> Bins:
+            mass = None if weight is None else weight[outcome == which]
+            claimed = pairs.confidence[outcome == which]
+            return fill(claimed, np.full_like(claimed, which), edges, mass)
+
+        return cls(sums(1.0), sums(0.0))
+
+    @classmethod
+    def empty(cls) -> PooledPairs:
+        """Return the sums of no examples."""
+        return cls(Bins.empty(_fine_edges()), Bins.empty(_fine_edges()))
+
+    def __add__(self, other: PooledPairs) -> PooledPairs:
+        return PooledPairs(self.happened + other.happened, self.rest + other.rest)
+
+    @cached_property
+    def bins(self) -> Bins:
+        """Sums of all examples."""
+        return self.happened + self.rest
+
+    @cached_property
+    def pairs(self) -> WeightedPairs:
+        """One pair for each bin and outcome, at the mean confidence, with the sum of weights."""
+        sides = (self.happened, self.rest)
+        held = [side.weight > 0 for side in sides]
+        confidence = np.concatenate([s.confidence[h] for s, h in zip(sides, held, strict=True)])
+        outcome = np.repeat([1.0, 0.0], [int(h.sum()) for h in held])
+        weight = np.concatenate([s.weight[h] for s, h in zip(sides, held, strict=True)])
+        return WeightedPairs(np.clip(confidence, 0, 1), outcome, weight)
+
+    @property
+    def weight(self) -> FloatArray:
+        """Sums of weights, so that these are never taken for equally weighted examples."""
+        return self.bins.weight
+
+    def filled(self, edges: FloatArray) -> Bins:
+        """Sums of the examples per wider bin; exact if its edges are among the fine ones."""
+        place, fine = bin_index(self.bins.edges[1:], edges), self.bins
+        names = ("weight", "claimed", "observed", "spread", "squares")
+        sums = (np.bincount(place, getattr(fine, name), edges.size - 1) for name in names)
+        # counts are exact in floats up to 2^53
+        count = np.bincount(place, fine.count, edges.size - 1).astype(np.int64)
+        return Bins(edges, count, *(values.astype(np.float64, copy=False) for values in sums))
+
+    def equal_mass_edges(self, bins: int) -> FloatArray:
+        """Edges, among the fine ones, of bins that hold about equally much weight each."""
+        mass = np.cumsum(self.bins.weight)
+        cuts = np.searchsorted(mass, mass[-1] * np.arange(1, bins) / bins * (1 - 1e-12))
+        inner = np.unique(self.bins.edges[1:][cuts])
+        last = self.bins.edges[1:][np.flatnonzero(self.bins.weight)[-1]]
+        return np.concatenate([[0.0], inner[inner < last], [1.0]])
+
+    def replicates(self, count: int, seed: int) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Yield masses of events and of the rest in bootstrap samples, ``(runs, held bins)``."""
+        rng = np.random.default_rng([seed, 2])  # apart from the draws of other intervals
+        held = self.bins.weight > 0
+        sides = [(side.effective[held], side.weight[held]) for side in (self.happened, self.rest)]
+        for start in range(0, count, RUN):
+            size = min(RUN, count - start)
+            happened, rest = (
+                # with unequal weights, as many equal ones as have the same mean and variance
+                rng.poisson(mean, (size, mean.size)) * (weight / np.where(mean > 0, mean, 1.0))
+                for mean, weight in sides
+            )
+            yield happened, rest
+
+    def value(self, statistic: Statistic) -> float:
+        """Return a statistic of the examples."""
+        held = self.bins.weight > 0
+        return float(statistic(self.happened.weight[held], self.rest.weight[held]))
+
+    def deviation(self, statistic: Statistic, count: int, seed: int) -> float:
+        """Return the standard deviation of a statistic over bootstrap samples."""
+        values = [statistic(*masses) for masses in self.replicates(count, seed)]
+        return float(np.std(np.concatenate(values), ddof=1))
+
+
+class _Part(NamedTuple):
+    """What is kept of each example of a batch."""
+
+    pairs: Pairs
+    answers: Pairs  # those that AUROC and AURC rank; the same object where they are the same
+    weight: FloatArray | None
+
+
+class KeptPairs:
+    """Pairs of the examples of a stream, which are pooled from the first batch on that is too much.
+
+    Whether they are pooled depends on the number of labels alone, not on batches or their order.
+    """
+
+    def __init__(self, most: float | None = None) -> None:
+        self.most, self.labels = MOST_PAIRS if most is None else most, 0
+        self._parts: list[_Part] = []
+        self._sums: tuple[PooledPairs, PooledPairs] | None = None  # answers may be the pairs
+
+    @property
+    def pooled(self) -> bool:
+        """True if single pairs are not kept."""
+        return self._sums is not None
+
+    def add(
+        self, pairs: Pairs, answers: Pairs | None, weight: FloatArray | None, labels: int
+    ) -> None:
+        """Add the pairs of a batch; ``answers`` are None where they are the pairs themselves."""
+        self.labels += labels
+        self._parts.append(_Part(pairs, answers or pairs, weight))
+        self._settle()
+
+    def merge(self, other: KeptPairs) -> None:
+        """Add what another stream has kept."""
+        self.labels += other.labels
+        self._parts += other._parts
+        if other._sums is not None:
+            self.pool()
+            self._add(other._sums)
+        self._settle()
+
+    def pool(self) -> None:
+        """Keep sums in place of single pairs from now on."""
+        if self._sums is None:
+            nothing = PooledPairs.empty()
+            self._sums = (nothing, nothing)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._sums is None:
+            if self.labels > self.most:
+                self.pool()
+            return
+        parts, self._parts = self._parts, []
+        for part in parts:
+            pairs = answers = PooledPairs.of(part.pairs, part.weight)
+            if part.answers is not part.pairs:
+                answers = PooledPairs.of(part.answers, part.weight)
+            self._add((pairs, answers))
+
+    def _add(self, sums: tuple[PooledPairs, PooledPairs]) -> None:
+        assert self._sums is not None
+        pairs = answers = self._sums[0] + sums[0]
+        if self._sums[0] is not self._sums[1] or sums[0] is not sums[1]:
+            answers = self._sums[1] + sums[1]
+        self._sums = (pairs, answers)
+
+    def joined(self) -> WeightedPairs:
+        """Return the pairs in the order of their arrival; of pooled ones, one for each bin."""
+        if self._sums is not None:
+            return self._sums[0].pairs
+        return self._joined([part.pairs for part in self._parts])
+
+    def in_order(self) -> tuple[WeightedPairs | PooledPairs, WeightedPairs | PooledPairs]:
+        """Return pairs and answers in order of confidence: once, for all metrics that sort."""
+        if self._sums is not None:
+            return self._sums
+
+        def in_order(parts: Sequence[Pairs]) -> WeightedPairs:
+            confidence, outcome, weight = self._joined(parts)
+            order = np.argsort(confidence, kind="stable")
+            weight = None if weight is None else weight[order]
+            return WeightedPairs(confidence[order], outcome[order], weight)
+
+        pairs = answers = in_order([part.pairs for part in self._parts])
+        if any(part.answers is not part.pairs for part in self._parts):
+            answers = in_order([part.answers for part in self._parts])
+        return pairs, answers
+
+    def _joined(self, parts: Sequence[Pairs]) -> WeightedPairs:
+        nothing = Pairs(np.zeros(0), np.zeros(0))  # type: ignore[arg-type]  # outcomes as floats
+        confidence, outcome = map(np.concatenate, zip(nothing, *parts, strict=True))
+        weight = None
+        if any(part.weight is not None for part in self._parts):
+            masses = ((part.weight, part.pairs.outcome.size) for part in self._parts)
+            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])
+        return WeightedPairs(confidence, outcome, weight)
+
 
 REPLICATES = 1000
 """Draws behind an interval; the errors without bins take fewer."""

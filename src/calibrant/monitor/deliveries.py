@@ -174,13 +174,13 @@ class Delivery(NamedTuple):
 def _chunk_delivery(calibrator: Calibrator | None, ids: str | None, chunk: Chunk) -> Delivery:
     """Return the examples of a chunk; without labels they are still to come."""
     probs, labels = chunk.get("probs"), chunk.get("labels")
-    scores = chunk.logits if probs is None else probs
+    scores = chunk["logits"] if probs is None else probs
     logits = scores if probs is None else logits_from_probs(probs)
     if labels is None:
         labels = np.full(scores.shape[:-1] if scores.ndim > 1 else scores.shape, IGNORED)
-    features = None if calibrator is None else calibrator.input_features(chunk.columns)
+    features = None if calibrator is None else calibrator.input_features(chunk)
     pairs = _labelled_pairs(calibrator, logits, labels, features)
-    named = None if ids is None else as_keys(chunk.columns[ids]).tolist()
+    named = None if ids is None else as_keys(chunk[ids]).tolist()
     return Delivery.of(_recognised(scores, labels, named, probs is not None), pairs)
 
 

@@ -17,7 +17,7 @@ from calibrant._core.checks import (
     as_labels,
     check_whole,
 )
-from calibrant._core.chunks import as_tensor, examples
+from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant._core.class_names import (
     as_array,
     class_names_of,
@@ -25,7 +25,6 @@ from calibrant._core.class_names import (
     numbered,
     numbers_in_order,
 )
-from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.metrics.reductions import Pairs, reduce_examples
 

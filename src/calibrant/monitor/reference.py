@@ -72,8 +72,8 @@ def _as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
 
 
 def _filled(calibrator: Calibrator | None, bins: int, chunk: Chunk) -> Bins:
-    features = None if calibrator is None else calibrator.input_features(chunk.columns)
-    pairs = _labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
+    features = None if calibrator is None else calibrator.input_features(chunk)
+    pairs = _labelled_pairs(calibrator, chunk["logits"], chunk["labels"], features)
     return fill(pairs.confidence, pairs.outcome.astype(float), uniform_edges(bins))
 
 

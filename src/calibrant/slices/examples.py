@@ -140,15 +140,15 @@ class Reading:
 
     def labelled(self, chunk: Chunk) -> tuple[Outcomes, FloatArray, BoolArray]:
         """Return the outcomes, the probabilities ``(n, classes)``, and which rows have a label."""
-        labels = as_labels(chunk.labels).reshape(-1)
+        labels = as_labels(chunk["labels"]).reshape(-1)
         weight = chunk.get("sample_weight")
         weights = np.ones(labels.size) if weight is None else as_weight(weight, labels.shape)
         kept = (labels != IGNORED) & (weights > 0)
-        labels, scores, probs = labels[kept], chunk.logits[kept], np.zeros((0, self.classes))
+        labels, scores, probs = labels[kept], chunk["logits"][kept], np.zeros((0, self.classes))
         check_labels(labels, self.classes)
         if len(scores):
             if self.calibrator is not None:
-                arrays = {name: chunk.columns[key] for name, key in self.inputs.items()}
+                arrays = {name: chunk[key] for name, key in self.inputs.items()}
                 features = self.calibrator.input_features(arrays, kept)
                 scores = self.calibrator.transform(scores, features)
             probs = probabilities(scores, None)[0]
@@ -166,9 +166,9 @@ class Reading:
 
     def values(self, chunk: Chunk, probs: FloatArray, kept: BoolArray) -> dict[str, Array]:
         """Return the columns of the labelled rows by name, before they are encoded."""
-        values = {name: chunk.columns[key][kept] for name, key in self.metadata.items()}
+        values = {name: chunk[key][kept] for name, key in self.metadata.items()}
         if self.centres is not None:
-            values[CLUSTER] = _nearest(chunk.columns["features"][kept], self.centres)
+            values[CLUSTER] = _nearest(chunk["features"][kept], self.centres)
         return {**values, **self._predictions(probs)} if self.predictions else values
 
     def _predictions(self, probs: FloatArray) -> dict[str, Array]:
@@ -239,13 +239,13 @@ def _chunk_sample(
     reading: Reading, share: float, seed: int, clusters: bool, chunk: Chunk
 ) -> SampledExamples:
     outcomes, probs, kept = reading.labelled(chunk)
-    number = chunk.columns[ROW]
+    number = chunk[ROW]
     # another seed than that of samples of the split, of which the examples may be one
     chosen = (uniform(seed + 1, int(number[0]), number.size) < share)[kept]
     values = reading.values(chunk, probs, kept)
     features = None
     if clusters:
-        features = np.asarray(chunk.columns["features"][kept][chosen], np.float64)
+        features = np.asarray(chunk["features"][kept][chosen], np.float64)
         features = features.reshape(len(features), -1)
     return SampledExamples(
         len(probs),

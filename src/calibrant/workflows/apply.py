@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from calibrant._core.atomic_files import temporary_folder
-from calibrant._core.checks import IntArray
 from calibrant._core.class_names import class_order
 from calibrant._core.engines import current_work, use
 from calibrant._core.messages import comma_separated
@@ -97,7 +96,7 @@ def apply(
     for split in splits:
         check_fits(calibrator, split)
         split.warn_of_mistakes(copies=False)
-    make = _calibrated_by(calibrator, dataset.class_names)
+    make = partial(_calibrated, calibrator, dataset.class_names)
     _write_splits(dataset, splits, Path(out), make)
 
 
@@ -152,8 +151,8 @@ def apply_shards(
     shards = _scored_shards(dataset, shapes)
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_scored_rows)
     warn_of_orphans(jobs)
-    write = partial(_write_shard, _calibrated_by(calibrator, dataset.class_names))
-    return write_shards(jobs, write)
+    make = partial(_calibrated, calibrator, dataset.class_names)
+    return write_shards(jobs, partial(_write_shard, make))
 
 
 def _scored_rows(one: Dataset) -> int:
@@ -186,12 +185,6 @@ def _write_shard(make: Make, shard: Dataset, target: Path, report: Report) -> No
     """Write one shard."""
     _write_splits(shard, _scored_splits(shard), target, make)
     report(_scored_rows(shard))
-
-
-def _calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
-    """Return the function that makes the calibrated scores of a split of the classes ``names``."""
-    order = class_order(calibrator.class_names_, names, "the dataset")
-    return partial(_calibrated, calibrator, slice(None) if order is None else order)
 
 
 def _scored_splits(dataset: Dataset) -> list[Split]:
@@ -240,11 +233,20 @@ def write_columns(
 ) -> None:
     """Write the arrays that ``make`` returns by key, and all others but the scores.
 
-    ``make`` is called with a folder for files that hold arrays meanwhile.
+    ``make`` is called with a folder for files that hold arrays meanwhile. A warning names what
+    cannot be kept.
     """
     _check_target(dataset, target)
+    arrays: dict[str, Any] = {}
+    problems = []
     with temporary_folder(target) as folder:
-        arrays: dict[str, Any] = _copies(dataset, folder, target.suffix, left_out)
+        for key, columns in _others(dataset, left_out).items():
+            try:
+                arrays[key] = _copied(columns, folder, target.suffix)
+            except NoArrayError as problem:
+                problems.append(f"{key} ({problem})")
+        if problems:
+            warnings.warn(f"left out: {comma_separated(problems)}", stacklevel=4)
         arrays |= make(folder)
         order = [key for files in dataset.files for key in files if key in arrays]
         ordered = {key: arrays[key] for key in dict.fromkeys([*order, *arrays])}
@@ -343,20 +345,6 @@ def empty_array(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> A
     return whole
 
 
-def _copies(dataset: Dataset, folder: Path, suffix: str, left_out: Sequence[str]) -> dict[str, Any]:
-    """Return everything but the scores; a warning names what cannot be kept."""
-    copies: dict[str, Any] = {}
-    problems = []
-    for key, columns in _others(dataset, left_out).items():
-        try:
-            copies[key] = _copied(columns, folder, suffix)
-        except NoArrayError as problem:
-            problems.append(f"{key} ({problem})")
-    if problems:
-        warnings.warn(f"left out: {comma_separated(problems)}", stacklevel=5)
-    return copies
-
-
 def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     """Return columns one after another, or raise NoArrayError."""
     if any(column.dtype.hasobject for column in columns):
@@ -382,12 +370,11 @@ def probs_of(calibrator: Calibrator, calibrated: Array) -> Array:
 
 
 def _calibrated(
-    calibrator: Calibrator,
-    places: slice | IntArray,
-    split: Split,
-    folder: Path,
+    calibrator: Calibrator, names: Sequence[str] | None, split: Split, folder: Path
 ) -> dict[str, Array]:
-    """Return the calibrated scores of a split; ``places`` are those of the classes of the fit."""
+    """Return the calibrated scores of a split whose classes have these names."""
+    order = class_order(calibrator.class_names_, names, "the dataset")
+    places = slice(None) if order is None else order  # of the classes of the fit
     stored = split.shards[0].column("logits")
     probs = split.domain == "probs"
     dtype = np.promote_types(stored.dtype, np.float32) if probs else np.dtype(np.float32)
@@ -396,8 +383,8 @@ def _calibrated(
 
     def use(chunk: Chunk) -> None:
         nonlocal start
-        logits = chunk.logits[..., places]
-        values = calibrator.transform(logits, calibrator.input_features(chunk.columns))
+        logits = chunk["logits"][..., places]
+        values = calibrator.transform(logits, calibrator.input_features(chunk))
         if probs:
             values = probs_of(calibrator, values)
         whole[start : start + len(values)][..., places] = values

@@ -16,7 +16,7 @@ from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.engines import ENGINE_FAILURES, silently, steps
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
-from calibrant.calibrators import mistakes
+from calibrant.calibrators import fit_inputs
 from calibrant.calibrators.auto import Auto, KeepArgmax
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import Multicalibration
@@ -29,7 +29,13 @@ from calibrant.data.files import Data, as_dataset
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import calibrated_sums, input_names, method_in_use
+from calibrant.workflows.effect import (
+    LossReduction,
+    calibrated_sums,
+    input_names,
+    method_in_use,
+    paired_losses,
+)
 from calibrant.workflows.fit import (
     _fit_table,
     _fit_whole,
@@ -38,7 +44,6 @@ from calibrant.workflows.fit import (
     _looked_at,
     _row_folds,
 )
-from calibrant.workflows.gain import LossReduction, paired_losses
 from calibrant.workflows.large import _halves, _in_memory, _is_many
 
 FOR_SEVERAL_CLASSES = (
@@ -142,10 +147,10 @@ def compare(
         bench = _Bench(*splits, stream, time_limit, fold)
         n_test, classes = bench.prepare(list(calibrators.values()))
         some, arrays = _looked_at(splits[0], *calibrators.values())
-        if mistake := mistakes.mistake_of(some):
+        if mistake := fit_inputs.mistake_of(some):
             warn(f"{names[0]}: {mistake}")
     rows: list[Row] = []
-    with mistakes.told(mistake), steps(len(calibrators)) as step:
+    with fit_inputs.told(mistake), steps(len(calibrators)) as step:
         for name, calibrator in calibrators.items():
             rows.append(bench.row(name, calibrator))
             step()
@@ -162,7 +167,7 @@ def compare(
         calibrator = fitted[chosen.method]
         features = calibrator.input_features(arrays)
         encoded = None if features is None else calibrator.encoded(features)
-        if undone := mistakes.off_shares(calibrator, some, encoded):
+        if undone := fit_inputs.off_shares(calibrator, some, encoded):
             chosen = chosen._replace(remarks=[*chosen.remarks, undone])
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
@@ -343,7 +348,7 @@ class _Bench:
                             _fit_whole(calibrator, self.fit_on)
                 finally:
                     seconds = time.perf_counter() - start
-                with warnings.catch_warnings(), mistakes.told():
+                with warnings.catch_warnings(), fit_inputs.told():
                     warnings.simplefilter("ignore")  # the fit on everything has warned
                     for i, one in enumerate(by_fold):
                         assert self.fold is not None

@@ -15,7 +15,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import MethodChoice
-from calibrant.workflows.gain import LossReduction
+from calibrant.workflows.effect import LossReduction
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -364,11 +364,11 @@ def _walk(
     columns = list(dict.fromkeys([*columns, *input_names(calibrator), *further]))
 
     def decided(chunk: Chunk) -> Tally:
-        scores, features, labels = chunk.columns[domain], None, None
+        scores, features, labels = chunk[domain], None, None
         if calibrator is not None:
-            features = calibrator.input_features(chunk.columns)
+            features = calibrator.input_features(chunk)
         if "labels" in columns:
-            labels = as_labels(chunk.labels)
+            labels = as_labels(chunk["labels"])
         if labelled_only and labels is not None:
             kept = labels != IGNORED
             scores, labels = scores[kept], labels[kept]
@@ -437,9 +437,9 @@ class _CsvLines:
         labels: IntArray | None,
         chunk: Chunk,
     ) -> None:
-        known = [IGNORED] * len(chunk) if labels is None else labels
-        truth = ["" if label == IGNORED else self.rule.name(label) for label in known]
         predicted, confidence, decided = decisions.values()
+        known = [IGNORED] * len(predicted) if labels is None else labels
+        truth = ["" if label == IGNORED else self.rule.name(label) for label in known]
         made = [
             [self.rule.name(k) for k in predicted],
             [f"{probability:.6g}" for probability in confidence],
@@ -449,19 +449,19 @@ class _CsvLines:
         if self.table:
             columns = [*(self._column(key, split, chunk, truth) for key in self.table), *made]
         else:
-            kept = [chunk.columns.get(name, repeat("")) for name in self.kept]
-            columns = [repeat(split.name), islice(rows, len(chunk)), *kept, *made, truth]
+            kept = [chunk.get(name, repeat("")) for name in self.kept]
+            columns = [repeat(split.name), islice(rows, len(predicted)), *kept, *made, truth]
         self.writer.writerows(zip(*columns, strict=False))
 
     def _column(self, key: str, split: Split, chunk: Chunk, truth: Sequence[str]) -> Iterable[Any]:
         """Return the values of a column of a table, by its name in :attr:`Dataset.table_names`."""
         if key == "labels":
             return truth
-        if key in chunk.columns:
-            return chunk.columns[key]
+        if key in chunk:
+            return chunk[key]
         array, _, name = key.partition("_")
-        if array not in chunk.columns:
+        if array not in chunk:
             return repeat(split.name)
-        values = chunk.columns[array]
+        values = chunk[array]
         names = split.dataset.class_names if array in SCORES else None
         return values[:, names.index(name) if names else int(name)]

@@ -1,19 +1,23 @@
-"""Measure predictions before and after calibration."""
+"""Measure predictions before and after calibration, and how much it lowers the losses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from calibrant._core.checks import (
     IGNORED,
     BoolArray,
     Features,
     FloatArray,
+    IntArray,
     Values,
+    as_weight,
     spread,
     warnings_at_caller,
 )
@@ -26,7 +30,7 @@ from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.files import Data, as_dataset
 from calibrant.data.formats import Array
-from calibrant.data.shards import Chunk, full_key
+from calibrant.data.shards import counted, full_key
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
@@ -36,6 +40,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+POWER, MAX_RATIO = 0.8, 30.0
+"""Probability with which a gain is seen on the examples that it needs; and the share of its
+standard error beyond which it is none to speak of."""
 
 
 def method_in_use(calibrator: Calibrator) -> Calibrator:
@@ -251,23 +260,22 @@ class _CalibratedSums:
 
     def add(self, **columns: Array) -> None:
         """Add rows, each calibrated by the calibrator of its fold."""
-        chunk = Chunk(columns)
-        weight = chunk.get("sample_weight")
+        weight = columns.get("sample_weight")
         if self.before is not None:
             domain = "probs" if "probs" in columns else "logits"
             stated = {domain: columns[domain]}
-            self.before.add(labels=chunk.labels, sample_weight=weight, **stated)
-        kept = chunk.counted
+            self.before.add(labels=columns["labels"], sample_weight=weight, **stated)
+        kept = counted(columns)
         if not kept.any():
             return
-        logits, labels = chunk.logits, chunk.labels
+        logits, labels = columns["logits"], columns["labels"]
         tags = self.calibrators[0].multilabel
         if tags:  # rows stay whole, without what may be anything
             logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
         rows = np.asarray(kept.any(-1)) if tags else kept
         before, labels = logits[rows], labels[rows]
         after = np.empty(before.shape, np.float32 if before.dtype.itemsize <= 4 else np.float64)
-        fold = chunk.get("fold")
+        fold = columns.get("fold")
         folds = None if fold is None else spread(fold, rows.shape, "fold")[rows]
         for i, calibrator in enumerate(self.calibrators):
             own = slice(None) if folds is None else folds == i
@@ -340,3 +348,67 @@ def whole_inputs(calibrator: Calibrator, split: Split, rows: Any = None) -> Feat
         for name in calibrator.input_columns
     }
     return calibrator.input_features(arrays, rows)
+
+
+@dataclass(frozen=True)
+class LossReduction:
+    """By how much calibration lowers the log loss of an example, on average.
+
+    The interval is that of the differences between pairs of losses, of the same examples.
+    """
+
+    value: float
+    low: float
+    high: float
+    needed: int | None
+    """Examples that would probably show a gain of this size; None if there is none to show."""
+
+    def __str__(self) -> str:
+        value, low, high = self.value, self.low, self.high
+        if value < 0:
+            value, low, high = -value, -high, -low
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+class PairedLosses(NamedTuple):
+    """Examples after calibration ``(n,)``, and how much lower the loss of each is than before.
+
+    Examples of one ``unit`` depend on each other: tags of an example, tokens of a text and members
+    of a group.
+    """
+
+    top: FloatArray
+    correct: BoolArray
+    lower: FloatArray
+    weight: FloatArray | None
+    unit: IntArray
+
+    def reduction(self, level: float) -> LossReduction:
+        """Return by how much losses are lower on average, with an interval by units."""
+        lower, weight = self.lower, self.weight
+        share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
+        _, number = np.unique(self.unit, return_inverse=True)
+        mean, units = float(share @ lower), int(number.max()) + 1
+        by_unit = np.bincount(number, share * (lower - mean))
+        if units < 2:
+            return LossReduction(mean, -math.inf, math.inf, None)
+        error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
+        reach = float(stdtrit(units - 1, (1 + level) / 2))
+        # to be seen with a probability of 0.8, a gain must be so many of its standard errors
+        ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
+        needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
+        return LossReduction(mean, mean - reach * error, mean + reach * error, needed)
+
+
+def paired_losses(calibrators: Sequence[Calibrator], split: Split) -> PairedLosses:
+    """Return the losses of a split; one calibrator serves all rows, several serve a fold each."""
+    estimand: EstimandChoice = "multilabel" if calibrators[0].multilabel else "top_label"
+    losses, stated = KeptLosses(estimand), KeptLosses(estimand)
+    calibrated_sums(calibrators, split, losses, before=stated)
+    top, correct, after = losses.joined()
+    kept, weight = split.labels != IGNORED, None
+    if split.weights is not None:
+        weight = as_weight(split.weights, kept.shape).reshape(kept.shape)[kept]
+    row = np.nonzero(kept)[0]
+    unit = row if split.groups is None else split.groups[row]
+    return PairedLosses(top, correct, stated.joined()[2] - after, weight, unit)

@@ -27,7 +27,7 @@ from calibrant._core.class_names import is_frame, numbered
 from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.data.formats import Array
-from calibrant.data.shards import Chunk, Sample
+from calibrant.data.shards import Sample
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
@@ -205,7 +205,7 @@ class _Subgroups:
 
     def add(self, **columns: Array) -> None:
         used = {key: columns.get(key) for key in (self.domain, "labels", "sample_weight")}
-        for name, rows in self.found.members(Chunk(columns)).items():
+        for name, rows in self.found.members(columns).items():
             if rows.any():
                 part = {key: v[rows] for key, v in used.items() if v is not None}
                 self.by.setdefault(name, self.form.like()).add(**part)

@@ -29,7 +29,7 @@ from calibrant._core.chunks import (
 from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import as_html, one_line
-from calibrant.calibrators import mistakes
+from calibrant.calibrators import fit_inputs
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import Records
@@ -260,7 +260,7 @@ def _fit_watched(calibrator: Calibrator, split: Split, records: Records) -> None
         if split.rows * math.prod(split.shape) > WHOLE:
             _fit_table(calibrator, split, records)
         else:
-            with mistakes.watched(calibrator, _looked_at(split)[0]):
+            with fit_inputs.watched(calibrator, _looked_at(split)[0]):
                 _fit_table(calibrator, split, records)
 
 
@@ -268,7 +268,7 @@ def _looked_at(split: Split, *calibrators: Calibrator) -> tuple[Examples, dict[s
     """Return a sample of a split that is looked at for mistakes, checked and as arrays by name."""
     weight = [] if split.dataset.sample_weight is None else ["sample_weight"]
     columns = [name for name in input_names(*calibrators) if name in split.keys]
-    most = mistakes.most_rows(split.classes) * split.classes
+    most = fit_inputs.most_rows(split.classes) * split.classes
     arrays = _sampled_arrays(split, [*columns, *weight], most)
     estimand: EstimandChoice = "multilabel" if split.dataset.multilabel else "top_label"
     with located(split.path):
@@ -399,7 +399,7 @@ def cross_fit(
         _fit_whole(calibrator, floored)
     else:
         _fit_watched(calibrator, floored, records)
-    with warnings.catch_warnings(), mistakes.told():
+    with warnings.catch_warnings(), fit_inputs.told():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             _fit_without(one, floored, fold, i, records)

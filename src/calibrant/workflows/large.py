@@ -129,8 +129,9 @@ def _sampled_arrays(
 
 def _labelled(chunk: Chunk) -> dict[str, Array]:
     """Return the rows of a chunk that have a label."""
-    kept = (chunk.labels != IGNORED).reshape(len(chunk), -1).any(1)
-    return {name: values[kept] for name, values in chunk.columns.items()}
+    labels = chunk["labels"]
+    kept = (labels != IGNORED).reshape(len(labels), -1).any(1)
+    return {name: values[kept] for name, values in chunk.items()}
 
 
 def _warn_of_sample(calibrator: Calibrator, used: int, split: Split) -> None:

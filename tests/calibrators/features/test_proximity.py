@@ -10,7 +10,7 @@ from scipy.special import expit, logit, softmax
 
 import calibrant as cal
 from calibrant.calibrators.features import ProCal, proximity
-from calibrant.calibrators.mistakes import told
+from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn
 from tests.support.with_features import every_proximity, fitted, mean_nll, near_and_far

@@ -12,7 +12,7 @@ import calibrant as cal
 from calibrant.show.report import report
 from calibrant.show.report.findings import MISCALIBRATED, _findings_of
 from calibrant.show.report.verdict import _verdict_of
-from calibrant.workflows.gain import LossReduction
+from calibrant.workflows.effect import LossReduction
 from tests.show.report.conftest import drawn
 
 

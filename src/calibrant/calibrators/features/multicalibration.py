@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, Features, IntArray, Logits, Values
-from calibrant._core.chunks import Examples, labelled_chunks
+from calibrant._core.chunks import Examples, full_precision, labelled_chunks, rounds as rounding
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import comma_separated
 from calibrant._core.options import Count, Positive, Seed, at_least, at_most
-from calibrant._core.torch_models import full_precision, rounds as rounding
 from calibrant.calibrators.base import Calibrator, Context, feature_rows
 from calibrant.calibrators.features.boosting import (
     BINS,

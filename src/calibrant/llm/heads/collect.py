@@ -22,13 +22,7 @@ from calibrant._core.atomic_files import locked
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import examples
 from calibrant._core.engines import report
-from calibrant._core.torch_models import (
-    device_and_dtype,
-    digest,
-    evaluating,
-    own_device,
-    own_rank,
-)
+from calibrant._core.torch_models import device_and_dtype, digest, evaluating, own_device, own_rank
 from calibrant.calibrators.logpartition import COLUMNS, tabulate
 from calibrant.llm.heads import tables
 from calibrant.llm.heads.documents import (

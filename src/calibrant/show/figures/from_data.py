@@ -25,7 +25,7 @@ from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.files import Data, as_dataset
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, counted
 from calibrant.metrics import curves
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.ranking import RiskCoverage, risk_coverage
@@ -123,10 +123,10 @@ def _walk(
         columns += calibrator.input_columns
 
     def task(chunk: Chunk) -> list[T]:
-        kept, tags = chunk.counted, estimand == "multilabel"
+        kept, tags = counted(chunk), estimand == "multilabel"
         if not kept.any():
             return []
-        scores, labels = chunk.columns[domain], checks.as_labels(chunk.labels)
+        scores, labels = chunk[domain], checks.as_labels(chunk["labels"])
         weight, by = chunk.get("sample_weight"), chunk.get("by")
         inputs = None
         if tags:  # rows stay whole: tags that do not count are ignored
@@ -136,7 +136,7 @@ def _walk(
             if weight is not None:
                 weight = checks.spread(weight, kept.shape, "sample_weight")[kept]
             if calibrator is not None:
-                inputs = calibrator.input_features(chunk.columns, kept)
+                inputs = calibrator.input_features(chunk, kept)
         if calibrator is not None:
             scores = calibrator.transform(scores, inputs)
         group = None if by is None else checks.spread(checks.as_keys(by), kept.shape, "by")[kept]

@@ -44,7 +44,7 @@ from calibrant.slices import Slices
 from calibrant.slices.examples import Reading
 from calibrant.slices.find import has_one_label, metadata_keys, search
 from calibrant.workflows.compare import compare, compared_splits
-from calibrant.workflows.gain import paired_losses
+from calibrant.workflows.effect import paired_losses
 from calibrant.workflows.large import describe_skipped
 
 SURE = 0.9

@@ -22,8 +22,7 @@ from calibrant.metrics.reliability import Reliability, reliability_of
 from calibrant.show.style import percent
 from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.effect import method_in_use
-from calibrant.workflows.gain import LossReduction
+from calibrant.workflows.effect import LossReduction, method_in_use
 
 MIN_EXAMPLES_OF_CLASS = 10
 """Examples of a class that is shown and tested; the figures of fewer are noise."""

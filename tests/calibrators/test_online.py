@@ -1,5 +1,7 @@
 """Updates by a stream: against fits on the weighted stream, and their state."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,11 @@ from calibrant.calibrators import SMART, Auto, SigmoidScaling, TagScaling, Tempe
 from calibrant.calibrators.online import HALF_LIVES
 from calibrant.deploy import export
 
-METHODS = (TemperatureScaling, SigmoidScaling, Auto)
+LIGHT_AUTO = partial(Auto, candidates=("none", "ts", "beta"), folds=2)
+METHODS = [
+    *(TemperatureScaling, SigmoidScaling),
+    pytest.param(LIGHT_AUTO, id="Auto"),
+]
 
 
 def stream(n, kind=TemperatureScaling, seed=0):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from calibrant.calibrators.features import clipping
 from tests.support.pretended_device import PRETENDED, WITHOUT_FLOAT64, pretended_devices
 
 DEVICES = [
@@ -35,3 +36,11 @@ def few_examples_are_meant():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
+
+
+@pytest.fixture(autouse=True)
+def few_clipping_values(monkeypatch):
+    """How well feature clipping searches is tested elsewhere, too."""
+    monkeypatch.setattr(clipping, "_TAILS", (*clipping._TAILS[:2], 4))
+    monkeypatch.setattr(clipping, "_REFINED", 1)
+    monkeypatch.setattr(clipping, "_HALVINGS", 2)

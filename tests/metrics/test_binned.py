@@ -173,9 +173,12 @@ def test_classes_without_a_label_count_as_classes(rng):
     assert cal.metrics.per_class_ece(logits, labels).shape == (3,)
     # what is claimed for class 2 never happens
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    assert cal.metrics.per_class_ece(logits, labels)[2] == pytest.approx(
-        probs[:, 2].mean(), abs=1e-12
-    )
+    errors = [slow_ece(probs[:, k], labels == k) for k in range(3)]
+    assert errors[2] == pytest.approx(probs[:, 2].mean(), abs=1e-12)
+    np.testing.assert_allclose(cal.metrics.per_class_ece(logits, labels), errors, atol=1e-12)
+    by_share = np.average(errors[:2], weights=np.bincount(labels))
+    found = cal.classwise_ece(logits, labels, average="prevalence")
+    assert found == pytest.approx(by_share, abs=1e-12)
 
 
 @pytest.mark.parametrize("average", ["mean", "prevalence"])

@@ -251,9 +251,11 @@ def test_what_was_not_checked_is_listed(over_confident, calibrated):
 
 def test_predictions_change_where_that_is_clearly_better_unless_told_otherwise():
     rng = np.random.default_rng(0)
-    honest = rng.normal(size=(1200, 4))
+    honest = rng.normal(size=(1000, 4))
     labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
-    biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
+    logits = honest + np.array([2.0, 0, 0, 0])
+    biased = {"val_logits": logits[:500], "val_labels": labels[:500]}
+    biased |= {"test_logits": logits[500:], "test_labels": labels[500:]}
     options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
     reports = [cal.report(biased, keep_argmax=keep, **options) for keep in (True, "auto", False)]
     changed = []

@@ -17,12 +17,14 @@ from calibrant.calibrators.features.multicalibration import Multicalibration
 from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, make_calibrator
 from tests.support.calibrators import EVERY_METHOD, beside, make
+from tests.support.pretended_device import WITHOUT_FLOAT64
 from tests.support.simulate import drawn, drawn_tags
 from tests.support.tensors import tensors
 
 ALL = [*EVERY_METHOD, *(f"tags: {name}" for name in TAG_CALIBRATORS)]
 TEMPERED = [name for name, kind in EVERY_METHOD.items() if issubclass(kind, TemperatureCalibrator)]
 MASKABLE = [n for n, kind in EVERY_METHOD.items() if kind().accepts_masked]
+FITS_ON_CPU = "fits are those of the CPU where a device has no float64"
 ONE_OF_TWO = [n for n, kind in EVERY_METHOD.items() if not kind.two_classes_only]
 
 
@@ -281,6 +283,8 @@ def test_bounds_of_venn_abers_there(device):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_auto_chooses_there_as_it_does_on_the_cpu(device, keeps):
+    if device == WITHOUT_FLOAT64:
+        pytest.skip(FITS_ON_CPU)
     rng = np.random.default_rng(2)
     logits, labels = drawn(rng, 400, 4, temperature=1.5, scale=2.5)
     logits[:, 0] += 2 * (logits[:, 1] > 2)  # so that one temperature is not enough
@@ -331,6 +335,8 @@ def test_metadata_of_subgroups_beside_logits_there(device, rng):
 @pytest.mark.parametrize("several", ONE_OF_TWO)
 def test_a_fit_in_many_chunks_there(several, device, monkeypatch):
     """As with a hundred thousand rows of a thousand classes."""
+    if device == WITHOUT_FLOAT64:
+        pytest.skip(FITS_ON_CPU)
     for kind in ("cpu", "cuda", device.type):
         monkeypatch.setitem(chunks.CHUNK_SIZE, kind, 300)
         monkeypatch.setitem(isotonic._NUMBERS_AT_A_TIME, kind, 100)

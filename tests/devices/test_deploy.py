@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import calibrant as cal
+from calibrant.calibrators.registry import make_calibrator
 from calibrant.deploy import fold_into_linear
 from tests.support.calibrators import make
 
@@ -47,7 +48,8 @@ def test_a_calibrator_in_the_last_layer(name, network, data, device):
     inputs, labels = data
     model = network.to(device)
     logits = model(inputs.to(device)).detach()
-    calibrator = make(name).fit(logits, labels)
+    given = {"off_diagonal": 0.01, "intercept": 0.001} if name == "matrix" else {}
+    calibrator = make_calibrator(name, given).fit(logits, labels)
     folded = fold_into_linear(calibrator, model[2])
     assert folded.weight.device == device
     result = folded(model[:2](inputs.to(device))).softmax(-1)

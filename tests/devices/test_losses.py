@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from calibrant.losses import LOSSES
 from tests.support.losses import gradient, made, value
@@ -42,25 +41,6 @@ def test_values_and_gradients_are_those_of_the_cpu(name, device):
         assert value(loss) == pytest.approx(value(wanted), rel=1e-5, abs=1e-6)
     torch.testing.assert_close(gradient(other).cpu(), gradient(mine), rtol=1e-4, atol=1e-6)
     assert {x.device for x in (*there.buffers(), *there.parameters())} <= {device}
-
-
-def test_a_network_learns_by_it_there(name, device):
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 5, 200)
-    inputs = torch.from_numpy(rng.normal(size=(200, 8)) + 2 * np.eye(5, 8)[labels]).float()
-    torch.manual_seed(0)
-    first, last = nn.Linear(8, 7).to(device), nn.Linear(7, 5).to(device)
-    loss = made(name, examples=200).to(device)
-    everything = [*first.parameters(), *last.parameters(), *loss.parameters()]
-    optimiser = torch.optim.Adam(everything, lr=0.05)
-    x, y, index = inputs.to(device), torch.from_numpy(labels).to(device), torch.arange(200)
-    for _ in range(15):
-        features = first(x).relu()
-        optimiser.zero_grad()
-        loss(last(features), y, features, index.to(device)).backward()
-        optimiser.step()
-    right = (last(first(x).relu()).argmax(-1) == y).float().mean()
-    assert float(right) > 0.6
 
 
 def test_validation_logits_there_and_labels_here(device):

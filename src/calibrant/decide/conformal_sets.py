@@ -122,8 +122,7 @@ class ConformalSets:
         each = "" if self.by is None else f", for each {self.by}"
         return f"The set of a new example holds its true class in at least {share} of cases{each}."
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each limit. Needs pandas."""

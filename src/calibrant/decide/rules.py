@@ -247,8 +247,7 @@ class DecisionRule(nn.Module):
     def __repr__(self) -> str:
         return one_line(self, self.instruction().rstrip("."), self.describe())
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of one row with the numbers of the guarantee. Needs pandas."""

@@ -210,11 +210,8 @@ class Evaluation(Mapping[str, Estimate]):
         """Heading of the intervals; empty without any."""
         return "" if self.level is None else f"{100 * self.level:g} % interval"
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
 
     def __repr__(self) -> str:
         return one_line(self, self.describe().partition(";")[0], self.headline())
@@ -267,9 +264,7 @@ class Evaluation(Mapping[str, Estimate]):
             for metric, estimate in part.metrics.items()
         )
 
-    def to_latex(self) -> str:
-        """Tables of the metrics, and of subgroups, for LaTeX with the package booktabs."""
-        return as_latex(self)
+    to_latex = as_latex
 
 
 def shown(name: str, value: float) -> str:

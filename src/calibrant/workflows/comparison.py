@@ -59,8 +59,7 @@ class Row:
         figures = f"failed: {self.error}" if self.evaluation is None else self.evaluation.headline()
         return one_line(self, f"{self.method}: {figures}", f"fitted in {self.fit_seconds:.2f} s")
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return the metrics as :meth:`calibrant.metrics.evaluation.Evaluation.to_frame` does."""
@@ -180,11 +179,8 @@ class Comparison:
         notes = [f"{', '.join(names)}: {note}" for note, names in methods.items()]
         return [*failed, *notes, *self.chosen.remarks]
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    __str__ = as_text
+    _repr_html_ = as_html
 
     def __repr__(self) -> str:
         counted = f"{len(self.rows)} methods on {self.n_test:,} examples"

@@ -87,8 +87,7 @@ class FittedRule:
     def __repr__(self) -> str:
         return _rule_line(self)
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for the fit and one for the check. Needs pandas."""
@@ -129,8 +128,7 @@ class AppliedRule:
     def __repr__(self) -> str:
         return _rule_line(self)
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each split. Needs pandas."""

@@ -154,8 +154,7 @@ class Fit:
     def __str__(self) -> str:
         return printable("\n".join([*self.describe(), str(self.effect)]))
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return the metrics before and after, as a frame with a row for each. Needs pandas."""

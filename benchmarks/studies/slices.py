@@ -31,15 +31,15 @@ from scipy.stats import binomtest
 
 from calibrant.show.figures import save_figure
 from calibrant.slices import find_slices
-from calibrant.slices.examples import Outcomes, Reading, encode
-from calibrant.slices.find import Search, _open_examples, _sum_tables, search
+from calibrant.slices.examples import Reading, _Outcomes, encode
+from calibrant.slices.find import SliceSearch, _open_examples, _sum_tables, search
 from calibrant.slices.search import (
-    Candidate,
-    Family,
-    Tables,
     _all_candidates,
+    _Candidate,
+    _Family,
     _members,
     _strongest,
+    _Tables,
 )
 
 Array = NDArray[Any]
@@ -173,15 +173,15 @@ def ways(data: World, seed: int) -> dict[str, Outcome]:
 
 
 def every_interval(
-    found: Search, tables: Tables, data: World, codes: Array
+    found: SliceSearch, tables: _Tables, data: World, codes: Array
 ) -> tuple[float, Outcome]:
     """Whether all intervals hold, and the outcome of testing each subgroup alone."""
-    family = Family.of(found.reading.columns)
+    family = _Family.of(found.reading.columns)
     first = found.reading.estimands[0]
     sign = np.where(data.claimed.argmax(1) == 1, 1.0, -1.0)
     sign = sign if first == "binary" else np.ones(len(sign))
-    truth = Tables.empty(found.reading.columns, found.reading.estimands, DEPTH)
-    truth.add(Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
+    truth = _Tables.empty(found.reading.columns, found.reading.estimands, DEPTH)
+    truth.add(_Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
     held, false, named = True, 0, 0
     both = (_all_candidates(each, family, found.result.min_size) for each in (tables, truth))
     for ours, true in zip(*both, strict=True):
@@ -214,7 +214,7 @@ def codes_of(reading: Reading, data: World) -> Array:
     return encode(reading.columns, values, len(data.labels))
 
 
-def subgroup(data: World, codes: Array, one: Candidate) -> Subgroup:
+def subgroup(data: World, codes: Array, one: _Candidate) -> Subgroup:
     mask = _members(one.conditions, codes)
     return Subgroup(mask, one.gap.value, gap(data, one.estimand, mask))
 
@@ -230,7 +230,7 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
         None, first.labels, first.claimed, first.metadata, None, None, None, None
     )
     found = search(split, Reading(names, split.classes), seed=seed)
-    family = Family.of(found.reading.columns)
+    family = _Family.of(found.reading.columns)
     tables = _sum_tables(split, found.reading, DEPTH)
     best = [
         one

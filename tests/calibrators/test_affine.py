@@ -309,7 +309,7 @@ def test_masked_classes_are_refused(rng, method):
 def test_time_limit_reaches_the_folds(rng, monkeypatch):
     logits, labels, _ = confused(rng)
     given = affine._gather(examples(logits, labels), affine._centred, np.arange(600) % 5)
-    vectors = [affine._penalty_vector(4, affine.Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
+    vectors = [affine._penalty_vector(4, affine._Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
     monkeypatch.setattr(affine, "_curvature_of", lambda held, size: [np.ones(size)])
     with time_limit(0), pytest.raises(TimeoutError):
         affine._cross_validated(given, vectors)

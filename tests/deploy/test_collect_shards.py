@@ -19,7 +19,7 @@ from calibrant import use
 from calibrant._core.engines import _WorkerPool
 from calibrant.data import open_dataset
 from calibrant.deploy import collect_shards
-from calibrant.deploy.models import ModelName, _load_classifier
+from calibrant.deploy.models import _load_classifier, _ModelName
 from calibrant.workflows.receipts import RECEIPTS
 from tests.support import classifiers
 from tests.support.classifiers import KILLED
@@ -40,7 +40,7 @@ CUTS = (0, 7, 21)  # four shards, the first of them empty
 
 def expected(network=None, rows=slice(None)):
     """One forward pass over all rows."""
-    network = _load_classifier(ModelName(LINEAR)).module if network is None else network
+    network = _load_classifier(_ModelName(LINEAR)).module if network is None else network
     with torch.no_grad():
         return network(torch.from_numpy(ARRAYS["inputs"][rows]).float()).numpy()
 
@@ -172,7 +172,7 @@ def test_a_change_of_input_weights_or_settings_is_noticed(tmp_path, shards):
 def test_features_are_the_inputs_of_the_layer(tmp_path, shards):
     collect_shards(LINEAR, shards, tmp_path / "out", last_layer="2", batch_size=3)
     split = open_dataset(tmp_path / "out").split()
-    network = _load_classifier(ModelName(LINEAR)).module
+    network = _load_classifier(_ModelName(LINEAR)).module
     with torch.no_grad():
         assert isinstance(network, nn.Sequential)
         hidden = network[:2](torch.from_numpy(ARRAYS["inputs"]).float())
@@ -232,9 +232,9 @@ def test_threads_of_an_executor(tmp_path, shards):
 def test_threads_share_one_model():
     """Two that draw new weights at a time would get other ones than a process alone."""
     slow = "tests.support.classifiers:slow"
-    alone = _load_classifier(ModelName(slow, call="alone"))
+    alone = _load_classifier(_ModelName(slow, call="alone"))
     with ThreadPoolExecutor(4) as pool:
-        first, *others = pool.map(_load_classifier, 4 * [ModelName(slow, call="together")])
+        first, *others = pool.map(_load_classifier, 4 * [_ModelName(slow, call="together")])
     assert first is not alone
     assert all(other is first for other in others)
     assert first.fingerprint == alone.fingerprint
@@ -338,7 +338,7 @@ def test_pairs_of_texts_and_names_of_classes(tmp_path, reviews):
     split = open_dataset(tmp_path / "out").split()
     assert split.labels.tolist() == [2, -100]
     assert split.features.shape == (2, 16)
-    model = _load_classifier(ModelName(folder))
+    model = _load_classifier(_ModelName(folder))
     with torch.no_grad():
         alone = model(model.encode([np.array(["good"]), np.array(["bad"])])).logits
     np.testing.assert_allclose(split.logits[1:], alone, rtol=1e-6, atol=1e-6)

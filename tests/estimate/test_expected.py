@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from calibrant.estimate.cells import CELLS, Cells, _event_cell, _fill_cells, _reduce_rows
+from calibrant.estimate.cells import CELLS, _Cells, _event_cell, _fill_cells, _reduce_rows
 from calibrant.estimate.interval import _filled_cells, _share_metrics, _two_class_metrics
 
 
@@ -81,7 +81,7 @@ def test_sums_of_two_sets_add(rng):
     first = np.arange(60) < 20
     parts = [_fill_cells(rows.take(half), cell[half], weight[half]) for half in (first, ~first)]
     whole = _fill_cells(rows, cell, weight)
-    for a, b in zip(parts[0].plus(parts[1]).plus(Cells.empty()), whole, strict=True):
+    for a, b in zip(parts[0].plus(parts[1]).plus(_Cells.empty()), whole, strict=True):
         np.testing.assert_allclose(a, b)
 
 

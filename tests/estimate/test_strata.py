@@ -7,16 +7,16 @@ from scipy.stats import binom
 
 from calibrant.estimate.cells import (
     CELLS,
-    Cells,
-    Strata,
+    _Cells,
     _event_cell,
     _fill_cells,
     _fill_strata,
     _make_strata,
     _reduce_rows,
+    _Strata,
 )
 from calibrant.estimate.interval import _estimate_metrics
-from calibrant.estimate.prediction_summary import PredictionSummary
+from calibrant.estimate.prediction_summary import _PredictionSummary
 
 
 def cells_of(positive, labels=None, weight=None):
@@ -30,13 +30,13 @@ def batch_of(unlabelled, labelled, classes=2):
     n, none = int(unlabelled.weight.sum() + labelled.weight.sum()), np.zeros(0)
     rows = _reduce_rows(np.zeros((0, classes)))
     samples = (rows, none, none, np.zeros((0, classes)), None, none, none.astype(int))
-    return PredictionSummary(n, unlabelled, labelled, float(n), none, np.zeros(classes), *samples)
+    return _PredictionSummary(n, unlabelled, labelled, float(n), none, np.zeros(classes), *samples)
 
 
 def known_share(share):
     """One stratum, whose accuracy is known."""
     mean, none = np.array([share]), np.zeros((2, 1))
-    return Strata(np.zeros(2 * CELLS, int), np.array([1e12]), mean, mean, none, none)
+    return _Strata(np.zeros(2 * CELLS, int), np.array([1e12]), mean, mean, none, none)
 
 
 def test_adjusted_probabilities_have_the_share_of_each_stratum(rng):
@@ -91,7 +91,7 @@ def test_strata_of_two_classes_end_at_one_half(rng):
 
 
 def test_intervals_of_equal_probabilities_are_binomial():
-    batch = batch_of(cells_of(np.full(400, 0.8)), Cells.empty())
+    batch = batch_of(cells_of(np.full(400, 0.8)), _Cells.empty())
     metrics = _estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
     accuracy = metrics["accuracy"]
     assert accuracy.value == pytest.approx(0.8)
@@ -100,7 +100,7 @@ def test_intervals_of_equal_probabilities_are_binomial():
 
 
 def test_a_widening_moves_the_ends_by_as_much():
-    batch = batch_of(cells_of(np.full(40_000, 0.7)), Cells.empty())
+    batch = batch_of(cells_of(np.full(40_000, 0.7)), _Cells.empty())
     plain, wide = (
         _estimate_metrics(batch, known_share(0.7), widening=w, level=0.9, seed=0)["accuracy"]
         for w in (0.0, 0.05)
@@ -112,7 +112,7 @@ def test_a_widening_moves_the_ends_by_as_much():
 
 def test_known_labels_leave_nothing_to_draw():
     labels = np.repeat([0, 1], [30, 70])
-    batch = batch_of(Cells.empty(), cells_of(np.full(100, 0.8), labels))
+    batch = batch_of(_Cells.empty(), cells_of(np.full(100, 0.8), labels))
     metrics = _estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
     accuracy = metrics["accuracy"]
     assert tuple(accuracy) == pytest.approx((0.7, 0.7, 0.7))
@@ -123,7 +123,7 @@ def test_scores_of_known_labels_leave_nothing_to_estimate(rng):
     labels = (probs.cumsum(1) > rng.random((200, 1))).argmax(1)
     rows = _reduce_rows(probs, labels)
     cells = _fill_cells(rows, _event_cell(rows, 2.0), np.ones(200))
-    batch = batch_of(Cells.empty(), cells, classes=3)
+    batch = batch_of(_Cells.empty(), cells, classes=3)
     metrics = _estimate_metrics(batch, known_share(0.5), widening=0.0, level=0.9, seed=0)
     own = probs[np.arange(200), labels]
     for name, value in (
@@ -137,6 +137,6 @@ def test_few_references_without_errors_leave_doubt():
     """A hundred answers without an error do not prove that there are none in ten thousand."""
     labelled = cells_of(np.full(100, 0.9999), np.ones(100, int))
     strata = _fill_strata(_make_strata(labelled, two_classes=True), labelled)
-    batch = batch_of(cells_of(np.full(10_000, 0.9999)), Cells.empty())
+    batch = batch_of(cells_of(np.full(10_000, 0.9999)), _Cells.empty())
     low = _estimate_metrics(batch, strata, widening=0.0, level=0.9, seed=0)["accuracy"].low
     assert 0.98 < low < 0.9995

@@ -7,8 +7,8 @@ import torch
 import calibrant as cal
 from calibrant.data import save_predictions
 from calibrant.monitor import Monitor
-from calibrant.monitor.deliveries import KeyedExamples
-from calibrant.monitor.seen import WindowOverlap, _matched
+from calibrant.monitor.deliveries import _KeyedExamples
+from calibrant.monitor.seen import _matched, _WindowOverlap
 from tests.support.simulate import drawn
 from tests.support.streams import same
 
@@ -225,12 +225,12 @@ def test_independent_deliveries_are_rarely_taken_for_the_same(rng, outputs, size
     hits = 0
     for _ in range(pairs):
         one, other = (
-            KeyedExamples(
+            _KeyedExamples(
                 "logits", rng.choice(outputs, n, p=p).astype(np.uint64) << 32, np.zeros(n, int)
             )
             for n, p in zip((200, size), chances, strict=True)
         )
-        hits += WindowOverlap(1, one.exact, other.exact).is_link(doubt)
+        hits += _WindowOverlap(1, one.exact, other.exact).is_link(doubt)
     assert hits <= doubt * pairs + 3 * np.sqrt(doubt * pairs)
 
 

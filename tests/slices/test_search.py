@@ -8,14 +8,14 @@ from sklearn.linear_model import LinearRegression
 from calibrant.data.metadata import Condition, learn_column
 from calibrant.metrics.intervals import Estimate
 from calibrant.slices import search as searching
-from calibrant.slices.examples import Outcomes, encode
+from calibrant.slices.examples import _Outcomes, encode
 from calibrant.slices.search import (
-    Candidate,
-    Family,
-    Overlap,
-    Tables,
     _all_candidates,
+    _Candidate,
     _critical_value,
+    _Family,
+    _Overlap,
+    _Tables,
     overlap,
     select,
 )
@@ -41,10 +41,10 @@ def searched(columns, claimed, happened, weight=None, depth=2, min_size=30):
     codes = encode(learned, columns, n)
     sign = np.where(claimed > 0.5, 1.0, -1.0)
     weight = np.ones(n) if weight is None else weight
-    outcomes = Outcomes(claimed, happened, weight, sign)
-    tables = Tables.empty(learned, ("binary", "top_label"), depth)
+    outcomes = _Outcomes(claimed, happened, weight, sign)
+    tables = _Tables.empty(learned, ("binary", "top_label"), depth)
     tables.add(outcomes, codes)
-    return tables, Family.of(learned), outcomes, codes
+    return tables, _Family.of(learned), outcomes, codes
 
 
 def found(tables, family, critical, min_size=30):
@@ -117,9 +117,9 @@ def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):
     flipped = noise * np.where(claimed > 0.5, 1, -1)[:, None]
     largest = np.maximum(*(np.abs(member @ each / deviation).max(0) for each in (noise, flipped)))
     assert critical == pytest.approx(np.quantile(largest, 0.9), abs=0.06)
-    alone = Tables((), ("binary",), {(): tables.sums[()][:7]})
+    alone = _Tables((), ("binary",), {(): tables.sums[()][:7]})
     one = _critical_value(
-        alone, Family.of([]), (outcomes, codes[:, :0]), min_size=1, level=0.9, seed=0
+        alone, _Family.of([]), (outcomes, codes[:, :0]), min_size=1, level=0.9, seed=0
     )
     assert one == pytest.approx(stats.norm.isf(0.05), abs=0.06)
 
@@ -150,7 +150,7 @@ def test_all_intervals_hold_together(ends, planted):
 
 def candidate(*conditions, estimand="binary"):
     gap = Estimate(0.1, 0.05, 0.15)
-    return Candidate(conditions, estimand, 100, 100.0, 0.5, 0.4, gap, 5.0)
+    return _Candidate(conditions, estimand, 100, 100.0, 0.5, 0.4, gap, 5.0)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_overlaps_are_sums_over_members(examples, rng):
     codes, claimed, sign = examples
     happened, weight = rng.integers(0, 2, 20_000).astype(float), rng.uniform(size=20_000)
     ours = [candidate(Condition(0, 0, 2)), candidate(Condition(1, 1, 4), estimand="top_label")]
-    result = overlap(ours, Outcomes(claimed, happened, weight, sign), codes)
+    result = overlap(ours, _Outcomes(claimed, happened, weight, sign), codes)
     member = np.stack([codes[:, 0] < 2, (codes[:, 1] >= 1) * sign], 1)
     np.testing.assert_allclose(result.score, (weight * (happened - claimed)) @ member)
     information = member.T * (weight * claimed * (1 - claimed)) @ member
@@ -186,7 +186,7 @@ def test_what_others_explain_is_left_out(examples, rng):
         candidate(*both),
         candidate(Condition(0, 0, 3), Condition(1, 2, 3)),
     ]
-    sums = overlap(ours, Outcomes(claimed, happened, np.ones(20_000), sign), codes)
+    sums = overlap(ours, _Outcomes(claimed, happened, np.ones(20_000), sign), codes)
     assert [one.conditions for one in select(ours, sums, 3.5, 10)] == [both]
 
 
@@ -195,7 +195,7 @@ def test_partial_scores_are_those_of_a_regression(rng):
     member = (rng.uniform(size=(4000, 3)) < [0.5, 0.4, 0.3]).astype(float)
     member[:, 1] = np.maximum(member[:, 1], member[:, 0] * (rng.uniform(size=4000) < 0.8))
     residual = rng.normal(size=4000) + 0.3 * member[:, 0] + 0.2 * member[:, 2]
-    sums = Overlap(residual @ member, member.T @ member, member.T @ member)
+    sums = _Overlap(residual @ member, member.T @ member, member.T @ member)
     ours = [candidate(Condition(i, 0, 1)) for i in range(3)]
     first = int(np.argmax(np.abs(sums.score) / np.sqrt(np.diag(sums.information))))
     regression = LinearRegression(fit_intercept=False)
@@ -218,7 +218,7 @@ def test_the_simpler_of_two_alike_is_chosen(examples, rng):
     happened = (rng.uniform(size=codes.shape[0]) < truth).astype(float)
     one, nearly = Condition(0, 1, 2), Condition(1, 0, 4)
     ours = [candidate(one, nearly), candidate(one)]
-    sums = overlap(ours, Outcomes(claimed, happened, np.ones(20_000), sign), codes)
+    sums = overlap(ours, _Outcomes(claimed, happened, np.ones(20_000), sign), codes)
     assert [found.conditions for found in select(ours, sums, 3.5, 10)] == [(one,)]
 
 
@@ -227,5 +227,5 @@ def test_one_of_those_that_are_off_is_always_named(examples, rng):
     codes, claimed, sign = examples
     happened = (rng.uniform(size=20_000) < claimed).astype(float)
     ours = [candidate(Condition(0, 1, 2)), candidate(Condition(1, 2, 3))]
-    sums = overlap(ours, Outcomes(claimed, happened, np.ones(20_000), sign), codes)
+    sums = overlap(ours, _Outcomes(claimed, happened, np.ones(20_000), sign), codes)
     assert len(select(ours, sums, 1e6, 10)) == 1

@@ -17,7 +17,7 @@ from calibrant._core.chunks import Examples
 from calibrant._core.options import NonNegative, Seed
 from calibrant._core.solve import Solution
 from calibrant.calibrators import affine_fit as fit
-from calibrant.calibrators.affine_fit import RIDGE, Penalties
+from calibrant.calibrators.affine_fit import RIDGE, _Penalties
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.fit_inputs import (
     Passes,
@@ -35,7 +35,7 @@ ON_DIAGONAL, OF_INTERCEPT = 0.1, 0.01  # penalties of these entries, relative to
 FADE = "the fit makes them improbable, as far as its penalties let it"
 
 
-class Affine(Calibrator):
+class _Affine(Calibrator):
     """A factor per class or a matrix, and an intercept."""
 
     accepts_masked = False
@@ -79,7 +79,7 @@ class Affine(Calibrator):
         _warn_together(self, notes)
 
 
-class VectorScaling(Affine):
+class VectorScaling(_Affine):
     r"""A factor and an intercept for each class: :math:`\mathrm{softmax}(w \odot z + b)`.
 
     Vector scaling of Guo et al. 2017, fitted by the negative log-likelihood. Logits are centred
@@ -127,7 +127,7 @@ class VectorScaling(Affine):
         self._keep(result, examples.classes, notes)
 
 
-class Regularised(Affine):
+class _Regularised(_Affine):
     """A matrix and an intercept, with penalties as options or by cross-validation."""
 
     fits_passes = True
@@ -146,7 +146,7 @@ class Regularised(Affine):
         self.off_diagonal = off_diagonal
         self.intercept = intercept
         self.seed = seed
-        self._used(Penalties(math.nan, math.nan, math.nan))
+        self._used(_Penalties(math.nan, math.nan, math.nan))
 
     @property
     def is_diagonal_(self) -> bool:
@@ -174,13 +174,13 @@ class Regularised(Affine):
 
     def _penalty(self) -> FloatArray:
         used = (self.off_diagonal_, self.intercept_, self.on_diagonal_)
-        return fit._penalty_vector(len(self.bias_), Penalties(*map(float, used)))
+        return fit._penalty_vector(len(self.bias_), _Penalties(*map(float, used)))
 
-    def _used(self, penalties: Penalties) -> None:
+    def _used(self, penalties: _Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties
         self._store(off_diagonal_=off_diagonal, intercept_=intercept, on_diagonal_=diagonal)
 
-    def _candidates(self, classes: int, sharpness: float) -> list[Penalties]:
+    def _candidates(self, classes: int, sharpness: float) -> list[_Penalties]:
         """Penalties to choose from, from strong to weak; one where none is to be chosen."""
         result = []
         # a diagonal has few parameters and many rows are slow: every other penalty will do
@@ -192,12 +192,12 @@ class Regularised(Affine):
                 off, diagonal = entry * classes * (classes - 1), ON_DIAGONAL * entry * classes
             bias = OF_INTERCEPT * each * classes if self.intercept is None else self.intercept
             result.append(
-                Penalties(off if classes <= MAX_MATRIX_CLASSES else math.inf, bias, diagonal)
+                _Penalties(off if classes <= MAX_MATRIX_CLASSES else math.inf, bias, diagonal)
             )
         return list(dict.fromkeys(result))
 
 
-class MatrixScaling(Regularised):
+class MatrixScaling(_Regularised):
     r"""A matrix and an intercept: :math:`\mathrm{softmax}(W z + b)`, kept near a diagonal.
 
     Matrix scaling of Guo et al. 2017 with the off-diagonal and intercept regularisation (ODIR)
@@ -245,7 +245,7 @@ class MatrixScaling(Regularised):
     summary = "a regularised matrix and an intercept on the logits"
 
 
-class DirichletCalibration(Regularised):
+class DirichletCalibration(_Regularised):
     r"""A matrix and an intercept on log-probabilities: :math:`\mathrm{softmax}(W \log p + b)`.
 
     Dirichlet calibration of Kull et al. 2019. It differs from :class:`MatrixScaling`, whose
@@ -270,7 +270,7 @@ class DirichletCalibration(Regularised):
         return logits.log_softmax(-1)
 
 
-class Structured(Affine):
+class Structured(_Affine):
     """A correction of tempered log-probabilities, held near none by known penalties."""
 
     accepts_masked = True  # the share of the uniform distribution keeps the inputs finite
@@ -291,12 +291,12 @@ class Structured(Affine):
         result = super()._transform(logits, top, features)
         return torch.where(torch.isneginf(logits), logits, result)
 
-    def _penalties(self, classes: int, count: float) -> Penalties:
+    def _penalties(self, classes: int, count: float) -> _Penalties:
         """Penalties of sums over entries; an infinite one leaves only the diagonal."""
         pairs = classes * (classes - 1)
         of_class = self.penalty * classes**2 / count
         of_pairs = self.penalty * pairs**2 / count
-        return Penalties(
+        return _Penalties(
             of_pairs if classes <= MAX_MATRIX_CLASSES else math.inf, of_class, of_class
         )
 
@@ -436,7 +436,7 @@ class StructuredVectorScaling(Structured):
         """A temperature, and a factor and an intercept for each class."""
         return 1 + 2 * classes
 
-    def _penalties(self, classes: int, count: float) -> Penalties:
+    def _penalties(self, classes: int, count: float) -> _Penalties:
         return super()._penalties(classes, count)._replace(off_diagonal=math.inf)
 
 

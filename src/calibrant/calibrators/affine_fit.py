@@ -51,7 +51,7 @@ Curvature: TypeAlias = Sequence[FloatArray]
 T = TypeVar("T")
 
 
-class Penalties(NamedTuple):
+class _Penalties(NamedTuple):
     """Penalties of the sums over entries of each kind."""
 
     off_diagonal: float
@@ -82,7 +82,7 @@ def _tempered(classes: int, sharpness: float, size: int) -> FloatArray:
     return x
 
 
-def _penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
+def _penalty_vector(classes: int, penalties: _Penalties) -> FloatArray:
     """Penalty of each parameter, flat; an infinite one off the diagonal leaves the diagonal."""
     off_diagonal, intercept, diagonal = penalties
     size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
@@ -96,7 +96,7 @@ def _diagonal(classes: int, size: int) -> slice:
     return slice(0, size - classes, 1 if size == 2 * classes else classes + 1)
 
 
-class FitData(NamedTuple):
+class _FitData(NamedTuple):
     """The labelled rows, one fold after the other."""
 
     inputs: Tensor  # (n, classes), in single precision unless double came in
@@ -122,7 +122,7 @@ def _gather(
     fold: IntArray | None = None,
     *,
     sharpness: float | None = None,
-) -> FitData:
+) -> _FitData:
     """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits.
 
     The sharpness of temperature scaling is searched unless it is known.
@@ -146,7 +146,7 @@ def _gather(
     cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]
     if sharpness is None:
         sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
-    return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
+    return _FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
 def _finite_inputs(inputs: Inputs, examples: Examples, chunk: LabelledRows) -> Tensor:
@@ -172,7 +172,7 @@ def _dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArr
 
 
 def _solve(
-    data: FitData,
+    data: _FitData,
     penalty: FloatArray,
     *,
     without: int | None = None,
@@ -218,13 +218,13 @@ def _minimise_penalised(
     return result._replace(x=start + forward(result.x))
 
 
-def _solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
+def _solve_all(data: _FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
     """Minimise the penalised loss of all rows."""
     task = partial(_solve, data, penalty, tolerance=tolerance)
     return task() if _cores(data, penalty.size) > 1 else _on_own_threads([task])[0]
 
 
-def _cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
+def _cross_validated(data: _FitData, penalties: Sequence[FloatArray]) -> int:
     """Number of the penalty with the lowest held-out loss; they come from strong to weak.
 
     Each search starts where the one before it ended, and the walk stops when the loss rises.
@@ -248,7 +248,7 @@ def _cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
 
 
 def _held_out(
-    data: FitData,
+    data: _FitData,
     penalty: FloatArray,
     fold: int,
     at: list[FloatArray | None],
@@ -269,13 +269,13 @@ def _on_own_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return chunks.on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
 
 
-def _cores(data: FitData, size: int) -> int:
+def _cores(data: _FitData, size: int) -> int:
     # small steps share cores badly
     on_cpu = data.inputs.device.type == "cpu"
     return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
 
-def _mean_nll(data: FitData, ranges: Ranges) -> Objective:
+def _mean_nll(data: _FitData, ranges: Ranges) -> Objective:
     """Weighted mean of the loss over ranges of rows, with its gradient ``G^T Z``."""
     total = float(sum(data.weight[a:b].sum() for a, b in ranges))
 
@@ -307,7 +307,7 @@ def _nll_sums(
     return value, torch.cat([by_weight.reshape(-1), by_bias])
 
 
-def _curvature_of(data: FitData, size: int) -> Curvature:
+def _curvature_of(data: _FitData, size: int) -> Curvature:
     """Return the curvature by ``size`` parameters."""
     rows = _float64_chunks(data, data.ranges())
     sums = _curvature_sums(rows, data.sharpness, data.classes, size, data.inputs.device)
@@ -380,7 +380,7 @@ def _summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
 
 
-def _float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _float64_chunks(data: _FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
     on_cpu = data.inputs.device.type == "cpu"
     step = max(1, (CHUNK_OF_INPUTS if on_cpu else chunks.CHUNK_SIZE["cuda"]) // data.classes)

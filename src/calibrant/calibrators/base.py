@@ -343,19 +343,23 @@ class Calibrator(nn.Module):
             members = None
             if groups is not None:  # one value for a row of labels serves all of the row
                 members = checks.spread(checks.as_keys(groups), shape, "groups").reshape(-1)
-            labelled = int((examples.labels != IGNORED).sum())
-            if self.multilabel:  # labels of one row of tags are several
-                self._warn_of_few(labelled, examples.columns, None)
-            else:
-                distinct = fit_inputs._distinct_rows(fit_inputs._first_rows(examples.logits))
-                self._warn_of_few(labelled, examples.columns, distinct)
-                if groups is None:  # which tell copies
-                    warn_of_copies(examples.logits, examples.labels)
+            self._warn_of_examples(examples, grouped=groups is not None)
             self.set_floor(0)
             with watched(self, examples, inputs):
                 return self.fit_examples(examples, Context(inputs, head, members))
 
     update = online.update
+
+    def _warn_of_examples(self, examples: Examples, *, grouped: bool) -> None:
+        """Warn of few examples, and of copies unless groups tell them."""
+        count = int((examples.labels != IGNORED).sum())
+        if self.multilabel:  # labels of one row of tags are several
+            self._warn_of_few(count, examples.columns, None)
+            return
+        distinct = fit_inputs._distinct_rows(fit_inputs._first_rows(examples.logits))
+        self._warn_of_few(count, examples.columns, distinct)
+        if not grouped:
+            warn_of_copies(examples.logits, examples.labels)
 
     def _features_of_fit(
         self, features: Features, labels: Values, sample_weight: Values | None

@@ -15,7 +15,7 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Examples
 from calibrant._core.options import Count
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators.affine_fit import FitData, _centred, _gather
+from calibrant.calibrators.affine_fit import _centred, _FitData, _gather
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.fit_inputs import _missing_classes, _warn_together
 
@@ -91,7 +91,7 @@ class _Quality(NamedTuple):
     accuracy: float
 
 
-def _search(data: FitData, passes: int) -> Solution:
+def _search(data: _FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
     rows = _Scaled(data)
     grid = np.unique(np.clip(_FACTORS / data.sharpness, *BOUNDS))
@@ -127,7 +127,7 @@ class _Scaled:
     temperature in time O(n). Only rows in which its class leads are looked at whole.
     """
 
-    def __init__(self, data: FitData) -> None:
+    def __init__(self, data: _FitData) -> None:
         self.logits = data.inputs.cpu().numpy()  # (n, classes), centred
         self.labels = data.labels.cpu().numpy()
         self.share = (data.weight / data.weight.sum()).cpu().numpy()

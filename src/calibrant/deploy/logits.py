@@ -47,10 +47,10 @@ from calibrant.data.shards import (
 from calibrant.deploy.calibrated_model import Layer
 from calibrant.deploy.models import (
     Classifier,
-    ModelName,
     _array_classifier,
     _forget_classifier,
     _load_classifier,
+    _ModelName,
 )
 from calibrant.workflows.apply import empty_array, write_columns
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
@@ -203,7 +203,7 @@ def collect_shards(
     rank, ranks = own_rank()
     executor = current_work().executor
     with ExitStack() as stack:
-        named: ModelName | Classifier
+        named: _ModelName | Classifier
         if isinstance(model, nn.Module):
             kind = type(model).__name__
             if executor is not None:
@@ -221,7 +221,7 @@ def collect_shards(
         else:
             name, file = os.fspath(model), None if weights is None else os.fspath(weights)
             call = uuid.uuid4().hex
-            named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
+            named = _ModelName(name, file, length, device, dtype, trust_remote_code, call)
             stack.callback(_forget_classifier)  # else it would keep the memory of a GPU
         run = _Collection.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
@@ -244,7 +244,7 @@ def collect_shards(
 class _Collection:
     """A model, and the columns that it reads and writes."""
 
-    model: ModelName | Classifier
+    model: _ModelName | Classifier
     fingerprint: str  # of the model
     inputs: tuple[str, ...]
     labels: str | None
@@ -254,7 +254,7 @@ class _Collection:
     @classmethod
     def of(
         cls,
-        model: ModelName | Classifier,
+        model: _ModelName | Classifier,
         inputs: Sequence[str] | None,
         labels: str | None,
         last_layer: str | None,

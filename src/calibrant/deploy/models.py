@@ -61,7 +61,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class ModelName:
+class _ModelName:
     """The name of a model and how it is loaded: enough for another process to load it."""
 
     name: str
@@ -76,7 +76,7 @@ class ModelName:
 _LOADING = RLock()  # a factory may load another classifier
 
 
-def _load_classifier(model: ModelName) -> Classifier:
+def _load_classifier(model: _ModelName) -> Classifier:
     """Load a classifier; a process keeps the last one, which its threads share.
 
     Parameters
@@ -104,7 +104,7 @@ def _forget_classifier() -> None:
 
 
 @lru_cache(maxsize=1)
-def _loaded(model: ModelName) -> Classifier:
+def _loaded(model: _ModelName) -> Classifier:
     target, precision = device_and_dtype(device=model.device, dtype=model.dtype)
     suffix, factory = Path(model.name).suffix, _FACTORY.fullmatch(model.name)
     if suffix in _PICKLES:
@@ -197,7 +197,7 @@ def _load_weights(module: nn.Module, path: str) -> None:
 # ------------------------------------------------------------------------------------ Hugging Face
 
 
-def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -> Classifier:
+def _pretrained(model: _ModelName, target: torch.device | None, precision: Any) -> Classifier:
     check_transformers("Hugging Face models")
     import transformers
 

@@ -316,7 +316,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _log_probs(self, estimator: Any, X: Any) -> FloatArray:
         tags, features = self.calibrator_.multilabel, None
-        odds = scoring.log_odds(scoring.logits_of(estimator, X, self.classes_, tags=tags))
+        odds = scoring._log_odds(scoring._as_logits(estimator, X, self.classes_, tags=tags))
         if self.calibrator_.needs_features:
             features = X
         with checks.known_rows():  # they are the estimator's, whatever they look like
@@ -380,14 +380,14 @@ def _fitted_scale(
     if isinstance(calibrator, (Identity, TagIdentity)):
         pass  # probabilities stay as they are
     elif hasattr(estimator, "decision_function"):
-        scale = scoring._scale_of(scoring.log_odds(scores.logits), scores.labels, weight)
+        scale = scoring._scale_of(scoring._log_odds(scores.logits), scores.labels, weight)
     else:
         floor = scores.floor(weight)
         scores = scores.raised(floor)
     features = None
     if isinstance(calibrator, Multicalibration):
         features = feature_rows(metadata_arrays(X, calibrator.columns or ()), scores.rows)
-    logits = scoring.log_odds(scores.logits) / scale
+    logits = scoring._log_odds(scores.logits) / scale
     calibrator.fit(logits, scores.labels, features=features, sample_weight=weight, groups=kept)
     calibrator.set_floor(floor)
     return scale

@@ -91,7 +91,7 @@ def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Argument
             "fit it first, and wrap it in a FrozenEstimator"
         ) from problem
     classes = _classes_of(estimator, y)
-    labels, logits = _labels_of(classes, y), logits_of(estimator, X, classes, tags=y.ndim == 2)
+    labels, logits = _labels_of(classes, y), _as_logits(estimator, X, classes, tags=y.ndim == 2)
     known = np.ones((len(y), len(classes)), bool)
     return Scores(classes, np.arange(len(y)), logits, known, labels)
 
@@ -115,14 +115,14 @@ def _out_of_fold(
     X_test, _ = _safe_split(estimator, X, y, test, train)
     fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
     tags = y.ndim == 2
-    logits = logits_of(fitted, X_test, classes, tags=tags)
+    logits = _as_logits(fitted, X_test, classes, tags=tags)
     known = ~np.isneginf(logits)
     if tags:  # each has scores, also where all labels were the same
         known = np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
     return fitted if keep else None, logits, known
 
 
-def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:
+def _as_logits(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:
     """Return scores as :class:`Scores` has them: -inf for classes that the estimator lacks."""
     if tags:
         return _tag_logits(estimator, X, len(classes))
@@ -178,7 +178,7 @@ def _checked_columns(name: str, scores: NDArray[Any], count: int, each: str) -> 
     return scores
 
 
-def log_odds(logits: FloatArray) -> FloatArray:
+def _log_odds(logits: FloatArray) -> FloatArray:
     """Return the log-odds for two classes and tags, else logits."""
     return logits[..., 1] - logits[..., 0] if logits.shape[-1] == 2 else logits
 

@@ -170,8 +170,8 @@ class ThresholdClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _positive(self, X: Any) -> FloatArray:
         """Return the probability of the positive class, or of each tag."""
-        logits = scoring.logits_of(self.estimator_, X, self.classes_, tags=self.multilabel_)
-        probs = expit(scoring.log_odds(logits))
+        logits = scoring._as_logits(self.estimator_, X, self.classes_, tags=self.multilabel_)
+        probs = expit(scoring._log_odds(logits))
         if self.multilabel_ or self._pos_label == self.classes_[1]:
             return np.asarray(probs)
         return np.asarray(1 - probs)

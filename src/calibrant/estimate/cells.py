@@ -25,7 +25,7 @@ MOST = 16.0
 CELLS = round(2 * MOST / WIDTH)
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """Numbers of each example, ``(n,)``; those with labels are NaN without."""
 
     event: FloatArray  # probability of the event
@@ -44,18 +44,18 @@ class Rows(NamedTuple):
         """True for rows with a label."""
         return np.asarray(self.label != IGNORED)
 
-    def take(self, chosen: BoolArray) -> Rows:
+    def take(self, chosen: BoolArray) -> _Rows:
         """Return some of the rows."""
         values: Any = [column[chosen] for column in self]
-        return Rows(*values)
+        return _Rows(*values)
 
     @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
+    def join(cls, parts: Sequence[_Rows]) -> _Rows:
         """Return rows one after another."""
         return cls(*joined(parts))
 
 
-def _reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
+def _reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> _Rows:
     """Reduce probabilities ``(n, classes)`` with their labels ``(n,)``, -100 for none.
 
     >>> rows = _reduce_rows(np.array([[0.2, 0.8], [0.7, 0.3]]), np.array([1, -100]))
@@ -73,7 +73,7 @@ def _reduce_rows(probs: FloatArray, labels: IntArray | None = None) -> Rows:
     tiny = np.finfo(np.float64).tiny
     own = np.where(known, probs[np.arange(n), np.where(known, label, 0)], math.nan)
     happened = np.asarray(label == (1 if classes == 2 else predicted), np.float64)
-    return Rows(
+    return _Rows(
         event=probs[:, 1] if classes == 2 else confidence,
         confidence=confidence,
         margin=np.log(confidence / np.maximum(second, tiny)),
@@ -93,14 +93,14 @@ def _log_odds_cell(log_odds: FloatArray) -> IntArray:
     return np.asarray(np.clip(place, 0, CELLS - 1), np.int64)
 
 
-def _event_cell(rows: Rows, threshold: float) -> IntArray:
+def _event_cell(rows: _Rows, threshold: float) -> IntArray:
     """Return the cell of each row; those from ``CELLS`` on reach the threshold."""
     with np.errstate(divide="ignore"):
         log_odds = np.log(rows.event) - np.log1p(-rows.event)
     return np.asarray(_log_odds_cell(log_odds) + CELLS * (rows.confidence >= threshold))
 
 
-class Cells(NamedTuple):
+class _Cells(NamedTuple):
     """Sums by cell, ``(2 * CELLS,)`` each; those of two sets of examples add."""
 
     weight: FloatArray
@@ -115,13 +115,13 @@ class Cells(NamedTuple):
     nll_scatter: FloatArray
 
     @classmethod
-    def empty(cls) -> Cells:
+    def empty(cls) -> _Cells:
         """Sums of no examples."""
         return cls(*np.zeros((len(cls._fields), 2 * CELLS)))
 
-    def plus(self, other: Cells) -> Cells:
+    def plus(self, other: _Cells) -> _Cells:
         """Return the sums of both."""
-        return Cells(*(a + b for a, b in zip(self, other, strict=True)))
+        return _Cells(*(a + b for a, b in zip(self, other, strict=True)))
 
     @property
     def size(self) -> float:
@@ -139,7 +139,7 @@ def _sums_by(index: IntArray, values: FloatArray, count: int) -> FloatArray:
     return np.bincount(index, values, count).astype(np.float64)
 
 
-def _fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
+def _fill_cells(rows: _Rows, cell: IntArray, weight: FloatArray) -> _Cells:
     """Sums of rows by cell."""
 
     def sums(values: FloatArray) -> FloatArray:
@@ -149,7 +149,7 @@ def _fill_cells(rows: Rows, cell: IntArray, weight: FloatArray) -> Cells:
         np.where(rows.labelled, values, 0)
         for values in (rows.happened, rows.brier_gap, rows.nll_gap)
     )
-    return Cells(
+    return _Cells(
         weight=sums(weight),
         square=sums(weight**2),
         claimed=sums(weight * rows.event),
@@ -172,7 +172,7 @@ prove that there are none."""
 SCORES = ("brier", "nll")
 
 
-class Strata(NamedTuple):
+class _Strata(NamedTuple):
     """Labelled examples by stratum, ``(strata,)`` each."""
 
     stratum: IntArray  # (2 * CELLS,) stratum of each cell
@@ -219,7 +219,7 @@ class Strata(NamedTuple):
         return math.sqrt(max(weight @ (squared - variance), 0)), p_value
 
 
-def _make_strata(cells: Cells, *, two_classes: bool) -> IntArray:
+def _make_strata(cells: _Cells, *, two_classes: bool) -> IntArray:
     """Return the stratum of each cell, from labelled examples.
 
     Strata have equal parts of a measure that is half the examples and half their variance, so that
@@ -253,7 +253,7 @@ def _equal_parts(measure: FloatArray, count: int) -> IntArray:
     return np.asarray(np.minimum(np.searchsorted(present, index), present.size - 1), np.int64)
 
 
-def _fill_strata(stratum: IntArray, cells: Cells) -> Strata:
+def _fill_strata(stratum: IntArray, cells: _Cells) -> _Strata:
     """Sums of labelled examples by stratum; without any, all shares are equally likely."""
     count = int(stratum.max()) + 1
 
@@ -264,7 +264,7 @@ def _fill_strata(stratum: IntArray, cells: Cells) -> Strata:
     each = np.maximum(weight, 1e-300)
     gaps = np.stack([sums(cells.brier_gap), sums(cells.nll_gap)]) / each
     scatter = np.stack([sums(cells.brier_scatter), sums(cells.nll_scatter)]) / each - gaps**2
-    return Strata(
+    return _Strata(
         stratum,
         np.array([_effective(*pair) for pair in zip(weight, square, strict=True)]),
         np.where(weight > 0, sums(cells.claimed) / each, 0.5),

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant.estimate.cells import CELLS, SCORES, Cells, Strata, _effective, _sums_by
-from calibrant.estimate.prediction_summary import PredictionSummary
+from calibrant.estimate.cells import CELLS, SCORES, _Cells, _effective, _Strata, _sums_by
+from calibrant.estimate.prediction_summary import _PredictionSummary
 from calibrant.metrics.intervals import Estimate
 
 DRAWS = 500
@@ -30,7 +30,7 @@ RUN = 50
 
 
 def _estimate_metrics(
-    batch: PredictionSummary, strata: Strata | None, *, widening: float, level: float, seed: int
+    batch: _PredictionSummary, strata: _Strata | None, *, widening: float, level: float, seed: int
 ) -> dict[str, Estimate]:
     """Return each metric with its interval.
 
@@ -79,9 +79,9 @@ def _tilts(filled: _FilledCells, probs: FloatArray, widening: float) -> list[Flo
 
 
 def _drawn_metrics(
-    batch: PredictionSummary,
+    batch: _PredictionSummary,
     filled: _FilledCells,
-    strata: Strata,
+    strata: _Strata,
     tilt: FloatArray,
     rng: np.random.Generator,
 ) -> dict[str, FloatArray]:
@@ -109,7 +109,7 @@ def _ends(draws: FloatArray, level: float) -> tuple[float, float]:
 
 
 def _score_estimate(
-    name: str, batch: PredictionSummary, strata: Strata | None, *, widening: float, level: float
+    name: str, batch: _PredictionSummary, strata: _Strata | None, *, widening: float, level: float
 ) -> Estimate:
     """Return the Brier score or log loss of more than two classes, with Student's interval."""
     unknown, total = batch.unlabelled, batch.cells.weight.sum()
@@ -147,7 +147,7 @@ class _FilledCells(NamedTuple):
         return np.where(self.predicted, events, self.weight - events)
 
 
-def _filled_cells(cells: Cells, two_classes: bool) -> _FilledCells:
+def _filled_cells(cells: _Cells, two_classes: bool) -> _FilledCells:
     """Return the cells that have examples."""
     used = np.flatnonzero(cells.weight > 0)
     used = used[np.argsort(used % CELLS, kind="stable")]

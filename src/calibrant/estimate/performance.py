@@ -23,11 +23,11 @@ from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.files import Data, as_dataset
 from calibrant.data.shards import located
 from calibrant.estimate.cells import (
-    Strata,
     _event_cell,
     _fill_cells,
     _fill_strata,
     _make_strata,
+    _Strata,
     _sums_by,
 )
 from calibrant.estimate.interval import _estimate_metrics
@@ -37,7 +37,12 @@ from calibrant.estimate.performance_estimate import (
     PerformanceEstimate,
     Status,
 )
-from calibrant.estimate.prediction_summary import NEVER, PredictionSummary, _batch_split, _summarise
+from calibrant.estimate.prediction_summary import (
+    NEVER,
+    _batch_split,
+    _PredictionSummary,
+    _summarise,
+)
 from calibrant.estimate.sampling import _with_known_labels
 from calibrant.estimate.shifts import BINS, Shift, _find_shifts, _label_shift_weights, _seen_rows
 from calibrant.metrics.intervals import Estimate
@@ -55,10 +60,10 @@ DISTINCT = 5
 """Size of a shift, in units of its noise, from which its cause can be told."""
 
 
-class Explanation(NamedTuple):
+class _Explanation(NamedTuple):
     """A reference, weighted so as to explain a batch, and the shifts that this leaves."""
 
-    strata: Strata
+    strata: _Strata
     shifts: list[Shift]
     new_prior: FloatArray | None = None  # with changed class frequencies
 
@@ -131,7 +136,7 @@ class PerformanceEstimator:
         self.calibrator = calibrator
         self.threshold, self.level, self.tolerance = threshold, level, tolerance
         self.drift_level, self.false_alarms, self.seed = drift_level, false_alarms, seed
-        self._reference: PredictionSummary | None = None
+        self._reference: _PredictionSummary | None = None
         self.class_names = None if self.calibrator is None else self.calibrator.class_names_
         if reference is not None:
             dataset = as_dataset(reference).in_order(self.class_names)
@@ -202,15 +207,15 @@ class PerformanceEstimator:
         result = self._result(batch, None)
         return WindowEstimate(*result["accuracy"], result.status)
 
-    def _summed(self, split: Split, **options: object) -> PredictionSummary:
+    def _summed(self, split: Split, **options: object) -> _PredictionSummary:
         if self.calibrator is None:
             split.warn_of_mistakes(copies=False)
         return _summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
 
-    def _result(self, batch: PredictionSummary, monitor: Monitor | None) -> PerformanceEstimate:
+    def _result(self, batch: _PredictionSummary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size
         explanations = [] if reference is None else self._explanations(batch, reference)
-        evidence: list[Strata | None] = [e.strata for e in explanations] or [None]
+        evidence: list[_Strata | None] = [e.strata for e in explanations] or [None]
         status, reasons, widening = self._promise(explanations)
         doubts = self._doubts(batch, evidence, monitor)
         if labels >= FEWEST_LABELS:
@@ -241,8 +246,8 @@ class PerformanceEstimator:
         )
 
     def _explanations(
-        self, batch: PredictionSummary, reference: PredictionSummary
-    ) -> list[Explanation]:
+        self, batch: _PredictionSummary, reference: _PredictionSummary
+    ) -> list[_Explanation]:
         """Return the reference as it is, and with class frequencies that fit better, if there are.
 
         A label shift is looked for only where the batch differs from the reference at all. It comes
@@ -250,7 +255,7 @@ class PerformanceEstimator:
         """
         index = _make_strata(reference.labelled, two_classes=reference.two_classes)
         seen = batch.seen()
-        plain = Explanation(
+        plain = _Explanation(
             _fill_strata(index, reference.labelled),
             _find_shifts(seen, reference.seen(), seed=self.seed),
         )
@@ -266,7 +271,7 @@ class PerformanceEstimator:
         weighted = _seen_rows(reference.rows, weight, ratio.size, cell)
         sampled = reference.sample_weight * ratio[reference.sample_label]
         weighted = weighted._replace(features=reference.features, weight=sampled)
-        explained = Explanation(
+        explained = _Explanation(
             _fill_strata(index, _fill_cells(reference.rows, cell, weight)),
             _find_shifts(seen, weighted, seed=self.seed),
             prior,
@@ -276,7 +281,7 @@ class PerformanceEstimator:
         noise = BINS * (1 / seen.size + 1 / reference.seen().size)
         return [explained, plain] if plain.size() > DISTINCT * noise else [plain, explained]
 
-    def _promise(self, explanations: Sequence[Explanation]) -> tuple[Status, list[str], float]:
+    def _promise(self, explanations: Sequence[_Explanation]) -> tuple[Status, list[str], float]:
         """Return the state of the guarantee, its reasons, and by how much intervals widen."""
         if not explanations:
             return "unchecked", [], 0.0
@@ -296,7 +301,7 @@ class PerformanceEstimator:
             return "withdrawn", [*reasons, hidden], widening
         return "widened", reasons, widening
 
-    def _unseen(self, batch: PredictionSummary, explanations: Sequence[Explanation]) -> float:
+    def _unseen(self, batch: _PredictionSummary, explanations: Sequence[_Explanation]) -> float:
         """Return the change of accuracy that a shift could cause without being seen."""
         assert self._reference is not None
         if self.drift_level == 0:
@@ -307,7 +312,7 @@ class PerformanceEstimator:
         return math.sqrt(visible) * _deviation(self._reference)
 
     def _doubts(
-        self, batch: PredictionSummary, evidence: Sequence[Strata | None], monitor: Monitor | None
+        self, batch: _PredictionSummary, evidence: Sequence[_Strata | None], monitor: Monitor | None
     ) -> list[str]:
         """Return the reasons why the calibration does not hold, as labels show it."""
         doubts = []
@@ -326,8 +331,8 @@ class PerformanceEstimator:
 
     def _metrics(
         self,
-        batch: PredictionSummary,
-        evidence: Sequence[Strata | None],
+        batch: _PredictionSummary,
+        evidence: Sequence[_Strata | None],
         status: Status,
         widening: float,
     ) -> dict[str, Estimate]:
@@ -351,7 +356,7 @@ class PerformanceEstimator:
         }
 
 
-class LabelAgreement(NamedTuple):
+class _LabelAgreement(NamedTuple):
     """Accuracy as claimed and as labels show it, and the p-value of their difference."""
 
     claimed: float
@@ -359,7 +364,7 @@ class LabelAgreement(NamedTuple):
     p_value: float
 
 
-def _compare_labels(batch: PredictionSummary, strata: Strata | None) -> LabelAgreement:
+def _compare_labels(batch: _PredictionSummary, strata: _Strata | None) -> _LabelAgreement:
     r"""Compare the labels of a batch with a reference, or with its confidences if that is None.
 
     Labelled answers :math:`i` with weights :math:`w_i`, which add up to one, are right
@@ -385,21 +390,21 @@ def _compare_labels(batch: PredictionSummary, strata: Strata | None) -> LabelAgr
     half_a_label = weight @ weight / 2  # correction of continuity
     excess = max(direction * (shown - weight @ allowed) - half_a_label, 0.0)
     p_value = 2 * ndtr(-excess / math.sqrt(max(variance, 1e-12)))
-    return LabelAgreement(expected, shown, float(p_value))
+    return _LabelAgreement(expected, shown, float(p_value))
 
 
-def _plain(explanations: Sequence[Explanation]) -> Explanation:
+def _plain(explanations: Sequence[_Explanation]) -> _Explanation:
     """Return the explanation without changed class frequencies."""
     return next(e for e in explanations if e.new_prior is None)
 
 
-def _deviation(reference: PredictionSummary) -> float:
+def _deviation(reference: _PredictionSummary) -> float:
     """Return the standard deviation of an outcome around its probability."""
     event, weight = reference.rows.event, reference.weight
     return math.sqrt(float(np.average(event * (1 - event), weights=weight)))
 
 
-def _check_reference(reference: PredictionSummary, split: Split) -> None:
+def _check_reference(reference: _PredictionSummary, split: Split) -> None:
     """Raise for a reference that shows no calibration."""
     index = _make_strata(reference.labelled, two_classes=reference.two_classes)
     strata = _fill_strata(index, reference.labelled)
@@ -412,7 +417,7 @@ def _check_reference(reference: PredictionSummary, split: Split) -> None:
         )
 
 
-def _check_batch(batch: PredictionSummary, reference: PredictionSummary | None) -> None:
+def _check_batch(batch: _PredictionSummary, reference: _PredictionSummary | None) -> None:
     if batch.rows.label.size == batch.n:
         raise ValueError(
             f"all {batch.n:,} examples have labels, so that nothing is left to estimate: measure "

@@ -25,14 +25,14 @@ from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
 from calibrant.estimate.cells import (
     CELLS,
-    Cells,
-    Rows,
+    _Cells,
     _effective,
     _event_cell,
     _fill_cells,
     _reduce_rows,
+    _Rows,
 )
-from calibrant.estimate.shifts import Seen, _seen_rows
+from calibrant.estimate.shifts import _Seen, _seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
 from calibrant.workflows.effect import input_names
@@ -47,16 +47,16 @@ NEVER = 2.0
 """Threshold that no confidence reaches."""
 
 
-class PredictionSummary(NamedTuple):
+class _PredictionSummary(NamedTuple):
     """Sums over a split, its labelled rows, and a sample of all rows."""
 
     n: int
-    unlabelled: Cells
-    labelled: Cells
+    unlabelled: _Cells
+    labelled: _Cells
     square: float  # sum of squared weights
     margin: FloatArray
     predicted: FloatArray
-    rows: Rows  # with labels
+    rows: _Rows  # with labels
     weight: FloatArray  # of these rows
     inclusion: FloatArray  # their probability of being labelled, up to a factor
     probs: FloatArray  # (sample, classes)
@@ -75,31 +75,31 @@ class PredictionSummary(NamedTuple):
         return self.predicted.size == 2
 
     @property
-    def cells(self) -> Cells:
+    def cells(self) -> _Cells:
         """Sums of all examples."""
         return self.unlabelled.plus(self.labelled)
 
-    def seen(self) -> Seen:
+    def seen(self) -> _Seen:
         """Return the examples as the views of shifts see them."""
         cells = self.cells
         event = cells.weight.reshape(2, CELLS).sum(0)
         size = _effective(cells.weight.sum(), self.square)
-        return Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
+        return _Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
 
-    def plus(self, other: PredictionSummary) -> PredictionSummary:
+    def plus(self, other: _PredictionSummary) -> _PredictionSummary:
         """Return the sums of both."""
 
         def both(name: str) -> Any:
             return np.concatenate([getattr(self, name), getattr(other, name)])
 
-        return PredictionSummary(
+        return _PredictionSummary(
             self.n + other.n,
             self.unlabelled.plus(other.unlabelled),
             self.labelled.plus(other.labelled),
             self.square + other.square,
             self.margin + other.margin,
             self.predicted + other.predicted,
-            Rows.join([self.rows, other.rows]),
+            _Rows.join([self.rows, other.rows]),
             both("weight"),
             both("inclusion"),
             both("probs"),
@@ -135,7 +135,7 @@ def _summarise(
     threshold: float | None,
     labels: bool,
     labelled_only: bool = False,
-) -> PredictionSummary:
+) -> _PredictionSummary:
     """Sum up the predictions of a split, with its labels if they are to be used.
 
     ``labelled_only`` leaves out the other examples, as in a reference.
@@ -180,7 +180,7 @@ def _chunk_summary(
     step: int,
     threshold: float,
     labelled_only: bool,
-) -> PredictionSummary:
+) -> _PredictionSummary:
     """Sum up a chunk; every row whose place is a multiple of ``step`` is in the sample."""
     probs = _chunk_probs(calibrator, chunk)
     shape = chunk["logits"].shape[:1] if chunk["logits"].ndim < 3 else chunk["logits"].shape[:-1]
@@ -203,7 +203,7 @@ def _chunk_summary(
     seen = _seen_rows(rows, weight, classes, cell)
     sampled = counted & (np.arange(len(probs)) % step == 0)
     features = chunk.get("features")
-    return PredictionSummary(
+    return _PredictionSummary(
         int(counted.sum()),
         _fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
         _fill_cells(rows.take(known), cell[known], weight[known]),

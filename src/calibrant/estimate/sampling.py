@@ -58,7 +58,7 @@ EVEN = 0.2
 """Part of the budget that is spread evenly."""
 
 
-class LabelCandidates(NamedTuple):
+class _LabelCandidates(NamedTuple):
     """Rows that may be chosen, ``(n,)`` each."""
 
     row: IntArray
@@ -67,10 +67,10 @@ class LabelCandidates(NamedTuple):
     confidence: FloatArray
     predicted: IntArray
 
-    def take(self, chosen: IntArray | BoolArray) -> LabelCandidates:
+    def take(self, chosen: IntArray | BoolArray) -> _LabelCandidates:
         """Return some of the rows."""
         values: Any = [column[chosen] for column in self]
-        return LabelCandidates(*values)
+        return _LabelCandidates(*values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def choose_labels(
     columns = [*(["labels"] if use else []), *input_names(calibrator)]
     numbered = chosen.with_column("row", np.arange(chosen.rows))
     shards = numbered.walk(task, "logits", "row", *columns, rows=chosen.chunk_rows)
-    candidates = _smallest(LabelCandidates(*joined(list(shards))), plan.allotted)
+    candidates = _smallest(_LabelCandidates(*joined(list(shards))), plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
     return LabelSample(
         candidates.row,
@@ -172,7 +172,7 @@ def choose_labels(
     )
 
 
-class Plan(NamedTuple):
+class _Plan(NamedTuple):
     """Strata of cells and their parts of the budget."""
 
     stratum: IntArray  # (CELLS,) stratum of each cell
@@ -181,7 +181,7 @@ class Plan(NamedTuple):
     gain: float
 
 
-def _make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
+def _make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> _Plan:
     """Cut cells with ``count`` examples into strata, and share out the budget."""
     mean = claimed / np.maximum(count, 1)
     variance = count * mean * (1 - mean)
@@ -195,7 +195,7 @@ def _make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
     at_random = share @ deviation**2 / budget
     stratified = share**2 @ (deviation**2 / np.maximum(allotted, 1))
     gain = at_random / stratified if stratified > 0 else 1.0
-    return Plan(index, size.round().astype(np.int64), allotted, float(gain))
+    return _Plan(index, size.round().astype(np.int64), allotted, float(gain))
 
 
 def _allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
@@ -223,21 +223,21 @@ def _allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
 
 
 def _shard_candidates(
-    calibrator: Calibrator | None, plan: Plan, seed: int, chunks: Iterator[Chunk]
-) -> LabelCandidates:
+    calibrator: Calibrator | None, plan: _Plan, seed: int, chunks: Iterator[Chunk]
+) -> _LabelCandidates:
     parts = []
     for chunk in chunks:
         probs, number = _chunk_probs(calibrator, chunk), chunk["row"]
         rows = _reduce_rows(probs)
         order = uniform(seed, int(number[0]), number.size)
         stratum = plan.stratum[_event_cell(rows, NEVER)]
-        candidates = LabelCandidates(number, order, stratum, rows.confidence, rows.predicted)
+        candidates = _LabelCandidates(number, order, stratum, rows.confidence, rows.predicted)
         free = _chunk_labels(chunk, number.shape) == IGNORED
         parts.append(_smallest(candidates.take(free), plan.allotted))
-    return _smallest(LabelCandidates(*joined(parts)), plan.allotted)
+    return _smallest(_LabelCandidates(*joined(parts)), plan.allotted)
 
 
-def _smallest(candidates: LabelCandidates, allotted: IntArray) -> LabelCandidates:
+def _smallest(candidates: _LabelCandidates, allotted: IntArray) -> _LabelCandidates:
     """Keep the rows with the smallest numbers of each stratum."""
     order = np.lexsort((candidates.order, candidates.stratum))
     stratum = candidates.stratum[order]

@@ -25,7 +25,14 @@ from scipy.special import chdtrc, chdtri, chndtrinc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
-from calibrant.estimate.cells import CELLS, Rows, _effective, _equal_parts, _log_odds_cell, _sums_by
+from calibrant.estimate.cells import (
+    CELLS,
+    _effective,
+    _equal_parts,
+    _log_odds_cell,
+    _Rows,
+    _sums_by,
+)
 
 BINS = 20
 """Bins of confidence and of margin."""
@@ -62,7 +69,7 @@ class Shift(NamedTuple):
         return float(chndtrinc(critical, self.freedom, 1 - POWER)) * (1 / n + 1 / m)
 
 
-class Seen(NamedTuple):
+class _Seen(NamedTuple):
     """Examples as the views see them: sums of weights, and a sample of rows."""
 
     event: FloatArray  # (CELLS,) by log-odds of the event
@@ -73,15 +80,15 @@ class Seen(NamedTuple):
     weight: FloatArray = NONE  # (sample,)
 
 
-def _seen_rows(rows: Rows, weight: FloatArray, classes: int, event: IntArray) -> Seen:
+def _seen_rows(rows: _Rows, weight: FloatArray, classes: int, event: IntArray) -> _Seen:
     """Sums of rows for the views; ``event`` are their cells."""
     margin = _sums_by(_log_odds_cell(rows.margin), weight, CELLS)
     predicted = _sums_by(rows.predicted, weight, classes)
     size = _effective(weight.sum(), float(weight @ weight))
-    return Seen(_sums_by(event % CELLS, weight, CELLS), margin, predicted, size)
+    return _Seen(_sums_by(event % CELLS, weight, CELLS), margin, predicted, size)
 
 
-def _find_shifts(batch: Seen, reference: Seen, *, seed: int) -> list[Shift]:
+def _find_shifts(batch: _Seen, reference: _Seen, *, seed: int) -> list[Shift]:
     """Return the difference of a batch from the reference in every view."""
     bins = int(np.clip(reference.size // PER_BIN, 2, BINS))
     views = {"confidence": (batch.event, reference.event)}
@@ -160,7 +167,7 @@ def _feature_shift(
 
 
 def _label_shift_weights(
-    reference: Rows, weight: FloatArray, probs: FloatArray
+    reference: _Rows, weight: FloatArray, probs: FloatArray
 ) -> tuple[FloatArray, FloatArray] | None:
     """Return class frequencies of a batch, and the ratios to those of the reference.
 

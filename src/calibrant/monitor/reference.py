@@ -14,7 +14,7 @@ from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.files import Data, as_dataset
 from calibrant.data.shards import Chunk
 from calibrant.metrics.intervals import clopper_pearson
-from calibrant.monitor.inputs import _labelled_pairs
+from calibrant.monitor.deliveries import _labelled_pairs
 from calibrant.workflows.effect import input_names
 
 
@@ -58,34 +58,29 @@ def reference_bins(
     return total
 
 
-def _as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
-    """Return the sums of a reference, which may be pairs of confidence and outcome."""
-    if not isinstance(reference, Bins):
-        confidence, outcome, _ = checks.as_pairs(*reference)
-        return fill(confidence, outcome, uniform_edges(bins))
-    if reference.count.size != bins:
-        raise ValueError(
-            f"the reference must have the bins of the monitor, {bins}, got {reference.count.size}: "
-            "pass the same bins to both"
-        )
-    return reference
-
-
 def _filled(calibrator: Calibrator | None, bins: int, chunk: Chunk) -> Bins:
     features = None if calibrator is None else calibrator.input_features(chunk)
     pairs = _labelled_pairs(calibrator, chunk["logits"], chunk["labels"], features)
     return fill(pairs.confidence, pairs.outcome.astype(float), uniform_edges(bins))
 
 
-def _reference_gaps(reference: Bins, level: float) -> FloatArray:
+def _reference_gaps(reference: tuple[Values, Values] | Bins, bins: int, level: float) -> FloatArray:
     """Limits of accuracy minus confidence in each bin, ``(2, bins)``, valid for all bins at once.
 
     Clopper-Pearson limits at ``level`` divided by the two sides of all bins with examples
     (Bonferroni). There is no upper limit (1) where all were right, no lower limit (-1) where none
     was, and neither in a bin without examples: its gap may differ from that of its neighbours.
     """
-    n, right, total = reference.count, reference.observed, reference.claimed
+    if not isinstance(reference, Bins):
+        confidence, outcome, _ = checks.as_pairs(*reference)
+        reference = fill(confidence, outcome, uniform_edges(bins))
+    n, right = reference.count, reference.observed
+    if n.size != bins:
+        raise ValueError(
+            f"the reference must have the bins of the monitor, {bins}, got {n.size}: pass the same "
+            "bins to both"
+        )
     tail = level / (2 * np.count_nonzero(n))
     low, high = clopper_pearson(right, n.astype(float), tail)
-    mean = total / np.maximum(n, 1)
+    mean = reference.claimed / np.maximum(n, 1)
     return np.stack([np.where(right > 0, low - mean, -1.0), np.where(right < n, high - mean, 1.0)])

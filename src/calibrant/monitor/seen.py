@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from calibrant._core.checks import IGNORED, BoolArray, IntArray, check_choice
-from calibrant.monitor.deliveries import SPREAD, KeyedExamples, Keys, View
+from calibrant.monitor.deliveries import SPREAD, Keys, _KeyedExamples, _View
 
 REPORTED_SHARE = 0.1
 """Share of examples with the scores of others from which a report says so."""
@@ -46,7 +46,7 @@ COMPARED = (("exact", "exact"), ("half", "single"), ("single", "half"))
 """Views of a delivery and of a window that are compared."""
 
 
-class Late(NamedTuple):
+class _Late(NamedTuple):
     """Labels that have come for examples of a window, which were waiting for them.
 
     Attributes
@@ -61,7 +61,7 @@ class Late(NamedTuple):
     places: IntArray
 
 
-class Known(NamedTuple):
+class _Known(NamedTuple):
     """Examples of a delivery, by what is known of them.
 
     Attributes
@@ -75,7 +75,7 @@ class Known(NamedTuple):
     """
 
     new: BoolArray
-    late: list[Late]
+    late: list[_Late]
     again: int
 
     @property
@@ -84,12 +84,12 @@ class Known(NamedTuple):
         return bool(self.new.size and not self.new.any() and not self.late)
 
 
-class SeenExamples:
+class _SeenExamples:
     """The examples of the last windows: of as many as have ``limit`` examples, or of one."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.windows: dict[int, KeyedExamples] = {}
+        self.windows: dict[int, _KeyedExamples] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.windows.values()))
@@ -109,12 +109,12 @@ class SeenExamples:
         alike = int(counts[counts > 1].sum())
         return alike if alike > REPORTED_SHARE * len(self) else 0
 
-    def recognise(self, came: KeyedExamples) -> Known:
+    def recognise(self, came: _KeyedExamples) -> _Known:
         """Find the examples of a delivery that were seen before, and change nothing."""
         new, again = np.ones(len(came), np.bool_), 0
-        late: list[Late] = []
+        late: list[_Late] = []
         if not (came.by and len(came)):
-            return Known(new, late, again)
+            return _Known(new, late, again)
         self.check_comparable(came.by)
         if came.by == "ids" and np.unique(came.keys).size < len(came):
             raise ValueError("ids must differ within a delivery: number the examples")
@@ -131,13 +131,13 @@ class SeenExamples:
             labelled, counted = came.labelled[examples], seen.labelled[places]
             again += int(np.sum(labelled & counted))
             if (joins := labelled & ~counted).any():
-                late.append(Late(overlap.window, examples[joins], places[joins]))
-        return Known(new, late, again)
+                late.append(_Late(overlap.window, examples[joins], places[joins]))
+        return _Known(new, late, again)
 
-    def _same(self, came: KeyedExamples) -> Iterator[tuple[WindowOverlap, Keys]]:
+    def _same(self, came: _KeyedExamples) -> Iterator[tuple[_WindowOverlap, Keys]]:
         """Yield overlaps with the values that are those of the same examples."""
         comparisons = [
-            WindowComparison(
+            _WindowComparison(
                 getattr(came, mine), {k: getattr(x, theirs) for k, x in self.windows.items()}
             )
             for mine, theirs in COMPARED[: 1 if came.by == "ids" else None]
@@ -164,20 +164,20 @@ class SeenExamples:
                 f"this stream recognises its examples by their {self.by}, got {by}: {remedy}"
             )
 
-    def settle(self, late: Late, labels: IntArray) -> None:
+    def settle(self, late: _Late, labels: IntArray) -> None:
         """Note labels that have come for examples of a window."""
         self.windows[late.window].labels[late.places] = labels
 
-    def add(self, number: int, new: KeyedExamples) -> None:
+    def add(self, number: int, new: _KeyedExamples) -> None:
         """Add new examples to a window, and forget the oldest windows beyond the limit."""
         if not (new.by and len(new)):
             return
         seen = self.windows.get(number)
-        self.windows[number] = new if seen is None else KeyedExamples.joined([seen, new])
+        self.windows[number] = new if seen is None else _KeyedExamples.joined([seen, new])
         while len(self.windows) > 1 and len(self) > self.limit:
             del self.windows[next(iter(self.windows))]
 
-    def merge(self, other: SeenExamples, known: list[Known]) -> None:
+    def merge(self, other: _SeenExamples, known: list[_Known]) -> None:
         """Add the examples of another worker, by what was recognised of each of its windows."""
         for (number, examples), each in zip(other.windows.items(), known, strict=True):
             for late in each.late:
@@ -200,10 +200,10 @@ class SeenExamples:
             valid = ((labels >= 0) | (labels == IGNORED)).all() and len(keys) == len(labels)
             if type(number) is not int or not (valid and state["by"]):
                 raise ValueError(f"the examples of window {number!r:.60} are damaged")
-            self.add(number, KeyedExamples(state["by"], keys.astype(np.uint64), labels))
+            self.add(number, _KeyedExamples(state["by"], keys.astype(np.uint64), labels))
 
 
-class WindowOverlap:
+class _WindowOverlap:
     """Scores that a delivery and a window have in common.
 
     Attributes
@@ -217,7 +217,7 @@ class WindowOverlap:
         True for those that are once in each.
     """
 
-    def __init__(self, window: int, mine: View, theirs: View) -> None:
+    def __init__(self, window: int, mine: _View, theirs: _View) -> None:
         self.window, self.mine, self.theirs = window, mine, theirs
         here, there = _common(mine.values, theirs.values)
         self.values = mine.values[here]
@@ -238,12 +238,12 @@ class WindowOverlap:
         return bool(shared and bdtrc(shared - 1, shared + within, by_chance) <= doubt)
 
 
-class WindowComparison:
+class _WindowComparison:
     """A delivery and all windows, in one precision; windows without an overlap are left out."""
 
-    def __init__(self, mine: View, theirs: dict[int, View]) -> None:
+    def __init__(self, mine: _View, theirs: dict[int, _View]) -> None:
         self.mine, self.theirs = mine, theirs
-        overlaps = (WindowOverlap(number, mine, view) for number, view in theirs.items())
+        overlaps = (_WindowOverlap(number, mine, view) for number, view in theirs.items())
         self.overlaps = [overlap for overlap in overlaps if len(overlap)]
 
     def has_few_by_chance(self) -> bool:

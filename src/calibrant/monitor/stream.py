@@ -23,13 +23,26 @@ from calibrant.data.dataset import TEST_SPLITS, Dataset
 from calibrant.data.files import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor import inputs
-from calibrant.monitor.deliveries import Delivery, KeyedExamples, _chunk_delivery, _recognised
+from calibrant.monitor.deliveries import (
+    Id,
+    PendingPredictions,
+    _chunk_delivery,
+    _class_count,
+    _Delivery,
+    _in_stream_order,
+    _integer_labels,
+    _is_empty,
+    _KeyedExamples,
+    _labelled_pairs,
+    _recognised,
+    _stream_order,
+    _top_predictions,
+    as_ids,
+)
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.inputs import Id, PendingPredictions
 from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _find_drift
-from calibrant.monitor.reference import _as_bins, _reference_gaps
-from calibrant.monitor.seen import Known, SeenExamples
+from calibrant.monitor.reference import _reference_gaps
+from calibrant.monitor.seen import _Known, _SeenExamples
 from calibrant.monitor.stream_windows import (
     NOT_ESTIMATED,
     Estimator,
@@ -124,12 +137,12 @@ class Monitor(WithOptions):
         self.false_alarms, self.tolerance = false_alarms, tolerance
         gaps = np.zeros((2, bins))
         if reference is not None:
-            gaps = _reference_gaps(_as_bins(reference, bins), false_alarms / 2)
+            gaps = _reference_gaps(reference, bins, false_alarms / 2)
         self.tolerated = Tolerated(gaps, self.tolerance)
         self.alarm: Alarm | None = None
         self._windows = Windows(self.bins, keep, first)
         self._pending = PendingPredictions(pending)
-        self._seen = SeenExamples(remember)
+        self._seen = _SeenExamples(remember)
         self._counts = dict.fromkeys(("again", "late", "lost"), 0)
         self._estimates: dict[int, WindowEstimate] = {}  # by the number of the window
         self._classes = 0
@@ -159,17 +172,17 @@ class Monitor(WithOptions):
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._windows.check_open(window)
-        logits, probs, labels = inputs._in_stream_order(self.calibrator, logits, probs, labels)
-        targets, scores = inputs._integer_labels(labels), self._scores(logits, probs)
-        pairs = inputs._labelled_pairs(self.calibrator, scores, targets, features)
+        logits, probs, labels = _in_stream_order(self.calibrator, logits, probs, labels)
+        targets, scores = _integer_labels(labels), self._scores(logits, probs)
+        pairs = _labelled_pairs(self.calibrator, scores, targets, features)
         stored = scores if probs is None else checks.as_scores(probs)
         examples = _recognised(stored, targets, ids, probs is not None)
         known = self._seen.recognise(examples)
-        self._set_classes(inputs._class_count(scores))
+        self._set_classes(_class_count(scores))
         self._warn_of_probs(stored, probs is not None)
         if known.nothing:
             checks.warn(f"this batch {AGAIN}, {_remedy(examples)}")
-        return self._count(Delivery.of(examples, pairs), known, window)
+        return self._count(_Delivery.of(examples, pairs), known, window)
 
     def observe(
         self,
@@ -188,10 +201,10 @@ class Monitor(WithOptions):
         """
         self._windows.check_open(window)
         pairs = NO_PAIRS
-        if not (inputs._is_empty(confidence) and inputs._is_empty(outcome)):
+        if not (_is_empty(confidence) and _is_empty(outcome)):
             claimed, happened, _ = checks.as_pairs(confidence, outcome)
             pairs = Pairs(claimed, happened > 0)
-        delivery = Delivery.of_pairs(pairs, ids)
+        delivery = _Delivery.of_pairs(pairs, ids)
         return self._count(delivery, self._seen.recognise(delivery.examples), window)
 
     @checks.warnings_at_caller()
@@ -207,15 +220,15 @@ class Monitor(WithOptions):
 
         An id that is already waiting is replaced and counted.
         """
-        logits, probs, _ = inputs._in_stream_order(self.calibrator, logits, probs)
-        keys, scores = inputs.as_ids(ids), self._scores(logits, probs)
+        logits, probs, _ = _in_stream_order(self.calibrator, logits, probs)
+        keys, scores = as_ids(ids), self._scores(logits, probs)
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = inputs._top_predictions(self.calibrator, scores, features)
+        confidences, classes = _top_predictions(self.calibrator, scores, features)
         if keys:
             self._seen.check_comparable("ids")
-        self._set_classes(inputs._class_count(scores))
+        self._set_classes(_class_count(scores))
         self._warn_of_probs(scores, probs is not None)
         self._pending.add(keys, confidences, classes)
 
@@ -226,14 +239,14 @@ class Monitor(WithOptions):
         counted and left out, and so are those whose label has counted already. The label -100 means
         that none will come.
         """
-        keys, targets = inputs.as_ids(ids), inputs._integer_labels(labels)
+        keys, targets = as_ids(ids), _integer_labels(labels)
         if targets.shape != (len(keys),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
             checks.check_labels(targets, self._classes)
         self._windows.check_open(window)
         matched, pairs = self._pending.match(keys, targets)
-        delivery = Delivery.of_pairs(pairs, matched)
+        delivery = _Delivery.of_pairs(pairs, matched)
         known = self._seen.recognise(delivery.examples)
         self._count(delivery, known, window)
         return pairs.outcome.size - known.again
@@ -260,7 +273,7 @@ class Monitor(WithOptions):
         the window without labels, which the file need not have; an alarm ends its guarantees.
         """
         dataset = as_dataset(path)
-        dataset = dataset.in_order(inputs._stream_order(self.calibrator, dataset.class_names))
+        dataset = dataset.in_order(_stream_order(self.calibrator, dataset.class_names))
         chosen = dataset.split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
         name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
@@ -272,7 +285,7 @@ class Monitor(WithOptions):
             columns.append("labels")
         task = partial(_chunk_delivery, self.calibrator, ids)
         parts = list(chosen.map(task, *columns, rows=chosen.chunk_rows))
-        delivery = Delivery.joined(parts) if parts else Delivery.of_pairs(NO_PAIRS, None)
+        delivery = _Delivery.joined(parts) if parts else _Delivery.of_pairs(NO_PAIRS, None)
         known = self._seen.recognise(delivery.examples)
         if known.nothing:
             checks.warn(f"{name} {AGAIN}, {_remedy(delivery.examples)}")
@@ -479,8 +492,8 @@ class Monitor(WithOptions):
 
     def _count(
         self,
-        delivery: Delivery,
-        known: Known,
+        delivery: _Delivery,
+        known: _Known,
         window: WindowId | None = None,
         name: str = "",
         estimate: WindowEstimate | None = None,
@@ -505,7 +518,7 @@ class Monitor(WithOptions):
                 self._add(self._sums(part, number, name), estimate)
         return self
 
-    def _parts(self, new: Delivery, window: WindowId | None) -> Iterator[tuple[int, Delivery]]:
+    def _parts(self, new: _Delivery, window: WindowId | None) -> Iterator[tuple[int, _Delivery]]:
         """Yield new examples by window: the one that is named, or as many as they fill."""
         if window is not None:
             yield _window_number(window), new
@@ -517,7 +530,7 @@ class Monitor(WithOptions):
         for number, part in new.filling(filled, self.window):
             yield first + number, part
 
-    def _sums(self, delivery: Delivery, number: int, name: str = "") -> Window:
+    def _sums(self, delivery: _Delivery, number: int, name: str = "") -> Window:
         return self.tolerated.window(delivery.pairs, number, name or self._windows.name(number))
 
     def _warn_of_probs(self, scores: Logits, are_probs: bool) -> None:
@@ -544,6 +557,6 @@ class Monitor(WithOptions):
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
 
 
-def _remedy(examples: KeyedExamples) -> str:
+def _remedy(examples: _KeyedExamples) -> str:
     """Return what to do where new examples are taken for others."""
     return "give them other ids" if examples.by == "ids" else "pass ids to tell equal scores apart"

@@ -51,7 +51,7 @@ CLUSTER, CONFIDENCE = "feature cluster", "confidence"
 PREDICTED, SECOND = "predicted class", "second class"
 
 
-class Outcomes(NamedTuple):
+class _Outcomes(NamedTuple):
     """Claims and outcomes of the labelled examples ``(n,)``.
 
     ``claimed`` is the probability of an event and ``happened`` whether it did: y = 1 for two
@@ -69,9 +69,9 @@ class Outcomes(NamedTuple):
         """Variance of each outcome if its claim is right."""
         return self.claimed * (1 - self.claimed)
 
-    def take(self, chosen: BoolArray | IntArray) -> Outcomes:
+    def take(self, chosen: BoolArray | IntArray) -> _Outcomes:
         """Return some of the examples."""
-        return Outcomes(*(values[chosen] for values in self))
+        return _Outcomes(*(values[chosen] for values in self))
 
     def pairs(self, estimand: str) -> tuple[FloatArray, FloatArray]:
         """Return claims and outcomes of one of the ``estimands``: of y = 1 or of right answers."""
@@ -138,7 +138,7 @@ class Reading:
         inputs = {name: keys.get(name, name) for name in calibrator.input_columns}
         return replace(self, calibrator=calibrator, inputs=inputs)
 
-    def labelled(self, chunk: Chunk) -> tuple[Outcomes, FloatArray, BoolArray]:
+    def labelled(self, chunk: Chunk) -> tuple[_Outcomes, FloatArray, BoolArray]:
         """Return the outcomes, the probabilities ``(n, classes)``, and which rows have a label."""
         labels = as_labels(chunk["labels"]).reshape(-1)
         weight = chunk.get("sample_weight")
@@ -161,7 +161,7 @@ class Reading:
             claimed, happened = probs[np.arange(labels.size), predicted], labels == predicted
         # a claim of exactly 1 would leave no room for noise
         possible = np.clip(claimed, CERTAIN, 1 - CERTAIN)
-        outcomes = Outcomes(possible, happened.astype(np.float64), weights[kept], sign)
+        outcomes = _Outcomes(possible, happened.astype(np.float64), weights[kept], sign)
         return outcomes, probs, kept
 
     def values(self, chunk: Chunk, probs: FloatArray, kept: BoolArray) -> dict[str, Array]:
@@ -185,7 +185,7 @@ class Reading:
             SECOND: names[others.argmax(1)],
         }
 
-    def encoded(self, chunk: Chunk) -> tuple[Outcomes, IntArray, BoolArray]:
+    def encoded(self, chunk: Chunk) -> tuple[_Outcomes, IntArray, BoolArray]:
         """Return the outcomes, codes ``(n, columns)``, and which rows have a label."""
         outcomes, probs, kept = self.labelled(chunk)
         codes = encode(self.columns, self.values(chunk, probs, kept), len(probs))
@@ -205,17 +205,17 @@ def _nearest(features: Array, centres: FloatArray) -> IntArray:
     return np.asarray(distances.argmin(1))
 
 
-class SampledExamples(NamedTuple):
+class _SampledExamples(NamedTuple):
     """A sample of the labelled examples, and the number of all of them."""
 
     n: int
-    outcomes: Outcomes
+    outcomes: _Outcomes
     values: dict[str, Array]
     features: FloatArray | None
     row: IntArray  # their numbers in the split
 
 
-def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> SampledExamples:
+def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -> _SampledExamples:
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
@@ -226,9 +226,9 @@ def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -
     n = sum(part.n for part in parts)
     check_some(n)
     features = [part.features for part in parts if part.features is not None]
-    return SampledExamples(
+    return _SampledExamples(
         n,
-        Outcomes(*joined([part.outcomes for part in parts])),
+        _Outcomes(*joined([part.outcomes for part in parts])),
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
         np.concatenate(features) if features else None,
         np.concatenate([part.row for part in parts]),
@@ -237,7 +237,7 @@ def _draw_sample(reading: Reading, split: Split, *, clusters: bool, seed: int) -
 
 def _chunk_sample(
     reading: Reading, share: float, seed: int, clusters: bool, chunk: Chunk
-) -> SampledExamples:
+) -> _SampledExamples:
     outcomes, probs, kept = reading.labelled(chunk)
     number = chunk[ROW]
     # another seed than that of samples of the split, of which the examples may be one
@@ -247,7 +247,7 @@ def _chunk_sample(
     if clusters:
         features = np.asarray(chunk["features"][kept][chosen], np.float64)
         features = features.reshape(len(features), -1)
-    return SampledExamples(
+    return _SampledExamples(
         len(probs),
         outcomes.take(chosen),
         {name: column[chosen] for name, column in values.items()},
@@ -257,7 +257,7 @@ def _chunk_sample(
 
 
 def _with_columns(
-    reading: Reading, sample: SampledExamples, min_size: int, bins: int, most: int
+    reading: Reading, sample: _SampledExamples, min_size: int, bins: int, most: int
 ) -> tuple[Reading, list[str]]:
     """Learn the codes of the columns; return also the names of those that form no subgroups."""
     fewest = min_size * sample.outcomes.claimed.size / sample.n
@@ -278,8 +278,8 @@ def _with_columns(
 
 
 def _with_clusters(
-    reading: Reading, sample: SampledExamples, seed: int
-) -> tuple[Reading, SampledExamples, list[str]]:
+    reading: Reading, sample: _SampledExamples, seed: int
+) -> tuple[Reading, _SampledExamples, list[str]]:
     """Cluster the features of a sample by k-means, and name typical rows of each cluster."""
     from scipy.cluster.vq import kmeans2
 

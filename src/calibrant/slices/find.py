@@ -35,15 +35,15 @@ from calibrant.slices.examples import (
 from calibrant.slices.result import Off, Slice, Slices, _count_off
 from calibrant.slices.search import (
     MOST_CANDIDATES,
-    Candidate,
-    Family,
-    Overlap,
-    Tables,
     _all_candidates,
+    _Candidate,
     _critical_value,
+    _Family,
     _members,
     _one_candidate,
+    _Overlap,
     _strongest,
+    _Tables,
     overlap,
     select,
 )
@@ -149,11 +149,11 @@ def find_slices(
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class SliceSearch:
     """A finished search: the way in which chunks are read, the subgroups chosen, and the result."""
 
     reading: Reading
-    named: list[Candidate]
+    named: list[_Candidate]
     result: Slices
 
     def members(self, chunk: Chunk) -> dict[str, BoolArray]:
@@ -176,7 +176,7 @@ def search(
     most: int = 20,
     level: float = 0.9,
     seed: int = 0,
-) -> Search:
+) -> SliceSearch:
     """Search the subgroups of a split, in three passes over its chunks."""
     check_one_label(split)
     reading.check_names()
@@ -186,15 +186,15 @@ def search(
     if min_size is None:
         min_size = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
     reading, left_out = _with_columns(reading, sample, min_size, BINS[depth], MOST_VALUES[depth])
-    family, tables = Family.of(reading.columns), _sum_tables(split, reading, depth)
+    family, tables = _Family.of(reading.columns), _sum_tables(split, reading, depth)
     drawn = sample.outcomes, encode(reading.columns, sample.values, sample.row.size)
     critical = _critical_value(tables, family, drawn, min_size=min_size, level=level, seed=seed)
     whole, strongest, off, searched = _candidates(tables, family, min_size, critical)
-    chosen: list[Candidate] = []
+    chosen: list[_Candidate] = []
     if shown := [one for one in (*whole, *strongest) if one.gap.excludes(0)]:
         overlaps = partial(_chunk_overlap, reading, shown)
         parts = split.map(overlaps, *reading.needed(), rows=split.chunk_rows)
-        chosen = select(shown, reduce(Overlap.plus, parts), critical, most)
+        chosen = select(shown, reduce(_Overlap.plus, parts), critical, most)
     named = [one for one in chosen if one.conditions]
     slices = [_as_slice(one, reading, whole[0].weight) for one in named]
     result = Slices(
@@ -213,10 +213,10 @@ def search(
         probability=reading.probability,
         notes=notes,
     )
-    return Search(reading, named, result)
+    return SliceSearch(reading, named, result)
 
 
-def _as_slice(one: Candidate, reading: Reading, total: float) -> Slice:
+def _as_slice(one: _Candidate, reading: Reading, total: float) -> Slice:
     name, share = conjunction_text(reading.columns, one.conditions), one.weight / total
     figures = (one.estimand, one.claimed, one.happened, one.gap)
     return Slice(name, one.n, share, *figures, one.conditions)
@@ -236,17 +236,17 @@ def check_one_label(split: Split) -> None:
         )
 
 
-def _sum_tables(split: Split, reading: Reading, depth: int) -> Tables:
+def _sum_tables(split: Split, reading: Reading, depth: int) -> _Tables:
     """Return the sums of all combinations of at most ``depth`` columns."""
-    tables = Tables.empty(reading.columns, reading.estimands, depth)
+    tables = _Tables.empty(reading.columns, reading.estimands, depth)
     task = partial(_shard_tables, reading, depth)
     for part in split.walk(task, *reading.needed(), rows=split.chunk_rows):
         tables.merge(part)
     return tables
 
 
-def _shard_tables(reading: Reading, depth: int, chunks: Iterator[Chunk]) -> Tables:
-    tables = Tables.empty(reading.columns, reading.estimands, depth)
+def _shard_tables(reading: Reading, depth: int, chunks: Iterator[Chunk]) -> _Tables:
+    tables = _Tables.empty(reading.columns, reading.estimands, depth)
     for chunk in chunks:
         outcomes, codes, _ = reading.encoded(chunk)
         tables.add(outcomes, codes)
@@ -301,11 +301,11 @@ def metadata_keys(split: Split) -> dict[str, str]:
 
 
 def _candidates(
-    tables: Tables, family: Family, min_size: int, critical: float
-) -> tuple[list[Candidate], list[Candidate], list[Off], int]:
+    tables: _Tables, family: _Family, min_size: int, critical: float
+) -> tuple[list[_Candidate], list[_Candidate], list[Off], int]:
     """Return all examples for each estimand, the strongest subgroups, and the numbers of all."""
-    whole: list[Candidate] = []
-    found: list[Candidate] = []
+    whole: list[_Candidate] = []
+    found: list[_Candidate] = []
     gaps: dict[str, list[FloatArray]] = {estimand: [] for estimand in tables.estimands}
     for candidates in _all_candidates(tables, family, min_size):
         low, high = candidates.intervals(critical)
@@ -320,6 +320,6 @@ def _candidates(
     return whole, order, off, sum(each.shape[1] for each in every.values())
 
 
-def _chunk_overlap(reading: Reading, candidates: list[Candidate], chunk: Chunk) -> Overlap:
+def _chunk_overlap(reading: Reading, candidates: list[_Candidate], chunk: Chunk) -> _Overlap:
     outcomes, codes, _ = reading.encoded(chunk)
     return overlap(candidates, outcomes, codes)

@@ -21,7 +21,7 @@ from calibrant.metrics.intervals import Estimate
 from calibrant.slices.examples import Reading, _draw_sample
 from calibrant.slices.find import _open_examples, _sum_tables, check_one_label
 from calibrant.slices.result import _count_off, _off_alike
-from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, _gaps_of
+from calibrant.slices.search import OF_ESTIMAND, SHARED, _gaps_of, _Tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,7 +249,7 @@ def _measured(reading: Reading, split: Split, level: float) -> dict[str, Group]:
     }
 
 
-def _rates(tables: Tables, used: Any) -> list[dict[str, float]]:
+def _rates(tables: _Tables, used: Any) -> list[dict[str, float]]:
     """Return rates of decisions of each group, from sums by group and by P(y = 1) >= 0.5."""
     table = tables.sums[(0, 1)]
     weight = table[SHARED.index("weight")]

@@ -42,7 +42,7 @@ from scipy.special import ndtr
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.data.metadata import Condition, MetadataColumn
 from calibrant.metrics.intervals import Estimate, clopper_pearson
-from calibrant.slices.examples import Outcomes
+from calibrant.slices.examples import _Outcomes
 
 DRAWS = 400
 SHARED = ("count", "weight", "square", "variance", "scatter")
@@ -59,7 +59,7 @@ SIMPLER = 0.97
 
 
 @dataclass
-class Tables:
+class _Tables:
     """Sums by codes, ``(sums, codes of the columns...)`` for each combination of columns."""
 
     sizes: tuple[int, ...]
@@ -69,7 +69,7 @@ class Tables:
     @classmethod
     def empty(
         cls, columns: Sequence[MetadataColumn], estimands: tuple[str, ...], depth: int
-    ) -> Tables:
+    ) -> _Tables:
         """Tables of no examples, for all combinations of at most ``depth`` columns."""
         sizes = tuple(column.size for column in columns)
         count = len(SHARED) + len(OF_ESTIMAND) * len(estimands)
@@ -77,7 +77,7 @@ class Tables:
         sums = {c: np.zeros((count, *(sizes[i] for i in c))) for c in chosen}
         return cls(sizes, estimands, sums)
 
-    def add(self, outcomes: Outcomes, codes: IntArray) -> None:
+    def add(self, outcomes: _Outcomes, codes: IntArray) -> None:
         """Add examples with codes ``(n, columns)``."""
         weight, variance = outcomes.weight, outcomes.variance
         square, residual = weight**2, outcomes.happened - outcomes.claimed
@@ -91,7 +91,7 @@ class Tables:
             parts = [np.bincount(cell, each, width) for each in values]
             total += np.reshape(parts, total.shape)
 
-    def merge(self, other: Tables) -> None:
+    def merge(self, other: _Tables) -> None:
         """Add the sums of other examples."""
         for chosen, total in self.sums.items():
             total += other.sums[chosen]
@@ -105,7 +105,7 @@ def _flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) 
     return np.asarray(np.ravel_multi_index(tuple(codes[:, i] for i in chosen), shape))
 
 
-class Candidates(NamedTuple):
+class _Candidates(NamedTuple):
     """Subgroups of one combination of columns and one estimand; arrays are ``(subgroups,)``."""
 
     columns: tuple[int, ...]
@@ -123,10 +123,10 @@ class Candidates(NamedTuple):
         """Mean claim less the share of events: positive where claims are too high."""
         return self.claimed - self.happened
 
-    def take(self, chosen: IntArray | BoolArray) -> Candidates:
+    def take(self, chosen: IntArray | BoolArray) -> _Candidates:
         """Return some of the subgroups."""
         values: Any = [column[chosen] for column in self[2:]]
-        return Candidates(self.columns, self.estimand, *values)
+        return _Candidates(self.columns, self.estimand, *values)
 
     def intervals(self, critical: float) -> tuple[FloatArray, FloatArray]:
         """Return both ends of the intervals of the gaps."""
@@ -135,7 +135,7 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class _Family:
     """All subgroups that are searched: ranges of codes of every combination of columns.
 
     ``alone`` and ``together`` have the conditions on each column, where it is the only one of a
@@ -147,7 +147,7 @@ class Family:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, columns: Sequence[MetadataColumn]) -> Family:
+    def of(cls, columns: Sequence[MetadataColumn]) -> _Family:
         """Return the subgroups that columns form."""
         alone = [column.conditions(i, between=True) for i, column in enumerate(columns)]
         together = [column.conditions(i) for i, column in enumerate(columns)]
@@ -171,7 +171,7 @@ class Family:
         return np.indices(shape).reshape(len(shape), math.prod(shape)).T.astype(np.int64)
 
 
-def _all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Candidates]:
+def _all_candidates(tables: _Tables, family: _Family, min_size: int) -> Iterator[_Candidates]:
     """Yield the subgroups of at least ``min_size`` examples; the first is that of all examples."""
     everyone = float(tables.sums[()][0])
     for chosen, table in tables.sums.items():
@@ -184,7 +184,7 @@ def _all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[C
 
 def _gaps_of(
     chosen: tuple[int, ...], estimand: str, place: IntArray, sums: FloatArray, number: int
-) -> Candidates:
+) -> _Candidates:
     """Return the gaps of subgroups with these sums, of the estimand with this number."""
     count, weight, square, variance, scatter = sums[: len(SHARED)]
     start = len(SHARED) + number * len(OF_ESTIMAND)
@@ -196,7 +196,7 @@ def _gaps_of(
         _alike(happened, scatter, weight, otherwise=np.full_like(weight, np.inf)),
     )
     deviation = np.sqrt(np.maximum(variance, scatter)) / weight
-    return Candidates(chosen, estimand, place, count, weight, claimed, happened, deviation, size)
+    return _Candidates(chosen, estimand, place, count, weight, claimed, happened, deviation, size)
 
 
 def _alike(
@@ -208,9 +208,9 @@ def _alike(
 
 
 def _critical_value(
-    tables: Tables,
-    family: Family,
-    sample: tuple[Outcomes, IntArray],
+    tables: _Tables,
+    family: _Family,
+    sample: tuple[_Outcomes, IntArray],
     *,
     min_size: int,
     level: float,
@@ -241,7 +241,7 @@ def _critical_value(
     return float(np.quantile(largest, level))
 
 
-class Candidate(NamedTuple):
+class _Candidate(NamedTuple):
     """One subgroup, with the gap of one estimand and its interval."""
 
     conditions: tuple[Condition, ...]
@@ -255,8 +255,8 @@ class Candidate(NamedTuple):
 
 
 def _strongest(
-    candidates: Candidates, family: Family, low: FloatArray, high: FloatArray
-) -> list[Candidate]:
+    candidates: _Candidates, family: _Family, low: FloatArray, high: FloatArray
+) -> list[_Candidate]:
     """Return the strongest subgroups of a combination that are miscalibrated."""
     strength = np.abs(candidates.gap) / candidates.deviation
     shown = np.flatnonzero((low > 0) | (high < 0))
@@ -265,13 +265,13 @@ def _strongest(
 
 
 def _one_candidate(
-    candidates: Candidates, family: Family, i: int, low: FloatArray, high: FloatArray
-) -> Candidate:
+    candidates: _Candidates, family: _Family, i: int, low: FloatArray, high: FloatArray
+) -> _Candidate:
     """Return the subgroup with the number ``i``; ``low`` and ``high`` are ends of intervals."""
     conditions = family.conditions(candidates.columns)
     chosen = zip(conditions, candidates.place[i].tolist(), strict=True)
     gap = float(candidates.gap[i])
-    return Candidate(
+    return _Candidate(
         conditions=tuple(of_column[place] for of_column, place in chosen),
         estimand=candidates.estimand,
         n=round(float(candidates.number[i])),
@@ -291,7 +291,7 @@ def _members(conditions: Sequence[Condition], codes: IntArray) -> BoolArray:
     return inside
 
 
-class Overlap(NamedTuple):
+class _Overlap(NamedTuple):
     """Scores ``(candidates,)``, their information and covariance ``(candidates, candidates)``."""
 
     score: FloatArray
@@ -299,18 +299,18 @@ class Overlap(NamedTuple):
     covariance: FloatArray
 
     @classmethod
-    def empty(cls, size: int) -> Overlap:
+    def empty(cls, size: int) -> _Overlap:
         """Sums over no examples."""
         return cls(np.zeros(size), np.zeros((size, size)), np.zeros((size, size)))
 
-    def plus(self, other: Overlap) -> Overlap:
+    def plus(self, other: _Overlap) -> _Overlap:
         """Return the sums over both sets of examples."""
-        return Overlap(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
+        return _Overlap(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
 
-def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
+def overlap(candidates: Sequence[_Candidate], outcomes: _Outcomes, codes: IntArray) -> _Overlap:
     """Return scores and information of some examples."""
-    total = Overlap.empty(len(candidates))
+    total = _Overlap.empty(len(candidates))
     flipped = [c.estimand == "top_label" for c in candidates]
     for start in range(0, len(codes), RUN):
         rows = codes[start : start + RUN]
@@ -321,13 +321,13 @@ def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray
         information = part.weight * part.variance
         matrices = (information, part.weight * information)
         products = (inside.T @ (each[:, None] * inside) for each in matrices)
-        total = total.plus(Overlap(residual @ inside, *products))
+        total = total.plus(_Overlap(residual @ inside, *products))
     return total
 
 
 def select(
-    candidates: Sequence[Candidate], sums: Overlap, critical: float, most: int
-) -> list[Candidate]:
+    candidates: Sequence[_Candidate], sums: _Overlap, critical: float, most: int
+) -> list[_Candidate]:
     """Return the subgroups that the ones chosen before do not explain, at most ``most``.
 
     Each of the candidates is off by its own interval, so that at least one is returned.

@@ -32,7 +32,7 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
 from calibrant.slices.examples import Reading
-from calibrant.slices.find import Search, check_one_label, metadata_keys, search
+from calibrant.slices.find import SliceSearch, check_one_label, metadata_keys, search
 
 BLOCK = 1 << 18
 """Labels of dense predictions that are measured at a time."""
@@ -196,7 +196,7 @@ def _blocks(columns: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class _Subgroups:
     """Sums of the subgroups that were found; probabilities are measured as they are stated."""
 
-    def __init__(self, form: Accumulator, found: Search, domain: str) -> None:
+    def __init__(self, form: Accumulator, found: SliceSearch, domain: str) -> None:
         self.form, self.found, self.domain = form.like(), found, domain
         self.by: dict[str, Accumulator] = {}
 

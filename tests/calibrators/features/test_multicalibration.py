@@ -16,15 +16,15 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators import Multicalibration
 from calibrant.calibrators.features import boosting
 from calibrant.calibrators.features.boosting import (
-    Boosting,
-    Tree,
-    TreeLearner,
     _best_rounds,
+    _Boosting,
     _codes_of,
     _learned_columns,
     _number_splits,
+    _Tree,
+    _TreeLearner,
 )
-from calibrant.calibrators.features.correctable import ClassLogits, ClassOneOdds, Temperatures
+from calibrant.calibrators.features.correctable import _ClassLogits, _ClassOneOdds, _Temperatures
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
 from tests.support.simulate import drawn
@@ -101,7 +101,7 @@ def test_a_tree_is_that_of_its_definition(outputs, rng):
     weight = rng.choice([0.0, 0.5, 2.0], n)
     slope = weight[:, None] * (rng.normal(size=(n, outputs)) + (codes[0] == 1)[:, None])
     curvature = weight[:, None] * rng.uniform(1, 2, (n, outputs))
-    learner = TreeLearner(COLUMNS, 2, rate, penalty, fewest, doubt=np.zeros(outputs))
+    learner = _TreeLearner(COLUMNS, 2, rate, penalty, fewest, doubt=np.zeros(outputs))
     tree, leaf = learner.learn(codes, slope, curvature, weight)
 
     members = {0: np.ones(n, bool)}
@@ -136,9 +136,9 @@ def each_kind(rng, n=40):
         return -log_softmax(logits + f, -1)[rows, labels]
 
     return [
-        (ClassOneOdds(odds, outcome, 1.3), of_odds),
-        (Temperatures(tabulate(examples(logits, labels))), of_temperatures),
-        (ClassLogits(log_softmax(logits, -1), labels), of_logits),
+        (_ClassOneOdds(odds, outcome, 1.3), of_odds),
+        (_Temperatures(tabulate(examples(logits, labels))), of_temperatures),
+        (_ClassLogits(log_softmax(logits, -1), labels), of_logits),
     ]
 
 
@@ -161,7 +161,7 @@ def test_the_curvature_by_a_temperature_is_the_variance_of_the_scaled_logits(rng
     scaled = logits / np.exp(0.2)
     probs = softmax(scaled, -1)
     variance = (probs * scaled**2).sum(-1) - (probs * scaled).sum(-1) ** 2
-    predictions = Temperatures(tabulate(examples(logits, labels)))
+    predictions = _Temperatures(tabulate(examples(logits, labels)))
     found = predictions.derivatives(np.full((50, 1), 0.2))[1][:, 0]
     np.testing.assert_allclose(found, variance, atol=0.05 * variance.max())
 
@@ -173,7 +173,7 @@ def test_splits_of_codes_are_splits_of_numbers(rng):
     for number, column in enumerate(COLUMNS):
         for condition in column.conditions(number):
             of, low, high = (np.array([value]) for value in condition)
-            tree = Tree(of, low, high, leaf=np.zeros((2, 1)))
+            tree = _Tree(of, low, high, leaf=np.zeros((2, 1)))
             splits = _number_splits([tree], COLUMNS, 1)
             first, last, missing = (float(x[0, 0]) for x in splits[1:])
             x = numbers[number]
@@ -186,7 +186,7 @@ def test_splits_of_codes_are_splits_of_numbers(rng):
 
 def test_conditions_of_leaves_in_words():
     # age < 0 goes left; there site = B goes right, elsewhere missing ages do
-    tree = Tree(np.array([0, 1, 0]), np.array([1, 1, 3]), np.array([3, 2, 4]), np.zeros((4, 1)))
+    tree = _Tree(np.array([0, 1, 0]), np.array([1, 1, 3]), np.array([3, 2, 4]), np.zeros((4, 1)))
     words = [conjunction_text(COLUMNS, tree.conditions(leaf, COLUMNS)) for leaf in range(4)]
     assert words[:3] == ["age < 0", "age < 0 and site = B", "age >= 0"]
 
@@ -196,9 +196,12 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
     column = MetadataColumn("site", "category", values=("A", "B"))
     current = MetadataColumn("log-odds", "number", cuts=(0.0,))
     codes = np.stack([column.codes(column.numbers(metadata["site"])), current.codes(odds)])
-    learner = TreeLearner([column, current], 1, 0.5, 1.0, 5.0, np.array([0.0, 8.0]))
-    run = Boosting(
-        ClassOneOdds(odds, labels.astype(float), 1.0), learner, codes.astype(np.int16), np.ones(600)
+    learner = _TreeLearner([column, current], 1, 0.5, 1.0, 5.0, np.array([0.0, 8.0]))
+    run = _Boosting(
+        _ClassOneOdds(odds, labels.astype(float), 1.0),
+        learner,
+        codes.astype(np.int16),
+        np.ones(600),
     )
     parts = [np.arange(0, 600, 2), np.arange(1, 600, 2)]
     alone = _best_rounds(run, parts, 3, None)
@@ -246,7 +249,7 @@ def test_an_output_in_doubt_needs_a_larger_gain_and_gets_a_smaller_step():
     slope = np.where(codes[0] == 1, 0.5, 0.0)[:, None] * np.array([0.0, 1.0])
     steps = []
     for doubt in (0.0, 8.0, 30.0):  # the gain of the slope is 50**2 / (100 + 10), 23
-        learner = TreeLearner(COLUMNS[1:], 1, 1.0, 10.0, 5.0, np.array([0.0, doubt]))
+        learner = _TreeLearner(COLUMNS[1:], 1, 1.0, 10.0, 5.0, np.array([0.0, doubt]))
         tree, leaf = learner.learn(codes, slope, np.ones((200, 2)), weight)
         steps.append(tree.leaf[leaf[-1]])
     gain, step = 50**2 / 110, -50 / 110

@@ -145,13 +145,13 @@ def test_weight_two_counts_an_example_twice(data):
 
 def test_held_out_share_is_stratified_and_not_learned_from(data, monkeypatch):
     seen, module = [], MaCCal(**QUICK)
-    step = masked.Training._step
+    step = masked._Training._step
 
     def spy(self, batch, random):
         seen.append(batch.features.numpy())
         return step(self, batch, random)
 
-    monkeypatch.setattr(masked.Training, "_step", spy)
+    monkeypatch.setattr(masked._Training, "_step", spy)
     module.fit(*data, held_out=0.2)
     learned = np.unique(np.concatenate(seen), axis=0)
     assert abs(len(learned) - 240) < CLASSES  # each class is rounded

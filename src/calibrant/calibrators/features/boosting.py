@@ -25,7 +25,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import check_time
-from calibrant.calibrators.features.correctable import Correctable
+from calibrant.calibrators.features.correctable import _Correctable
 from calibrant.calibrators.piecewise import BEYOND
 from calibrant.data.metadata import (
     Condition,
@@ -89,7 +89,7 @@ def _constant(name: str) -> MetadataColumn:
     return MetadataColumn(name, "number")
 
 
-class Tree(NamedTuple):
+class _Tree(NamedTuple):
     """A tree of fixed depth: at each node, examples in a range of codes go right.
 
     Node ``i`` has the children ``2 i + 1`` and ``2 i + 2``. A node without a split has an empty
@@ -120,7 +120,7 @@ class Tree(NamedTuple):
 
 
 @dataclass
-class TreeLearner:
+class _TreeLearner:
     r"""Learns trees from histograms of slopes and curvatures over the codes of columns.
 
     The value of a leaf is a Newton step with a penalty :math:`\lambda`, times a rate:
@@ -145,7 +145,7 @@ class TreeLearner:
 
     def learn(
         self, codes: _Codes, slope: FloatArray, curvature: FloatArray, weight: FloatArray
-    ) -> tuple[Tree, IntArray]:
+    ) -> tuple[_Tree, IntArray]:
         """Return a tree and the leaf of each example ``(n,)``.
 
         ``codes`` are ``(columns, n)``; slopes and curvatures ``(n, outputs)`` have been multiplied
@@ -169,7 +169,7 @@ class TreeLearner:
         sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
         leaf = np.asarray(self.rate * (sure * np.clip(step, -_MAX_LEAF, _MAX_LEAF)).T)
         column, low, high = split.T
-        return Tree(column, low, high, leaf), place
+        return _Tree(column, low, high, leaf), place
 
     def _sums(
         self, codes: _Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]
@@ -210,7 +210,7 @@ class TreeLearner:
 
 
 def _number_splits(
-    trees: Sequence[Tree], columns: Sequence[MetadataColumn], nodes: int
+    trees: Sequence[_Tree], columns: Sequence[MetadataColumn], nodes: int
 ) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
     """Return the splits of trees by the numbers of columns instead of their codes.
 
@@ -239,19 +239,19 @@ def _codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> _Codes:
 
 
 @dataclass
-class Boosting:
+class _Boosting:
     """Corrections of examples, one tree after another.
 
     ``codes`` ``(columns, n)`` are those of the learner's columns; the last one is of the current
     prediction, and written anew before each tree.
     """
 
-    predictions: Correctable
-    learner: TreeLearner
+    predictions: _Correctable
+    learner: _TreeLearner
     codes: _Codes
     weight: FloatArray
     correction: FloatArray = field(init=False)
-    trees: list[Tree] = field(default_factory=list)
+    trees: list[_Tree] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.correction = np.zeros((self.codes.shape[1], self.predictions.outputs))
@@ -267,19 +267,19 @@ class Boosting:
         self.trees.append(tree)
         self.correction += tree.leaf[leaf]
 
-    def take(self, which: IntArray) -> Boosting:
+    def take(self, which: IntArray) -> _Boosting:
         """Return the same for some examples, without its trees."""
         kept = self.predictions.take(which)
-        return Boosting(kept, self.learner, self.codes[:, which], self.weight[which])
+        return _Boosting(kept, self.learner, self.codes[:, which], self.weight[which])
 
-    def without(self, part: IntArray) -> Boosting:
+    def without(self, part: IntArray) -> _Boosting:
         """Return the same without weight on some examples, and without its trees."""
         weight = self.weight.copy()
         weight[part] = 0
-        return Boosting(self.predictions, self.learner, self.codes, weight)
+        return _Boosting(self.predictions, self.learner, self.codes, weight)
 
 
-def _held_out_corrections(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
+def _held_out_corrections(run: _Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
     """Yield corrections ``(n, outputs)`` after 0, 1, ... trees, learned without an example's part.
 
     The array is that of the next round as well: copy what is to be kept.
@@ -314,7 +314,7 @@ class _Choice(NamedTuple):
 
 
 def _best_rounds(
-    run: Boosting, parts: Sequence[IntArray], most: int, groups: NDArray[Any] | None
+    run: _Boosting, parts: Sequence[IntArray], most: int, groups: NDArray[Any] | None
 ) -> _Choice:
     """Return the number of rounds with the lowest held-out loss.
 
@@ -351,7 +351,7 @@ class Correction(NamedTuple):
     share: float
 
 
-def _largest_corrections(run: Boosting, scale: float) -> list[Correction]:
+def _largest_corrections(run: _Boosting, scale: float) -> list[Correction]:
     """Return subgroups of leaves with the largest mean corrections, times a scale.
 
     They are those of metadata alone. Larger subgroups come before smaller ones that are corrected

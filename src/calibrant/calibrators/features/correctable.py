@@ -29,7 +29,7 @@ MAX_LOG_TEMPERATURE = float(np.log(BOUNDS[1]))
 
 
 @dataclass(frozen=True)
-class ClassOneOdds:
+class _ClassOneOdds:
     """Log-odds of class 1 of two, to which an offset and a multiple of them are added.
 
     A subgroup in which the model is too sure of both classes has no offset, only a slope.
@@ -77,13 +77,13 @@ class ClassOneOdds:
         change = correction[:, 0] + correction[:, 1] * self._unit
         return np.asarray(np.linalg.lstsq(by, root * change, rcond=None)[0])
 
-    def take(self, which: IntArray) -> ClassOneOdds:
+    def take(self, which: IntArray) -> _ClassOneOdds:
         """Return some of the examples."""
-        return ClassOneOdds(self.start[which], self.outcome[which], self.spread)
+        return _ClassOneOdds(self.start[which], self.outcome[which], self.spread)
 
 
 @dataclass(frozen=True)
-class Temperatures:
+class _Temperatures:
     """Logits that are divided by a temperature, to whose logarithm the correction is added."""
 
     records: Records
@@ -123,13 +123,13 @@ class Temperatures:
         """Return the mean of the corrections."""
         return np.average(correction, axis=0, weights=weight)
 
-    def take(self, which: IntArray) -> Temperatures:
+    def take(self, which: IntArray) -> _Temperatures:
         """Return some of the examples."""
-        return Temperatures(self.records.take(which).tracked())
+        return _Temperatures(self.records.take(which).tracked())
 
 
 @dataclass(frozen=True)
-class ClassLogits:
+class _ClassLogits:
     """Logits, to each of which a number is added."""
 
     start: FloatArray  # (n, classes) logarithms of probabilities
@@ -172,9 +172,9 @@ class ClassLogits:
         """Return the mean of the corrections."""
         return np.average(correction, axis=0, weights=weight)
 
-    def take(self, which: IntArray) -> ClassLogits:
+    def take(self, which: IntArray) -> _ClassLogits:
         """Return some of the examples."""
-        return ClassLogits(self.start[which], self.labels[which])
+        return _ClassLogits(self.start[which], self.labels[which])
 
 
-Correctable: TypeAlias = ClassOneOdds | Temperatures | ClassLogits
+_Correctable: TypeAlias = _ClassOneOdds | _Temperatures | _ClassLogits

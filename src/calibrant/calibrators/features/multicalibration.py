@@ -20,23 +20,23 @@ from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant.calibrators.base import Calibrator, Context, feature_rows
 from calibrant.calibrators.features.boosting import (
     BINS,
-    Boosting,
     Correction,
-    Tree,
-    TreeLearner,
     _best_rounds,
+    _Boosting,
     _codes_of,
     _largest_corrections,
     _learned_columns,
     _learned_numbers,
     _number_splits,
+    _Tree,
+    _TreeLearner,
 )
 from calibrant.calibrators.features.correctable import (
     MAX_LOG_TEMPERATURE,
-    ClassLogits,
-    ClassOneOdds,
-    Correctable,
-    Temperatures,
+    _ClassLogits,
+    _ClassOneOdds,
+    _Correctable,
+    _Temperatures,
 )
 from calibrant.calibrators.fit_inputs import folds as folds_of
 from calibrant.calibrators.logpartition import concatenate, tabulate
@@ -194,7 +194,7 @@ class Multicalibration(Calibrator):
 
     def _keep(
         self,
-        trees: Sequence[Tree] = (),
+        trees: Sequence[_Tree] = (),
         columns: Sequence[MetadataColumn] = (),
         scale: float = 1.0,
     ) -> None:
@@ -307,7 +307,7 @@ class Multicalibration(Calibrator):
         """Return True if each class has a correction of its own."""
         return classes > 2 and self.keep_argmax is False
 
-    def _started(self, examples: Examples, features: NDArray[np.float32]) -> Boosting:
+    def _started(self, examples: Examples, features: NDArray[np.float32]) -> _Boosting:
         """Return the predictions of the base with the codes of examples, before any tree."""
         weight = examples.labelled_weight()
         weight = np.ones(len(features)) if weight is None else weight
@@ -319,11 +319,11 @@ class Multicalibration(Calibrator):
         numbers = [*features.T, odds.astype(np.float32)]
         codes = np.stack([_codes_of(c, x) for c, x in zip(columns, numbers, strict=True)])
         settings = (self.depth, self.rate, self.penalty, self.fewest)
-        learner = TreeLearner(columns, *settings, predictions.doubt)
-        return Boosting(predictions, learner, codes, weight)
+        learner = _TreeLearner(columns, *settings, predictions.doubt)
+        return _Boosting(predictions, learner, codes, weight)
 
     @torch.no_grad()
-    def _predictions(self, examples: Examples) -> Correctable:
+    def _predictions(self, examples: Examples) -> _Correctable:
         """Return the predictions of the base, as corrections change them."""
         labels, classes = examples.labels[examples.labels != IGNORED], examples.classes
 
@@ -338,14 +338,14 @@ class Multicalibration(Calibrator):
             spread = float(np.sqrt(np.mean(np.clip(odds, -MAX_ODDS, MAX_ODDS) ** 2))) or 1.0
             self._store(spread_=torch.tensor(spread))
             # as it is stored, since predictions divide by that
-            return ClassOneOdds(odds, (labels == 1).astype(np.float64), float(self.spread_))
+            return _ClassOneOdds(odds, (labels == 1).astype(np.float64), float(self.spread_))
         if self._corrects_classes(classes):
             start = torch.cat([part for part, _ in parts()]).double().cpu().numpy()
-            return ClassLogits(start, labels)
+            return _ClassLogits(start, labels)
         tables = [tabulate(Examples(p, y, None, "top_label")) for p, y in parts()]
-        return Temperatures(concatenate(tables).tracked())
+        return _Temperatures(concatenate(tables).tracked())
 
-    def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
+    def _rounds(self, run: _Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
         some = self._drawn(len(run.weight), _MAX_JUDGED)
         if some is not None:

@@ -19,7 +19,7 @@ from calibrant._core.torch_models import device_of, evaluating, moved, taken_apa
 CHUNK = 4096  # rows converted at a time for checks and for the control of the keep rate
 
 
-class FeatureBatch(NamedTuple):
+class _FeatureBatch(NamedTuple):
     """Features ``(n, width)``, labels ``(n,)`` and weights ``(n,)`` on one device."""
 
     features: Tensor
@@ -27,7 +27,7 @@ class FeatureBatch(NamedTuple):
     weight: Tensor
 
 
-class LabelledFeatures(NamedTuple):
+class _LabelledFeatures(NamedTuple):
     """Features in their original dtype and place, of which only batches are converted."""
 
     features: Logits  # (n, width)
@@ -35,19 +35,19 @@ class LabelledFeatures(NamedTuple):
     weight: FloatArray
     kept: IntArray  # rows with a label and a positive weight
 
-    def batch(self, index: IntArray, device: torch.device) -> FeatureBatch:
+    def batch(self, index: IntArray, device: torch.device) -> _FeatureBatch:
         """Return the rows at an index."""
         if isinstance(self.features, Tensor):
             features = self.features[torch.from_numpy(index)].detach()
         else:
             features = as_tensor(self.features[index])
-        return FeatureBatch(
+        return _FeatureBatch(
             features.to(device, torch.float32),
             torch.from_numpy(self.labels[index]).to(device),
             torch.from_numpy(self.weight[index]).to(device, torch.float32),
         )
 
-    def chunks(self, device: torch.device) -> Iterator[FeatureBatch]:
+    def chunks(self, device: torch.device) -> Iterator[_FeatureBatch]:
         """Yield all kept rows, in order."""
         for start in range(0, len(self.kept), CHUNK):
             yield self.batch(self.kept[start : start + CHUNK], device)
@@ -74,7 +74,7 @@ def _as_labelled_features(
     *,
     classes: int | None = None,
     name: str = "",
-) -> LabelledFeatures:
+) -> _LabelledFeatures:
     """Check features ``(..., width)``, labels ``(...)`` and weights against each other."""
     inputs = checks.as_scores(features, f"{name}features")
     targets = checks.as_labels(labels, f"{name}labels")
@@ -92,7 +92,7 @@ def _as_labelled_features(
     kept = np.flatnonzero((flat != IGNORED) & (weight > 0))
     if not len(kept):
         raise ValueError(f"{name}features are empty: no example has a label and a weight above 0")
-    data = LabelledFeatures(inputs.reshape(-1, shape[-1]), flat, weight, kept)
+    data = _LabelledFeatures(inputs.reshape(-1, shape[-1]), flat, weight, kept)
     data.check_finite()
     return data
 

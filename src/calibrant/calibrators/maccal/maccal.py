@@ -30,11 +30,11 @@ from calibrant._core.torch_models import device_of, digest
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.maccal import frozen
 from calibrant.calibrators.maccal.frozen import (
-    FeatureBatch,
-    LabelledFeatures,
     _as_labelled_features,
+    _FeatureBatch,
+    _LabelledFeatures,
 )
-from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, Training
+from calibrant.calibrators.maccal.masked import Epoch, KeepRate, MaskedClassifier, _Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,7 +236,7 @@ class MaCCal(Calibrator):
         kept = np.flatnonzero((examples.labels != IGNORED) & (weight > 0))
         checks.check_some(len(kept))
         rows = features.reshape(-1, features.shape[-1])
-        known = LabelledFeatures(rows, examples.labels, weight, kept)
+        known = _LabelledFeatures(rows, examples.labels, weight, kept)
         known.check_finite()
         strata = examples.labels[kept]
         if context.groups is None:
@@ -259,14 +259,14 @@ class MaCCal(Calibrator):
 
     def _train_on(
         self,
-        train: LabelledFeatures,
-        watched: LabelledFeatures | None,
+        train: _LabelledFeatures,
+        watched: _LabelledFeatures | None,
         classes: int,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train on features that are all known, in an order that each epoch draws."""
 
-        def batches(epoch: int) -> Iterator[FeatureBatch]:
+        def batches(epoch: int) -> Iterator[_FeatureBatch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
             for start in range(0, len(order), self.batch_size):
                 yield train.batch(order[start : start + self.batch_size], self.device)
@@ -308,7 +308,7 @@ class MaCCal(Calibrator):
         layer = frozen._last_layer(model, classes, name)
         self.to(device_of(model, self.device))
 
-        def batches(_: int) -> Iterator[FeatureBatch]:
+        def batches(_: int) -> Iterator[_FeatureBatch]:
             for features, labels in frozen._feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
                     data = _as_labelled_features(features, labels, classes=classes)
@@ -327,8 +327,8 @@ class MaCCal(Calibrator):
         return self._of_features(classes)
 
     def _hold_out(
-        self, train: LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
-    ) -> tuple[LabelledFeatures, LabelledFeatures | None]:
+        self, train: _LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
+    ) -> tuple[_LabelledFeatures, _LabelledFeatures | None]:
         """Return the examples to learn from and those that control q."""
         if held_out is None:
             return train, None
@@ -357,16 +357,16 @@ class MaCCal(Calibrator):
 
     def _train(
         self,
-        batches: Callable[[int], Iterable[FeatureBatch]],
+        batches: Callable[[int], Iterable[_FeatureBatch]],
         sizes: tuple[int, int],
         data: str,
-        watched: LabelledFeatures | None,
+        watched: _LabelledFeatures | None,
         epochs: int,
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
         """Train on the batches of each epoch, of so many features and classes, and keep it."""
         gamma = self.gamma or (_TRAINING_GAMMA if watched is None else 1.0)
-        training = Training(
+        training = _Training(
             self._new_classifier(*sizes, self.bottleneck),
             KeepRate(self.keep, self.step, gamma, self.least_keep),
             watched,

@@ -18,7 +18,7 @@ from calibrant._core.engines import steps
 from calibrant._core.options import Count, Seed, WithOptions, at_least
 from calibrant._core.solve import check_time
 from calibrant._core.torch_models import save_state
-from calibrant.calibrators.maccal.frozen import FeatureBatch, LabelledFeatures
+from calibrant.calibrators.maccal.frozen import _FeatureBatch, _LabelledFeatures
 
 _Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
 _MAX_HALVINGS, _MAX_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
@@ -187,12 +187,12 @@ _MAX_FINAL_GAP = 0.02  # largest final gap between confidence and its target wit
 
 
 @dataclass
-class Training:
+class _Training:
     """A training run, whose state between two epochs is what a checkpoint keeps."""
 
     classifier: MaskedClassifier
     controller: KeepRate
-    watched: LabelledFeatures | None  # held-out examples that control the keep rate
+    watched: _LabelledFeatures | None  # held-out examples that control the keep rate
     rate: float
     decay: float
     seed: int
@@ -207,7 +207,7 @@ class Training:
         self.optimiser = torch.optim.Adam(parameters, lr=self.rate, weight_decay=self.decay)
         self.device = self.classifier.keep_.device
 
-    def run(self, batches: Callable[[int], Iterable[FeatureBatch]]) -> None:
+    def run(self, batches: Callable[[int], Iterable[_FeatureBatch]]) -> None:
         """Train on the batches of each epoch, after those of the checkpoint if there is one."""
         self._resume()
         with steps(self.epochs) as step:
@@ -221,7 +221,7 @@ class Training:
                 self._save()
                 step()
 
-    def _epoch(self, batches: Iterable[FeatureBatch], epoch: int) -> Epoch:
+    def _epoch(self, batches: Iterable[_FeatureBatch], epoch: int) -> Epoch:
         # Seeded by the epoch, so that a continued run takes the same steps, and on the CPU, since
         # every device has other random numbers.
         random = torch.Generator("cpu").manual_seed(1_000_003 * self.seed + epoch)
@@ -243,7 +243,7 @@ class Training:
             seen = self._watch(self.watched)
         return Epoch(float(self.classifier.keep_), *seen, loss / weight)
 
-    def _step(self, batch: FeatureBatch, random: torch.Generator) -> Tensor:
+    def _step(self, batch: _FeatureBatch, random: torch.Generator) -> Tensor:
         """Take one step with new masks; the loss is a weighted mean."""
         masks = self.classifier.draw(random)
         logits = self.classifier(batch.features, masks)
@@ -255,7 +255,7 @@ class Training:
         return _sums(logits.detach(), batch, loss.detach())
 
     @torch.no_grad()
-    def _watch(self, watched: LabelledFeatures) -> tuple[float, float]:
+    def _watch(self, watched: _LabelledFeatures) -> tuple[float, float]:
         """Return confidence and accuracy of the predictions that the classifier would make."""
         sums = torch.zeros(4, device=self.device)
         for batch in watched.chunks(self.device):
@@ -313,7 +313,7 @@ class Training:
             )
 
 
-def _sums(logits: Tensor, batch: FeatureBatch, loss: Tensor | float = 0.0) -> Tensor:
+def _sums(logits: Tensor, batch: _FeatureBatch, loss: Tensor | float = 0.0) -> Tensor:
     """Return the sums of weight, loss, confidence and correct answers over a batch."""
     confidence, top = logits.softmax(-1).max(-1)
     weight, total = batch.weight, batch.weight.sum()

@@ -18,7 +18,7 @@ from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import _check_state
 from calibrant.llm.answers.rows import AnswerRows, Row
 from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
-from calibrant.monitor.inputs import Id, PendingPredictions, as_ids
+from calibrant.monitor.deliveries import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
 _START = (

@@ -183,7 +183,12 @@ def calibration_scorer(
     confidence_of, is_correct = confidence or _stated_confidence, correct or _matches
 
     def calibration(outputs: Any, expectations: Any) -> Any:
-        claimed = _checked(confidence_of(outputs))
+        claimed = float(confidence_of(outputs))
+        if not 0 <= claimed <= 1:
+            raise ValueError(
+                f"the confidence must be in [0, 1], got {claimed:g}: pass confidence= to "
+                "calibration_scorer, a function that scales it"
+            )
         right = bool(is_correct(outputs, expectations))
         residual = 1 - claimed if right else -claimed  # -0.0 where nothing was claimed
         values = {"confidence": claimed, "correct": right, prefix: residual}
@@ -255,13 +260,3 @@ def _missing(name: str, key: str, got: Any, parameter: str) -> TypeError:
         f"{name} must be a dictionary with {key!r}, got {type(got).__name__}: pass {parameter}= to "
         "calibration_scorer, a function that finds it"
     )
-
-
-def _checked(confidence: Any) -> float:
-    value = float(confidence)
-    if not 0 <= value <= 1:
-        raise ValueError(
-            f"the confidence must be in [0, 1], got {value:g}: pass confidence= to "
-            "calibration_scorer, a function that scales it"
-        )
-    return value

@@ -79,18 +79,7 @@ _LOADING = RLock()  # a factory may load another classifier
 def _load_classifier(model: _ModelName) -> Classifier:
     """Load a classifier; a process keeps the last one, which its threads share.
 
-    Parameters
-    ----------
-    model : ModelName
-        The name is a Hugging Face folder, or a name on the hub, of a classifier of texts or images;
-        ``package.module:factory``, where the factory returns an ``nn.Module``, with ``weights`` in
-        a ``.safetensors`` file or without; or a ``.pt2`` file of ``torch.export``. Loading the
-        last may run code in it, so that it needs ``trust_remote_code``, as do Hugging Face models
-        that come with code. Other pickles are refused.
-
-    Examples
-    --------
-    >>> _load_classifier(ModelName("torch.nn:Identity")).columns
+    >>> _load_classifier(_ModelName("torch.nn:Identity")).columns
     ('inputs',)
     """
     with _LOADING:  # new weights are drawn from the one generator of all threads

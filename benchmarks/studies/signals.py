@@ -45,9 +45,10 @@ from sklearn.preprocessing import StandardScaler
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator, answer_confidence, signals_of
-from calibrant.llm.answers.confidence import AGGREGATORS, SUREST
+from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.rows import AnswerRows, read_answers
 from calibrant.llm.answers.signals import signal_values
+from calibrant.workflows.evaluate_answers import SUREST
 
 SPLITS = 5
 FIGURES = ("ece", "nll", "brier", "auroc")

@@ -15,10 +15,10 @@ import numpy as np
 from calibrant._core.class_names import ClassNumbers, as_array
 from calibrant._core.messages import needed
 from calibrant.integrations.logged import PREFIX, _reliability_figure, _report_file, scalars
-from calibrant.llm.answers.confidence import ANSWER_METRICS, evaluate_answers
 from calibrant.llm.answers.questions import exact_match
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.workflows.evaluate_answers import ANSWER_METRICS, evaluate_answers
 
 if TYPE_CHECKING:
     from mlflow.genai.scorers import Scorer

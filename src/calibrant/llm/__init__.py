@@ -6,7 +6,7 @@ The names here are those of everyday use; the others are in ``heads``, ``answers
 from calibrant.estimate.success_rate import success_rate
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
+from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.fields import documents_of, fields_of
 from calibrant.llm.answers.judged import judge_report, read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
@@ -29,6 +29,7 @@ from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
 from calibrant.llm.models.loading import load_model
 from calibrant.show.tokens import shaded_text
+from calibrant.workflows.evaluate_answers import evaluate_answers
 
 __all__ = [
     "Answer",

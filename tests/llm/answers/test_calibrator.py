@@ -19,8 +19,9 @@ from calibrant.llm.answers.calibrator import (
     cross_validated_answers,
     fit_answers,
 )
-from calibrant.llm.answers.confidence import answer_confidence, log_odds
+from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.rows import AnswerRows, Source
+from calibrant.workflows.evaluate_answers import log_odds
 from tests.support.thresholds import error_threshold
 
 

@@ -9,9 +9,10 @@ import torch
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence, evaluate_answers
+from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.workflows.evaluate import evaluate
+from calibrant.workflows.evaluate_answers import evaluate_answers
 from tests.support.markup import charts
 
 SLOW: dict[str, Callable[[list[float]], float]] = {
@@ -94,7 +95,9 @@ def test_confidences_of_zero_and_one():
 def test_intervals_cover(rng, monkeypatch):
     """Those that evaluate_answers makes itself; the others are tested with the metrics."""
     once = evaluate(rng.normal(size=300), rng.integers(2, size=300), estimand="binary")
-    monkeypatch.setattr("calibrant.llm.answers.confidence.evaluate", lambda *args, **options: once)
+    monkeypatch.setattr(
+        "calibrant.workflows.evaluate_answers.evaluate", lambda *args, **options: once
+    )
     held = dict.fromkeys(("accuracy", "brier"), 0)
     for _ in range(100):
         sure = rng.uniform(0.2, 0.8, 300)

@@ -12,9 +12,9 @@ from sklearn.preprocessing import StandardScaler
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, SignalCalibrator
 from calibrant.llm.answers.calibrator import _folds
-from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signal_calibrator import Regression, fit_signals
+from calibrant.workflows.evaluate_answers import evaluate_answers
 
 N = 900
 

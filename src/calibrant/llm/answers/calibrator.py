@@ -18,17 +18,13 @@ from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers import confidence as confidences
-from calibrant.llm.answers.confidence import (
-    SMALLEST,
-    Aggregator,
-    evaluate_answers,
-)
+from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.charts import Line, line_chart
+from calibrant.workflows.evaluate_answers import SMALLEST, SUREST, evaluate_answers, log_odds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -297,7 +293,7 @@ class AnswerCalibrator(AnswerMap):
     def _odds(self, confidence: Values, limits: tuple[float, float] | None) -> FloatArray:
         """Return the log-odds of confidences, all of them finite."""
         inside = np.clip(_confidences(confidence), *(limits or (0, 1)))
-        return confidences.log_odds(np.log(np.maximum(inside, SMALLEST)))
+        return log_odds(np.log(np.maximum(inside, SMALLEST)))
 
 
 def fit_answers(
@@ -351,7 +347,7 @@ def _box(fitted: AnswerCalibrator) -> Box:
     if fitted.learned_ is None:
         return Box("Answer calibrator", ["not fitted"])
     confidence = np.linspace(0.005, 0.995, 199)
-    chance = fitted._probs(confidences.log_odds(np.log(confidence)))
+    chance = fitted._probs(log_odds(np.log(confidence)))
     lines = [
         Line("chance", confidence, chance),
         Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
@@ -392,7 +388,7 @@ def _outcomes(correct: Values, answers: int) -> FloatArray:
 
 def _halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
-    between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
+    between = confidence[(confidence > SMALLEST) & (confidence < 1 - SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
 

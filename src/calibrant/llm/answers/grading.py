@@ -19,19 +19,14 @@ from calibrant.llm.answers import asking, choices, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.choices import OptionBias, Permutations, option_bias
-from calibrant.llm.answers.confidence import (
-    AGGREGATORS,
-    SMALLEST,
-    Aggregator,
-    answer_confidence,
-    evaluate_answers,
-)
+from calibrant.llm.answers.confidence import AGGREGATORS, Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.llm.heads.fitted import FittedHead, Gains, _gains_over_one_temperature
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.huggingface import fingerprint_of
 from calibrant.metrics.clustered import Evaluations
+from calibrant.workflows.evaluate_answers import SMALLEST, evaluate_answers
 from calibrant.workflows.fit import cross_fit
 
 FOLDS, MIN_QUESTIONS = 5, 100

@@ -24,7 +24,6 @@ from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.showing import one_line, threshold_text
-from calibrant._core.solve import minimise
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
@@ -36,13 +35,13 @@ from calibrant.llm.answers.calibrator import (
     _halfway,
     _outcomes,
 )
-from calibrant.llm.answers.confidence import SUREST, evaluate_answers
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
 from calibrant.show.box import Box, Part, box, box_of
 from calibrant.show.tables import Table
+from calibrant.workflows.evaluate_answers import SUREST, evaluate_answers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,23 +115,31 @@ class Regression(NamedTuple):
 def _ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
     """Return the weights of a logistic regression with a ridge penalty, and then its offset.
 
-    If all answers are right, or all are wrong, the offset is that of half an answer of the other
-    kind.
+    By Newton's method, whose steps are halved until they descend. If all answers are right, or all
+    are wrong, the offset is that of half an answer of the other kind.
     """
     y = right.astype(np.float64)
     base = (y.sum() + 0.5) / (len(y) + 1)
-    start = np.append(np.zeros(inputs.shape[1]), logit(base))
+    line = np.append(np.zeros(inputs.shape[1]), np.log(base / (1 - base)))
     if y.min() == y.max():
-        return start
+        return line
     x = np.hstack([inputs, np.ones((len(y), 1))])
-    penalty = np.append(np.full(inputs.shape[1], _RIDGE), 0.0)
+    penalty = np.append(np.full(inputs.shape[1], _RIDGE), 1e-9)
 
-    def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
+    def loss(line: FloatArray) -> float:
         odds = x @ line
-        value = (np.logaddexp(0, odds) - y * odds).sum() + penalty @ line**2 / 2
-        return float(value), x.T @ (expit(odds) - y) + penalty * line
+        return float((np.logaddexp(0, odds) - y * odds).sum() + penalty @ line**2 / 2)
 
-    return minimise(value_and_gradient, start).x
+    for _ in range(100):
+        p = expit(x @ line)
+        slope = x.T @ (p - y) + penalty * line
+        step = np.linalg.solve((x.T * (p * (1 - p))) @ x + np.diag(penalty), slope)
+        while loss(line - step) > loss(line) and np.abs(step).max() > 1e-12:
+            step /= 2
+        line = line - step
+        if np.abs(step).max() < 1e-9:
+            break
+    return line
 
 
 class SignalCalibrator(AnswerMap):

@@ -80,7 +80,7 @@ def stream(
     greedy = {name: value for name, value in GREEDY.items() if name not in _OUTPUTS}
     rules = {} if options.get("do_sample") else greedy
     # one prompt needs no padding, but generate warns if no token is named for it
-    limits = {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}
+    limits: Any = {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}
     rules |= {**limits, "max_new_tokens": max_new_tokens, **options}
     return _tokens(_Writer(model, ids, rules, fitted), tokenizer, ends, aggregate)
 

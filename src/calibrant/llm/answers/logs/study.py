@@ -20,7 +20,6 @@ from calibrant.llm.answers.calibrator import (
     cross_validated_answers,
     fit_answers,
 )
-from calibrant.llm.answers.confidence import evaluate_answers
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.logs.reading import SIGNALS, Log
 from calibrant.llm.answers.rows import AnswerRows, Row
@@ -34,6 +33,7 @@ from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.metrics.clustered import ConfidenceEvaluation
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.evaluate import evaluate
+from calibrant.workflows.evaluate_answers import evaluate_answers
 
 _METRICS = ("accuracy", "ece", "nll", "brier")
 

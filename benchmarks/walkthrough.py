@@ -2,10 +2,10 @@
 
     python benchmarks/walkthrough.py [FILE]
 
-Runs evaluate, fit, compare and apply on a prediction file, by default the sample that comes with
-the package, and counts the functions of calibrant that each calls, the source files that they
-are in, and how often the prediction file is opened. To look at another checkout, put its ``src``
-first in PYTHONPATH.
+Runs evaluate, fit, compare, apply and report on a prediction file, by default the sample that
+comes with the package, and a report on simulated answers. Counts the functions of calibrant that
+each calls, the source files that they are in, and how often the prediction file is opened. To look
+at another checkout, put its ``src`` first in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import ast
 import inspect
 import io
+import json
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest import mock
+
+import numpy as np
 
 import calibrant
 from calibrant.cli import main as command_line
@@ -120,14 +123,30 @@ def run(*arguments: str) -> None:
 
 
 def commands(path: Path, folder: Path) -> dict[str, tuple[str, ...]]:
-    """Commands by what they are called in the table; the last one needs the fit before it."""
+    """Commands by what they are called in the table; apply needs the fit before it."""
     fitted, out = str(folder / "fitted"), str(folder / "applied.npz")
+    answers, page = folder / "answers.jsonl", str(folder / "report.html")
+    answers.write_text("".join(json.dumps(row) + "\n" for row in simulated_answers()))
     return {
         "evaluate FILE": ("evaluate", str(path)),
         "fit FILE --method smart": ("fit", str(path), "--method", "smart", "-o", fitted),
         "compare FILE --methods none,ts": ("compare", str(path), "--methods", "none,ts"),
         "apply DIR FILE": ("apply", fitted, str(path), "-o", out),
+        "report FILE": ("report", str(path), "-o", page),
+        "llm answers report LOG": (
+            *("llm", "answers", "report", str(answers)),
+            *("-o", str(folder / "answers")),
+        ),
     }
+
+
+def simulated_answers() -> Iterator[dict[str, Any]]:
+    """Yield answers with the probabilities of their tokens, which are somewhat too high."""
+    rng = np.random.default_rng(0)
+    for i in range(600):
+        probs = rng.beta(4, 0.4, size=rng.integers(2, 6))
+        correct = bool(rng.random() < np.exp(np.log(probs).mean()) ** 1.5)
+        yield {"question": f"question {i}", "token_probs": probs.tolist(), "correct": correct}
 
 
 def print_commands(path: Path) -> None:

@@ -184,7 +184,7 @@ def test_the_top_label_gives_the_figures_of_its_pairs(form):
     for name in (*ERRORS, "accuracy", "auroc", "aurc"):
         expected = cal.METRICS[name].compute(confidence=confidence, outcome=outcome)
         assert found[name].value == pytest.approx(expected, abs=1e-9), name
-    assert found.heading == ""
+    assert found.probability == ""
     assert "P(y = 1)" not in str(found)
 
 

@@ -87,8 +87,17 @@ class Accumulator:
             checks.check_level(level)
         self.estimand: EstimandChoice = estimand
         self.pairs = pairs
-        self.metrics = _chosen(metrics, pairs)
         self._all = metrics is None
+        if metrics is None:
+            usual = (name for name, metric in METRICS.items() if not metric.on_request)
+            names = tuple(name for name in usual if pairs or not METRICS[name].needs_pairs)
+        else:
+            names = tuple(map(METRICS.name, [metrics] if isinstance(metrics, str) else metrics))
+        if not names:
+            raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
+        if needy := [name for name in names if METRICS[name].needs_pairs and not pairs]:
+            raise ValueError(f"{comma_separated(needy)} need all pairs: pass pairs=True")
+        self.metrics = names
         self.level = level or None
         self.seed = seed
         self.moments = Moments.empty()
@@ -357,19 +366,6 @@ def _check_subgroups(names: set[str]) -> None:
     if len(names) > MOST_SUBGROUPS:
         most = f"by must have at most {MOST_SUBGROUPS} values"
         raise ValueError(f"{most}, got {len(names)}: is it an identifier?")
-
-
-def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
-    if metrics is None:
-        usual = {name: metric for name, metric in METRICS.items() if not metric.on_request}
-        return tuple(name for name in usual if pairs or not usual[name].needs_pairs)
-    names = tuple(map(METRICS.name, [metrics] if isinstance(metrics, str) else metrics))
-    if not names:
-        raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
-    needy = [name for name in names if METRICS[name].needs_pairs and not pairs]
-    if needy:
-        raise ValueError(f"{comma_separated(needy)} need all pairs: pass pairs=True")
-    return names
 
 
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:

@@ -5,14 +5,12 @@ Of two classes P(y = 1) is measured, of more the top label; pairs may come from 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps, reductions
-from calibrant.metrics.classwise import Average, ClassBins, _class_interval
-from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.classwise import Average, ClassBins, classwise_estimate
 from calibrant.metrics.reductions import (
     EventData,
     Input,
@@ -20,7 +18,7 @@ from calibrant.metrics.reductions import (
     _examples_of_caller,
     pairs_from,
 )
-from calibrant.metrics.summary import Metric, Summary
+from calibrant.metrics.summary import Metric
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -239,13 +237,6 @@ def _class_bins(
     return sums
 
 
-def _classwise_estimate(s: Summary) -> Estimate:
-    value = math.nan if s.classwise is None else s.classwise.average()
-    if s.level is None or s.classwise is None:
-        return Estimate(value)
-    return _class_interval(value, s.classwise, s.level)
-
-
 TABLE = (
     Metric(
         "ECE",
@@ -272,7 +263,7 @@ TABLE = (
     Metric(
         "ECE, class-wise",
         classwise_ece,
-        _classwise_estimate,
+        lambda s: classwise_estimate(s.classwise, s.level),
         "Nixon et al. 2019, Kull et al. 2019",
         ("cw_ece", "cwece", "class_wise_ece", "static_calibration_error"),
     ),

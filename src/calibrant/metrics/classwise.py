@@ -226,12 +226,15 @@ def _ones(rows: Tensor) -> Tensor:
     return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
 
 
-def _class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
-    """Interval of the class-wise error, by inverting tests along the shape of its gaps.
+def classwise_estimate(sums: ClassBins | None, level: float | None) -> Estimate:
+    """Class-wise error, and its interval by inverting tests along the shape of its gaps.
 
     The noise of the error may be so large that all compatible truths lie below it. The upper end is
     then that of what other samples of this size would show, since the value is in its interval.
     """
+    value = math.nan if sums is None else sums.average()
+    if level is None or sums is None:
+        return Estimate(value)
     cells, alpha = _class_cells_of(sums), 1 - level
     floor, _ = cells.noisy(0.0)
 

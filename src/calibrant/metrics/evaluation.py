@@ -96,11 +96,6 @@ class Evaluation(Mapping[str, Estimate]):
         """The probability that is measured, where it is that of one class: P(y = 1), else empty."""
         return probability_of(self.estimand)
 
-    @property
-    def heading(self) -> str:
-        """Heading of the names of the metrics."""
-        return f"calibration of {self.probability}" if self.probability else ""
-
     def reliability(self) -> Reliability:
         """Return the numbers of a reliability diagram; the ECE with its interval if it is there."""
         probability = event_probability(self.estimand)
@@ -123,9 +118,9 @@ class Evaluation(Mapping[str, Estimate]):
         p = self.test.p_value
         chance = f"p {'<=' if p <= 0.001 else '='} {p:.2g}"
         if p < 0.05:
-            what = f"{self.probability} is miscalibrated" if self.heading else "Miscalibrated"
+            what = f"{self.probability} is miscalibrated" if self.probability else "Miscalibrated"
             return f"{what} ({chance})"
-        of = f" of {self.probability}" if self.heading else ""
+        of = f" of {self.probability}" if self.probability else ""
         return f"No evidence of miscalibration{of} in {self.n:,} examples ({chance})"
 
     def hint(self) -> str:

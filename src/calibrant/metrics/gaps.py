@@ -69,13 +69,36 @@ class Binomials:
         self._terms = (square - 1) / 6, (square - 3) * normal / 24, (5 - 2 * square) * normal / 36
 
     def hits(self, chance: FloatArray) -> FloatArray:
-        """Hits in samples with chances ``(variables,)``, ``(replicates, variables)``."""
-        hits = self.trials * chance  # the means, which are overwritten block by block
+        """Hits in samples with chances ``(variables,)``, ``(replicates, variables)``.
+
+        They are quantiles of the expansion, which overwrite the means, but where hits are rare.
+        """
+        hits = self.trials * chance  # the means, which are overwritten
         rare = np.flatnonzero((hits < RARE) | (self.trials - hits < RARE))
         if rare.size < hits.size:
             step = max(1, CACHED // chance.size)
             for start in range(0, len(hits), step):
-                self._expand(hits, slice(start, start + step), chance)
+                rows = slice(start, start + step)
+                skewed, peaked, bend = (term[rows] for term in self._terms)
+                mean = hits[rows]
+                variance = mean * (1 - chance)
+                spread = variance + 1 / 12  # of whole numbers smeared over the width of one
+                inverse = 1 / spread
+                variance *= inverse
+                skewness = variance * (1 - 2 * chance)  # these are times the deviation
+                kurtosis = variance * (1 - 6 * chance * (1 - chance))
+                kurtosis -= inverse * (1 / 120)
+                kurtosis *= peaked
+                kurtosis += skewness**2 * bend
+                deviation = np.sqrt(spread, out=spread)
+                kurtosis *= np.multiply(deviation, inverse, out=inverse)
+                deviation *= self._normal[rows]
+                skewness *= skewed
+                for term in (deviation, skewness, kurtosis):
+                    mean += term
+                np.rint(mean, out=mean)
+                np.minimum(mean, self.trials[rows], out=mean)
+                np.maximum(mean, 0, out=mean)
         if rare.size:
             variable = rare % chance.size
             found = _added_up(
@@ -83,29 +106,6 @@ class Binomials:
             )
             hits.ravel()[rare] = found
         return hits
-
-    def _expand(self, hits: FloatArray, rows: slice, chance: FloatArray) -> None:
-        """Overwrite the means in some rows of ``hits`` by quantiles of the expansion."""
-        skewed, peaked, bend = (term[rows] for term in self._terms)
-        mean = hits[rows]
-        variance = mean * (1 - chance)
-        spread = variance + 1 / 12  # of whole numbers that are smeared over the width of one
-        inverse = 1 / spread
-        variance *= inverse
-        skewness = variance * (1 - 2 * chance)  # these are times the deviation
-        kurtosis = variance * (1 - 6 * chance * (1 - chance))
-        kurtosis -= inverse * (1 / 120)
-        kurtosis *= peaked
-        kurtosis += skewness**2 * bend
-        deviation = np.sqrt(spread, out=spread)
-        kurtosis *= np.multiply(deviation, inverse, out=inverse)
-        deviation *= self._normal[rows]
-        skewness *= skewed
-        for term in (deviation, skewness, kurtosis):
-            mean += term
-        np.rint(mean, out=mean)
-        np.minimum(mean, self.trials[rows], out=mean)
-        np.maximum(mean, 0, out=mean)
 
 
 def _added_up(

@@ -88,15 +88,11 @@ class Box:
 
     def tables(self) -> Iterator[Table]:
         """Yield the tables in order, those of boxes inside too."""
-        for part in self._flat(self.parts):
+        for part in self.parts:
             if isinstance(part, Table):
                 yield part
-            elif isinstance(part, Box):
-                yield from part.tables()
-
-    def _flat(self, parts: Sequence[Part]) -> Iterator[Part]:
-        for part in parts:
-            yield from self._flat(part.parts) if isinstance(part, Beside) else (part,)
+            elif isinstance(part, (Box, Beside)):
+                yield from Box(parts=part.parts).tables()
 
 
 def box(result: object) -> Box:

@@ -63,8 +63,9 @@ def evaluation_box(evaluation: Evaluation, charts: Sequence[Part] = ()) -> Box:
 
 def _metrics_table(evaluation: Evaluation) -> Table:
     """Return a row for each metric: its value and interval."""
-    headings = (evaluation.heading or "metric", "value", evaluation.interval_heading)
-    return Table(headings, evaluation.table())
+    of = evaluation.probability
+    title = f"calibration of {of}" if of else "metric"
+    return Table((title, "value", evaluation.interval_heading), evaluation.table())
 
 
 def _subgroup_table(evaluation: Evaluation) -> Table:

@@ -98,7 +98,7 @@ def test_threshold_is_wrong_as_seldom_as_promised(name, n, max_error):
     claimed, mass, wrong = situation(name, max_error)
     mass, order = mass / mass.sum(), np.argsort(-claimed)
     truth = np.cumsum((mass * wrong)[order]) / np.cumsum(mass[order])
-    rng, failures, times = np.random.default_rng(7), 0, 300
+    rng, failures, times = np.random.default_rng(7), 0, 200
     for _ in range(times):
         drawn_at = rng.choice(len(claimed), n, p=mass)
         right = rng.random(n) >= wrong[drawn_at]

@@ -531,6 +531,13 @@ def test_perfect_certainty_is_no_evidence_against_itself():
     assert found == (0, 1)
 
 
+@pytest.mark.parametrize(("tosses", "chance"), [(1, 1.0), (2, 0.5), (3, 0.25)])
+def test_draws_that_equal_the_observed_error_reach_it(tosses, chance):
+    """Of fair coins that all show heads; all tails are as far off."""
+    found = cal.metrics.calibration_test(confidence=np.full(tosses, 0.5), outcome=np.ones(tosses))
+    assert found.p_value == pytest.approx(chance, abs=0.07)
+
+
 def test_replicates_bound_the_p_value(rng):
     pairs = drawn_pairs(rng, 300, 0.4)
     assert (

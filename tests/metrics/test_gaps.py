@@ -1,11 +1,14 @@
 """The debiased error: near the truth where ECE is too large, and a solution of its equation."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from calibrant.metrics.gaps import gap_curve, gap_deviation
+from calibrant.metrics.gaps import BANDWIDTH, gap_curve, gap_deviation
 from tests.support.simulate import drawn_pairs
 
 
@@ -62,3 +65,28 @@ def test_the_deviation_of_a_gap_is_that_of_a_mean_over_all_examples(rng):
         inside = (confidence > b / 4) & (confidence <= (b + 1) / 4)
         terms = np.where(inside, confidence - outcome, 0)
         assert found == pytest.approx(terms.std() / np.sqrt(400))
+
+
+def test_candidates_follow_a_smooth_curve_unless_the_bins_contradict_it(rng):
+    """By a chi-squared test at 1 % of the gaps about the curve, example by example."""
+    contradicted = []
+    for jump in np.repeat([0.0, 0.1, 0.2], 12):  # up and down from bin to bin
+        claimed = rng.uniform(0.2, 0.8, 600)
+        number = np.ceil(claimed * 15).astype(int)
+        right = rng.random(600) < claimed - jump * (-1.0) ** number
+        bins = [number == b for b in np.unique(number)]
+        gap = np.array([(claimed - right)[inside].mean() for inside in bins])
+        middle, size = ([f(claimed[i]) for i in bins] for f in (np.mean, len))
+        smooth, squares = [], 0.0
+        for here, own, inside in zip(middle, gap, bins, strict=True):
+            near = [math.exp(-(((here - other) / BANDWIDTH) ** 2) / 2) for other in middle]
+            smooth.append(np.average(gap, weights=np.array(near) * size))
+            likely = (right[inside].sum() + 0.5) / (inside.sum() + 1)
+            squares += (own - smooth[-1]) ** 2 / (likely * (1 - likely) / inside.sum())
+        contradicted.append(squares > chi2.ppf(0.99, len(bins)))
+        curve = gap_curve(fill(claimed, right.astype(float), uniform_edges(15)))
+        expected = gap if contradicted[-1] else smooth
+        np.testing.assert_allclose(curve(np.array(middle)), expected, atol=1e-9)
+    assert sum(contradicted[:12]) <= 1
+    assert 0 < sum(contradicted[12:24]) < 12  # near the limit of the test
+    assert all(contradicted[24:])

@@ -219,8 +219,9 @@ def test_a_rule_refuses_sets_that_need_more_than_probabilities():
 
 def test_few_examples_with_weights_are_told():
     logits, labels, _ = draw(5)
-    with pytest.warns(UserWarning, match="5 examples cannot show a coverage of 0.9"):
+    with pytest.warns(UserWarning, match="5 examples cannot show a coverage of 0.9") as caught:
         fitted = conformal(logits, labels, weight=np.ones(5))
+    assert caught[0].filename == __file__
     assert fitted.limit == math.inf
     with pytest.raises(ValueError, match="weight must not be 0 for all labelled examples"):
         conformal(logits, labels, weight=np.zeros(5))

@@ -278,6 +278,7 @@ class ConformalSets:
         return self.sizes(logits, labels, probs=probs, **options).plot(ax)
 
 
+@checks.warnings_at_caller()
 def conformal(
     logits: Input = None,
     labels: Input = None,
@@ -348,39 +349,43 @@ def conformal(
     checks.check_some(int(kept.sum()))
     of_classes, truth = _class_scores(rows[kept], score, seed), targets[kept]
     own = np.take_along_axis(of_classes, truth[:, None], -1)[:, 0]
-    made = ConformalSets(0.0, score, coverage, len(own), rows.shape[-1], seed, 0.0)
+    made = ConformalSets(math.inf, score, coverage, len(own), rows.shape[-1], seed, 0.0)
     group = ratio = None
     if by is not None and weight is not None:
         raise TypeError("pass by= or weight=, not both")
     if weight is not None:
-        ratio, order = _ratios(weight, targets.shape)[kept], np.argsort(own)
-        if not ratio.any():
-            raise ValueError("weight must not be 0 for all labelled examples")
-        lasts = _loosened(own[order], scores)
-        table = tuple(lasts.tolist()), tuple(np.cumsum(ratio[order]).tolist())
-        made = replace(made, weighted=table)
-        made = replace(made, limit=float(_weighted_limits(table, np.mean(ratio), coverage)))
-        _warn_of_few({} if made.limit < math.inf else {"": len(own)}, made)
-    elif by is not None:
-        names = class_names_of(logits if probs is None else probs)
-        names = names or [str(k) for k in range(rows.shape[-1])]
-        cells = np.array(names)[truth]
-        if not isinstance(by, str):
+        ratio = _ratios(weight, targets.shape)[kept]
+        made = _with_weights(made, _loosened(own, scores), ratio)
+    else:
+        names, cells = [""], np.full(len(own), "")
+        if isinstance(by, str):
+            if by != "class":
+                raise ValueError(f'by must be "class", or the group of each example, got {by!r}')
+            columns = class_names_of(logits if probs is None else probs)
+            names = columns or [str(k) for k in range(rows.shape[-1])]
+            cells = np.array(names)[truth]
+        elif by is not None:
             group = cells = checks.spread(as_array(by), targets.shape, "by")[kept].astype(str)
             names = np.unique(cells).tolist()
-        elif by != "class":
-            raise ValueError(f'by must be "class", or the group of each example, got {by!r}')
         limits = {name: _limit(own[cells == name], coverage) for name in names}
         _warn_of_few({k: int((cells == k).sum()) for k, v in limits.items() if v == math.inf}, made)
         limits = {name: float(_loosened(limit, scores)) for name, limit in limits.items()}
-        made = replace(made, by="class" if group is None else "group", limits=limits)
         made = replace(made, limit=min(limits.values()))
-    else:
-        limit = _limit(own, coverage)
-        _warn_of_few({} if limit < math.inf else {"": len(own)}, made)
-        made = replace(made, limit=float(_loosened(limit, scores)))
+        if by is not None:
+            made = replace(made, by="class" if group is None else "group", limits=limits)
     members = of_classes <= _loosened(made._limits((len(own),), group, ratio), scores)
     return replace(made, mean_size=float(members.sum(-1).mean()))
+
+
+def _with_weights(sets: ConformalSets, scores: FloatArray, ratio: FloatArray) -> ConformalSets:
+    """Return sets with the table of scores and weights from which limits of new examples follow."""
+    if not ratio.any():
+        raise ValueError("weight must not be 0 for all labelled examples")
+    order = np.argsort(scores)
+    table = tuple(scores[order].tolist()), tuple(np.cumsum(ratio[order]).tolist())
+    limit = float(_weighted_limits(table, float(ratio.mean()), sets.coverage))
+    _warn_of_few({"": len(scores)} if limit == math.inf else {}, sets)
+    return replace(sets, limit=limit, weighted=table)
 
 
 class _Options(TypedDict, total=False):
@@ -407,7 +412,7 @@ def _limit(scores: FloatArray, coverage: float) -> float:
 
 
 def _weighted_limits(
-    table: tuple[tuple[float, ...], tuple[float, ...]], weight: FloatArray, coverage: float
+    table: tuple[tuple[float, ...], tuple[float, ...]], weight: FloatArray | float, coverage: float
 ) -> FloatArray:
     """Return the limit for new examples of each weight."""
     scores, sums = map(np.asarray, table)
@@ -428,8 +433,7 @@ def _warn_of_few(cells: Mapping[str, int], sets: ConformalSets) -> None:
         effect = "their class is in every set, or the sets of their group hold all classes"
     warn(
         f"{what} cannot show a coverage of {sets.coverage:g}; {effect}: use at least "
-        f"{enough:,} examples",
-        stacklevel=4,
+        f"{enough:,} examples"
     )
 
 

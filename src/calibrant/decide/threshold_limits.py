@@ -165,7 +165,7 @@ def _found(
     data: dict[str, Any] = {name: options.get(name) for name in Data.__annotations__}
     if data["sample_weight"] is not None:
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
-    asked, costs = _checked_wishes(options)
+    asked, costs = _checked_limits(options)
     check_share(certainty, "certainty", "0.95 means 95 %")
     if "error" in asked and (len(asked) > 1 or positive is not None or costs is not None):
         raise TypeError(
@@ -284,7 +284,7 @@ def _tags(given: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, Any]]:
     return {k: {name: values[..., k] for name, values in given.items()} for k in range(tags)}
 
 
-def _checked_wishes(
+def _checked_limits(
     options: Mapping[str, Any],
 ) -> tuple[dict[LimitName, float], FloatArray | None]:
     """Return the limits by their names, and the costs."""

@@ -82,7 +82,7 @@ class Trials(NamedTuple):
     def value(self, share: float) -> float:
         """Return what is limited, from a share of failures."""
         none, only = self.ends
-        return none + (only - none) * share if none < only else none - share
+        return none + (only - none) * share
 
     def bound(self, at: int, level: float) -> float:
         """Return the end of the interval of the value at one threshold."""
@@ -92,6 +92,14 @@ class Trials(NamedTuple):
         low = float(failed / n)
         above = brentq(lambda x: float(self.test(n, failed, x)) - level, low, 1) if low < 1 else 1.0
         return self.value(float(above))
+
+    def shown(self, at: int | None, level: float) -> ShownLimit:
+        """Return the limit with the value at one threshold, and its bound."""
+        n = 0 if at is None else int(self.trials[at])
+        if at is None or not n:
+            return ShownLimit(self.name, self.limit, math.nan, math.nan, n)
+        value = self.value(float(self.failures[at]) / n)
+        return ShownLimit(self.name, self.limit, value, self.bound(at, level), n)
 
     def times(self, factor: float, step: int) -> Trials:
         """Return the trials at every ``step``-th threshold of so many times the examples."""
@@ -261,41 +269,37 @@ def best_passing(
     alpha, n = 1 - certainty, counts.n
     found = _search(limits, shares, alpha)
     needed = 0.0 if found.shown else _more_labels(limits, shares, alpha, n)
-    places = found.passed.nonzero()[0]
-    if not len(places):
-        nothing = [ShownLimit(one.name, one.limit, math.nan, math.nan, 0) for one in limits]
-        made = Threshold(math.inf, 0.0, n, certainty, tuple(nothing), needed)
-    else:
+    at, value, share, cost = None, math.inf, 0.0, None
+    if len(places := found.passed.nonzero()[0]):
         at = int(places[-1])  # the lowest
         if costs is not None:
             at = int(places[counts.losses(costs)[places].argmin()])
         elif all(one.name in MISSES for one in limits):
             at = int(places[0])
-        kept = [
-            ShownLimit(
-                one.name,
-                one.limit,
-                one.value(float(one.failures[at]) / m) if (m := int(one.trials[at])) else math.nan,
-                one.bound(at, levels[at]) if m else math.nan,
-                m,
-            )
-            for one, levels in zip(limits, found.levels, strict=True)
-        ]
-        share = float(counts.flagged[at]) / n
-        made = Threshold(float(grid[at]), share, n, certainty, tuple(kept), needed)
+        value, share = float(grid[at]), float(counts.flagged[at]) / n
+    levels = found.levels[:, at or 0].tolist()
+    kept = tuple(one.shown(at, level) for one, level in zip(limits, levels, strict=True))
     if costs is not None:
         (a, b), (c, d) = costs.tolist()
-        made = made._replace(cost=((a, b), (c, d)))
+        cost = (a, b), (c, d)
+    made = Threshold(value, share, n, certainty, kept, needed, cost)
     if not found.shown:
-        wish = in_words([f"the {one.name} at {one.limit:g}" for one in limits])
-        taken = "accepted" if made.about_answers else "flagged"
-        what = f"so {'every' if made.coverage else 'no'} example is {taken}"
-        remedy = "calibrate or improve the model" if math.isinf(needed) else "label more"
-        if math.isinf(needed) and counts.positive in (0, n) and not made.about_answers:
-            remedy = "label positive and negative ones"
-        sure = f"{100 * certainty:.4g} % certainty"
-        warn(
-            f"no threshold keeps {wish} with {sure} on {n:,} example{'s' if n > 1 else ''}{of}, "
-            f"{what}; {made.needs()}: {remedy}, or relax the limit"
-        )
+        _warn(made, of, one_sided=counts.positive in (0, n))
     return made
+
+
+def _warn(made: Threshold, of: str, *, one_sided: bool) -> None:
+    """Warn that the limits are not shown, and say what would help."""
+    wish = in_words([f"the {one.name} at {one.limit:g}" for one in made.limits])
+    sure = f"{100 * made.certainty:.4g} % certainty"
+    taken = "accepted" if made.about_answers else "flagged"
+    remedy = "label more"
+    if math.isinf(made.more_labels):
+        remedy = "calibrate or improve the model"
+        if one_sided and not made.about_answers:
+            remedy = "label positive and negative ones"
+    warn(
+        f"no threshold keeps {wish} with {sure} on {made.n:,} example{'s' if made.n > 1 else ''}"
+        f"{of}, so {'every' if made.coverage else 'no'} example is {taken}; {made.needs()}: "
+        f"{remedy}, or relax the limit"
+    )

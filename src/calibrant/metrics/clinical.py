@@ -524,7 +524,7 @@ TABLE = (
     _clinical(
         "Brier skill",
         brier_skill,
-        lambda s: s.interval(normal_interval, *_skill(s.pairs)),
+        _fitted_estimate(_skill),
         "Murphy 1973",
         ("brier_skill_score", "bss"),
         higher_is_better=True,

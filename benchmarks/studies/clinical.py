@@ -32,6 +32,7 @@ CASES = {  # mean and deviation of the log-odds that are claimed, and the true l
     "slope 1.4, too low": (-1.0, 1.0, lambda z: 1.4 * z + 0.5),
     "too high, 5 % events": (-2.5, 1.0, lambda z: z - 0.8),
     "no logistic curve": (0.0, 1.5, lambda z: logit(0.1 + 0.7 * expit(z) ** 2)),
+    "bent, distances differ": (-1.0, 1.3, lambda z: 0.7 * z + 0.3 + 0.1 * z**2),
 }
 THRESHOLD = 0.3
 

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.metrics import clustered as module
+from calibrant.metrics import clustered as module, gaps
 from calibrant.metrics.clustered import evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc_with_error
 
@@ -77,19 +77,19 @@ def test_influence_equals_leaving_out_documents(tokens):
 
     def figures(kept):
         off = (claimed - right)[kept]
-        gaps = [off[index[kept] == b].sum() / off.size for b in range(5)]
-        return np.array([right[kept].mean(), *gaps])
+        bins = [off[index[kept] == b].sum() / off.size for b in range(5)]
+        return np.array([right[kept].mean(), *bins])
 
     all_of_them = figures(np.ones(number.size, bool))
     without = np.array([figures(number != d) for d in range(80)])
     np.testing.assert_allclose(found, np.sqrt(79 / 80) * (all_of_them - without), atol=1e-12)
-    drawn = module._noise(found, 20_000, seed=0)
+    drawn = gaps._group_noise(found, 20_000, seed=0)
     np.testing.assert_allclose(np.cov(drawn.T), found.T @ found, atol=0.03 * (found**2).sum())
 
 
 def test_chunks_of_replicates_do_not_matter(tokens, monkeypatch):
     whole = evaluate_tokens(*tokens, replicates=60)
-    monkeypatch.setattr(module, "_MAX_DRAWS", 1000)  # a dozen replicates at a time
+    monkeypatch.setattr(gaps, "_MAX_DRAWS", 1000)  # a dozen replicates at a time
     for name, estimate in evaluate_tokens(*tokens, replicates=60).items():
         np.testing.assert_allclose(estimate, whole[name], rtol=1e-9)
 

@@ -172,6 +172,19 @@ def test_streams_and_files_with_groups_add_up(images, tmp_path):
         cal.evaluate(z, labels, groups=np.arange(5))
 
 
+def test_the_interval_of_two_groups_reaches_beyond_the_error():
+    """A bootstrap of two groups draws each of them once, without noise, in every second sample."""
+    above = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        sharpness = rng.gamma(4, 0.25, size=(2, 1, 1))
+        logits = 1.5 * (rng.normal(size=(2, 1, 3)) + rng.normal(size=(2, 200, 3)))
+        labels = (sharpness * logits + rng.gumbel(size=logits.shape)).argmax(-1)
+        found = cal.evaluate(1.6 * logits, labels, groups=[0, 1], metrics=["ece"])["ece"]
+        above += found.high > 1.2 * found.value
+    assert above > 14
+
+
 def test_one_group_has_no_intervals(images):
     dense, _ = images
     found = cal.evaluate(*dense, groups=np.zeros(12, int), **LAYOUT)

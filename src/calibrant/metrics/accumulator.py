@@ -1,7 +1,7 @@
 """All metrics at once, from arrays, a stream of batches, shards or ranks.
 
 The pixels of an image and the tokens of a document are not independent. Groups of examples are: the
-noise of a figure is what it varies by when other groups are drawn, by a bootstrap of whole groups.
+noise of a figure is what it varies by when other groups are drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated
-from calibrant.metrics import reductions
+from calibrant.metrics import gaps, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import Input, Pairs, Reduced, WeightedPairs, labelled_examples
@@ -387,10 +387,6 @@ def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tens
     return moved.cpu()
 
 
-_DRAWN_TOGETHER = 100
-"""Bootstrap samples that are drawn at a time."""
-
-
 class GroupSums:
     """Sums of weights, scores and residuals per bin for each group; they add up by its name."""
 
@@ -467,15 +463,9 @@ class _GroupNoise:
         return replace(filled, squares=wide, spread=spread)
 
     def drawn(self, filled: Bins, replicates: int, seed: int) -> FloatArray:
-        """Return the noise of the gaps in bootstrap samples of groups, ``(replicates, bins)``."""
+        """Return the noise of the gaps in samples of other groups, ``(replicates, bins)``."""
         influence = self.stretch * self.influence(filled)
-        count, rng = len(influence), np.random.default_rng([seed, 3])
-        chance = np.full(count, 1 / count)
-        runs = [
-            min(_DRAWN_TOGETHER, replicates - first)
-            for first in range(0, replicates, _DRAWN_TOGETHER)
-        ]
-        return np.concatenate([rng.multinomial(count, chance, run) @ influence for run in runs])
+        return gaps._group_noise(influence, replicates, [seed, 3])
 
 
 @dataclass(frozen=True)

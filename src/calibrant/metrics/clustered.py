@@ -29,8 +29,6 @@ from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reliability import Reliability
 
-_MAX_DRAWS = 1 << 23
-"""Random numbers in memory at a time: documents times replicates."""
 _MIN_DOCUMENTS = 1.5
 """Effective number of documents that intervals need."""
 _TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
@@ -224,7 +222,7 @@ def _clustered_intervals(
         estimates[name] = Estimate(value, value - reach * deviation, value + reach * deviation)
     accuracy = estimates["accuracy"].value
     estimates["accuracy"] = intervals.logit_interval(accuracy, deviations[0], freedom, level)
-    noise = _noise(influence[:, len(scores) :], replicates, seed)
+    noise = gaps._group_noise(influence[:, len(scores) :], replicates, seed)
     thinned = _thinned(filled, noise)
     # factors that turn normal noise into Student's
     squares = np.random.default_rng([seed, 1]).chisquare(freedom, (replicates, 1))
@@ -250,17 +248,6 @@ def _jackknife_influence(sums: FloatArray) -> FloatArray:
     whole, documents = tokens.sum(), len(sums)
     off = (totals - tokens * totals.sum(0) / whole) / (whole - tokens)
     return np.asarray(math.sqrt((documents - 1) / documents) * off)
-
-
-def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
-    """Draw normal noise ``(replicates, columns)`` with the covariance of the influences."""
-    rng, documents = np.random.default_rng(seed), len(influence)
-    drawn = np.empty((replicates, influence.shape[1]))
-    step = max(1, _MAX_DRAWS // documents)
-    for start in range(0, replicates, step):
-        some = min(step, replicates - start)
-        drawn[start : start + some] = rng.standard_normal((some, documents)) @ influence
-    return drawn
 
 
 def _thinned(filled: Bins, noise: FloatArray) -> Bins:

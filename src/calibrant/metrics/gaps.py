@@ -152,6 +152,8 @@ BANDWIDTH = 0.1
 """Width, in confidence, of the smoothing of the gaps."""
 STEP = LIMIT / 4096
 """Scale to which an end is searched, far less than what it varies by with the draws."""
+_MAX_DRAWS = 1 << 23
+"""Random numbers in memory at a time: groups times replicates."""
 
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(..., bins)`` to errors ``(...)``."""
@@ -302,6 +304,17 @@ def _cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> GapCells
         return np.asarray(each * (rest - outcomes.hits(accuracy)))
 
     return GapCells(filled.gap, share, claimed, gap_curve(curve)(claimed), size, sampled)
+
+
+def _group_noise(influence: FloatArray, replicates: int, seed: int | list[int]) -> FloatArray:
+    """Draw normal noise ``(replicates, columns)`` with the covariance of groups' influences."""
+    rng, groups = np.random.default_rng(seed), len(influence)
+    drawn = np.empty((replicates, influence.shape[1]))
+    step = max(1, _MAX_DRAWS // groups)
+    for start in range(0, replicates, step):
+        some = min(step, replicates - start)
+        drawn[start : start + some] = rng.standard_normal((some, groups)) @ influence
+    return drawn
 
 
 def _with_noise(cells: GapCells, noise: FloatArray) -> GapCells:

@@ -150,6 +150,17 @@ def test_groups_that_are_beside_the_guarantee_are_named(run):
     assert out.count("contradict") == 1
 
 
+@pytest.mark.filterwarnings("always:no threshold for")
+def test_a_group_that_only_the_check_has_is_told(run):
+    arrays = dict(np.load("p.npz"))
+    sites = arrays["test_site"].astype("U9")
+    sites[:7] = "elsewhere"
+    np.savez("more.npz", **(arrays | {"test_site": sites}))
+    code, out, err = run("decide", "more.npz", "--max-error", "0.6", "--by", "site")
+    assert (code, "elsewhere" in out) == (0, False)
+    assert "no threshold for elsewhere: no examples to fit it on (val split)" in err
+
+
 @pytest.mark.filterwarnings("ignore:no threshold")
 def test_a_group_with_too_few_examples_is_told(run):
     code, out, err = run("decide", "p.npz", "--max-error", "0.001", "--by", "site")

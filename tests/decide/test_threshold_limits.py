@@ -388,6 +388,7 @@ def test_what_is_not_guaranteed_is_not_contradicted(rng):
     with pytest.warns(UserWarning, match="so no example is flagged"):
         found = threshold(logits, labels, recall=0.9, max_fpr=0.01)
     assert "flags none" in repr(found)
+    assert "Nothing is flagged: " in found._repr_html_()
     rule = DecisionRule(found, 2)
     tally = rule.tally(rule.decide(logits), labels)
     assert (rule.p_value(tally), rule.verdict(tally)) == (1.0, "")

@@ -36,8 +36,8 @@ def threshold_box(limit: Threshold) -> Box:
         values[one.name] = one.amount(one.found)
         values[f"bound of the {one.name}"] = one.amount(one.bound)
     known = [facts(values)] if limit.coverage else []
-    said = limit.promise() or f"Nothing is accepted: {limit.needs()}."
-    return Box("Threshold", [f"{limit.n:,} examples"], [Callout(said)], known)
+    said = f"Nothing is {'accepted' if answers else 'flagged'}: {limit.needs()}."
+    return Box("Threshold", [f"{limit.n:,} examples"], [Callout(limit.promise() or said)], known)
 
 
 @box_of.register(ConformalSets)

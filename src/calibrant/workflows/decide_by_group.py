@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calibrant._core.checks import IGNORED, Values, as_keys, known_rows, warnings_at_caller
+from calibrant._core.checks import IGNORED, Values, as_keys, known_rows, warn, warnings_at_caller
+from calibrant._core.messages import comma_separated
 from calibrant._core.showing import frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
@@ -103,6 +104,8 @@ def decide_by_group(
     (examples, group), new = (_with_groups(split, calibrator) for split in splits)
     with located(dataset.path), known_rows():
         found = thresholds(**examples, by=group, positive=place, certainty=certainty, **limits)
+    if unseen := sorted({*new[1].tolist()} - {*found}):
+        warn(f"no threshold for {comma_separated(unseen)}: no examples to fit it on ({names[0]})")
 
     def rule_of(name: str) -> FittedRule:
         about = found[name], splits[0].classes

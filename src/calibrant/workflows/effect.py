@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -27,7 +27,7 @@ from calibrant._core.showing import as_drawing, as_html, as_text, frame, one_lin
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
 from calibrant.calibrators.features import Multicalibration
 from calibrant.calibrators.records import TemperatureCalibrator
-from calibrant.data.dataset import TEST_SPLITS, Split
+from calibrant.data.dataset import TEST_SPLITS, S, Split
 from calibrant.data.files import Data, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import counted, full_key
@@ -199,29 +199,26 @@ def _effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumula
     return Effect(sums.before.compute(), sums.after.compute(), sums.changed, temperatures)
 
 
-class KeptLosses(Accumulator):
-    """A stream that keeps the top probability, correctness and NLL of every example."""
+class KeptLosses:
+    """Top probability, correctness and NLL of every example, added up over chunks and shards."""
 
     def __init__(self, estimand: EstimandChoice) -> None:
-        super().__init__(metrics=["nll"], level=None, estimand=estimand)
+        self.estimand = estimand
         self._parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
 
     def like(self) -> KeptLosses:
-        """Return a stream of the same form that has seen nothing."""
+        """Return losses of the same form, of no examples."""
         return KeptLosses(self.estimand)
 
-    def merge(self, other: Accumulator) -> Accumulator:
-        """Add the losses that another stream has seen."""
-        assert isinstance(other, KeptLosses)
+    def merge(self, other: KeptLosses) -> None:
+        """Add the losses of other examples."""
         self._parts += other._parts
-        return self
 
-    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> None:
         """Add the losses of a batch."""
         checked, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
         reduced = reduce_examples(checked)
         self._parts.append((reduced.top, reduced.correct, reduced.nll))
-        return self
 
     def joined(self) -> tuple[FloatArray, BoolArray, FloatArray]:
         """Return top probability, correctness and NLL of all examples, ``(n,)`` each."""
@@ -229,7 +226,7 @@ class KeptLosses(Accumulator):
         return top, correct, nll
 
 
-class _CalibratedSums:
+class _CalibratedSums(Generic[S]):
     """Sums of predictions after calibration, and before it if that is asked for.
 
     One calibrator serves all rows, several serve a fold each.
@@ -238,19 +235,19 @@ class _CalibratedSums:
     def __init__(
         self,
         calibrators: Sequence[Calibrator],
-        after: Accumulator,
-        before: Accumulator | None = None,
+        after: S,
+        before: S | None = None,
     ) -> None:
         self.calibrators, self.after, self.before = calibrators, after, before
         self.changed = 0
         self.low, self.high = math.inf, -math.inf  # temperatures
 
-    def like(self) -> _CalibratedSums:
+    def like(self) -> _CalibratedSums[S]:
         """Return sums of the same form that have seen nothing."""
         before = None if self.before is None else self.before.like()
         return _CalibratedSums(self.calibrators, self.after.like(), before)
 
-    def merge(self, other: _CalibratedSums) -> None:
+    def merge(self, other: _CalibratedSums[S]) -> None:
         """Add the sums of other rows."""
         self.after.merge(other.after)
         if self.before is not None and other.before is not None:
@@ -297,9 +294,9 @@ class _CalibratedSums:
 def calibrated_sums(
     calibrators: Sequence[Calibrator],
     split: Split,
-    after: Accumulator,
-    before: Accumulator | None = None,
-) -> _CalibratedSums:
+    after: S,
+    before: S | None = None,
+) -> _CalibratedSums[S]:
     """Add a split to streams; one calibrator serves all rows, several serve a fold each."""
     for calibrator in calibrators:
         _check_inputs(calibrator, split)

@@ -13,7 +13,7 @@ from scipy.stats import beta, binom
 import calibrant as cal
 from calibrant.decide import DecisionRule, Threshold, threshold, thresholds
 from calibrant.decide.rules import Tally
-from calibrant.decide.threshold_search import hoeffding_bentkus, level_shares, threshold_grid
+from calibrant.decide.threshold_search import hoeffding_bentkus, threshold_grid
 from tests.support.simulate import drawn, drawn_tags
 
 COSTS = [[0.0, 1.0], [8.0, 0.5]]
@@ -122,7 +122,7 @@ def test_precision_of_pairs_is_the_error_of_answers(rng):
     assert precision.threshold == pytest.approx(error.threshold)
     assert precision.limits[0].found == pytest.approx(1 - error.error)
     assert precision.limits[0].bound == pytest.approx(1 - error.bound, abs=1e-3)
-    grid, shares = threshold_grid(0.2, 14), level_shares(0.2, 14)
+    grid, shares = threshold_grid(0.2, 14)
     assert len(grid) == len(shares)
     assert grid[-2] < 1e-6
 
@@ -254,7 +254,6 @@ def test_a_threshold_says_what_it_promises(rng):
         ({"max_cost": 9.0, "cost": COSTS}, "max_cost must be between 0 and 8"),
         ({"recall": 0.9, "cost": [1, 2]}, r"cost must be \[\[true negative"),
         ({"recall": 0.9, "cost": [[1, 0], [1, 0]]}, "mistakes must cost more"),
-        ({"recall": 0.9, "positive": 0}, "one logit has class 1 for positive"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused(options, message):
@@ -262,6 +261,12 @@ def test_wishes_that_make_no_sense_are_refused(options, message):
         threshold([0.0, 1.0], [0, 1], **options)
     with pytest.raises((TypeError, ValueError), match=message):
         thresholds([0.0, 1.0], [0, 1], by=[0, 0], **options)
+
+
+def test_log_odds_find_either_class(rng):
+    logits, labels = events(rng, 500)
+    found = threshold(logits, labels, positive=0, recall=0.8)
+    assert found.threshold == pytest.approx(threshold(-logits, 1 - labels, recall=0.8).threshold)
 
 
 def test_the_class_to_find_must_be_named():

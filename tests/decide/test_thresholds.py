@@ -13,7 +13,7 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 
 from calibrant.decide.threshold_limits import threshold
-from calibrant.decide.threshold_search import _fallback, level_shares, threshold_grid
+from calibrant.decide.threshold_search import _fallback, threshold_grid
 from calibrant.metrics import top_label
 from tests.support.definitions import slow_threshold
 from tests.support.simulate import drawn, drawn_pairs
@@ -56,7 +56,7 @@ def test_bound_is_that_of_clopper_and_pearson():
     """Of examples that are all alike the tests from 0.95 down pass, each with its share."""
     found = threshold(confidence=np.full(900, 0.96), outcome=np.arange(900) >= 20, max_error=0.05)
     assert found.threshold == 0
-    grid, shares = threshold_grid(0.05), level_shares(0.05)
+    grid, shares = threshold_grid(0.05)
     level = 1 - 0.05 * shares[grid < 0.9501].sum()
     ends = binomtest(20, 900, alternative="less").proportion_ci(level, method="exact")
     assert found.bound == pytest.approx(ends.high)
@@ -134,7 +134,7 @@ def test_threshold_of_equal_confidences_fails_with_an_exact_probability(n, certa
 
 def test_threshold_shares_its_error_probability():
     for max_error in (0.001, 0.05, 0.5, 0.9999):
-        grid, shares = threshold_grid(max_error), level_shares(max_error)
+        grid, shares = threshold_grid(max_error)
         assert shares.sum() == pytest.approx(1)
         assert (np.diff(grid) < 0).all()
         assert grid[-1] == 0
@@ -146,7 +146,7 @@ def test_threshold_shares_its_error_probability():
 def test_fallback_rejects_true_hypotheses_as_seldom_as_promised(alike):
     """p-values that are uniform, each equal to the one before with a probability."""
     rng, failures, times = np.random.default_rng(0), 0, 1500
-    shares = 0.2 * level_shares(0.1)
+    shares = 0.2 * threshold_grid(0.1)[1]
     for _ in range(times):
         fresh, p_values = rng.random(len(shares)), rng.random(len(shares))
         for i in range(1, len(shares)):

@@ -312,16 +312,14 @@ class DecisionRule(nn.Module):
 
     def figures(self, tally: Tally) -> dict[str, float | None]:
         """Return counts and shares by name; None where nothing was counted."""
-        error = tally.wrong / tally.judged if tally.judged else None
         mean = tally.size / tally.n if tally.n else None
         if isinstance(self.guarantee, ConformalSets):
-            covered = None if error is None else 1 - error
+            covered = 1 - tally.wrong / tally.judged if tally.judged else None
             found = {"mean_size": mean, "labelled": tally.judged, "coverage": covered}
-        elif self.positive is None:
-            found = {"accepted": tally.size, "share": mean, "labelled": tally.judged}
-            found |= {"wrong": tally.wrong, "error": error}
         else:
-            found = {"flagged": tally.size, "share": mean, "labelled": tally.labelled}
+            found = {self.decision: tally.size, "share": mean, "labelled": tally.labelled}
+            if self.positive is None:
+                found |= {"labelled": tally.judged, "wrong": tally.wrong}
             for one in self.trials(tally):
                 m = int(one.trials[0])
                 found[one.name] = one.value(float(one.failures[0]) / m) if m else None
@@ -343,7 +341,7 @@ class DecisionRule(nn.Module):
             names, size = ["coverage"], figures["mean_size"]
             shown = "" if size is None else f"{size:.2f}"
         else:
-            names = ["error"] if self.positive is None else [x.name for x in self.guarantee.limits]
+            names = [one.name for one in self.guarantee.limits]
             share = figures["share"]
             shown = "" if share is None else f"{tally.size:,} ({100 * share:.1f} %)"
         values = [(name, figures[name]) for name in names]

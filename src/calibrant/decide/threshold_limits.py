@@ -19,7 +19,6 @@ from calibrant.decide.threshold_results import LimitName, Threshold
 from calibrant.decide.threshold_search import (
     Counts,
     best_passing,
-    level_shares,
     threshold_grid,
 )
 from calibrant.metrics.reductions import (
@@ -31,7 +30,6 @@ from calibrant.metrics.reductions import (
     keywords,
     one_vs_rest,
     pairs_from,
-    positive_class,
 )
 
 if TYPE_CHECKING:
@@ -340,11 +338,7 @@ def _event(
     checks.check_whole("positive", k, 0)
     if k >= classes:
         raise ValueError(f"positive must be a class in [0, {classes}), got {k}")
-    if scores.ndim == 1 and k == 0:
-        raise ValueError(f"one logit has class 1 for positive, got positive={positive}")
     form: Any = {name: data[name] for name in ("probs", *Layout.__annotations__)}
-    if classes == 2 and k == 1:
-        return positive_class(logits, labels, **form)
     return one_vs_rest(logits, labels, k=k, **form)
 
 
@@ -370,14 +364,14 @@ def _candidates(
     They must not depend on the examples, unless all limits hold up to, or from, some threshold on.
     """
     if "error" in asked:
-        return threshold_grid(asked["error"]), level_shares(asked["error"])
+        return threshold_grid(asked["error"])
     middle = None if "precision" not in asked else 1 - asked["precision"]
     if middle is None and "cost" in asked:
         assert costs is not None
         alarm, miss = costs[0, 1] - costs[0, 0], costs[1, 0] - costs[1, 1]
         middle = float(miss / (alarm + miss))  # flagging pays from 1 - this on
     if middle is not None:
-        return threshold_grid(middle, RARE_REACH), level_shares(middle, RARE_REACH)
+        return threshold_grid(middle, RARE_REACH)
     scores = np.unique(claimed)[::-1]
     # halfway between two scores, so that their last digits do not decide
     grid = np.append(scores[1:] + (scores[:-1] - scores[1:]) / 2, 0.0)

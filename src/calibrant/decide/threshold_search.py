@@ -135,26 +135,18 @@ def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, Boo
     return levels, passed
 
 
-def threshold_grid(max_error: float, reach: int = REACH) -> FloatArray:
-    """Thresholds about ``1 - max_error`` that are tried, from high to low; the last is 0."""
-    middle, step = _steps(max_error, reach)
-    return np.append(expit(middle + step / STEPS), 0.0)
+def threshold_grid(max_error: float, reach: int = REACH) -> tuple[FloatArray, FloatArray]:
+    """Thresholds about ``1 - max_error`` that are tried, from high to low; the last is 0.
 
-
-def level_shares(max_error: float, reach: int = REACH) -> FloatArray:
-    """Share of the error probability that enters at each threshold of the grid."""
-    _, step = _steps(max_error, reach)
-    shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
-    return np.append(shares / shares.sum(), 0.0)
-
-
-def _steps(max_error: float, reach: int) -> tuple[float, IntArray]:
-    """Log-odds of the threshold in the middle, and the steps from it to all but the last one."""
+    With them comes the share of the error probability that enters at each.
+    """
     # Half a step lower, so that 1 - max_error and other round numbers, at which confidences tie,
     # lie between two thresholds: which side such a tie is on must not hang on its last digit.
     middle = float(logit(1 - max_error)) - 0.5 / STEPS
     below = max(0, math.ceil(middle + reach))
-    return middle, np.arange(REACH * STEPS, -below * STEPS - 1, -1)
+    step = np.arange(REACH * STEPS, -below * STEPS - 1, -1)
+    shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
+    return np.append(expit(middle + step / STEPS), 0.0), np.append(shares / shares.sum(), 0.0)
 
 
 class Search(NamedTuple):

@@ -125,7 +125,7 @@ def test_shares_are_those_of_the_definition(unit):
 
 @pytest.mark.parametrize("unit", ["answer", "turn", "conversation"])
 def test_an_answer_at_the_threshold_is_accepted(unit):
-    limit = threshold_grid(0.2)[70]
+    limit = threshold_grid(0.2)[0][70]
     confidence, right = np.repeat([limit, limit - 1e-9], 400), np.repeat([True, False], 400)
     found = _find_threshold(scored(confidence, right), unit=unit, max_error=0.2, certainty=0.9)
     assert found.threshold == limit

@@ -29,7 +29,6 @@ from calibrant.decide.threshold_search import (
     Counts,
     best_passing,
     hoeffding_bentkus,
-    level_shares,
     threshold_grid,
 )
 from calibrant.llm.answers.calibrator import fit_answers
@@ -71,7 +70,7 @@ def _find_threshold(
     if unit == "answer":
         pairs: dict[str, Any] = {"confidence": answers.confidence, "outcome": answers.correct}
         return threshold(**pairs, max_error=max_error, certainty=certainty)
-    grid, counts, sums = threshold_grid(max_error), [], []
+    (grid, shares), counts, sums = threshold_grid(max_error), [], []
     numbers, member = np.unique(answers.unit, return_inverse=True)
     for limit in grid:
         accepted = answers.confidence >= limit
@@ -84,7 +83,7 @@ def _find_threshold(
     tests = found.trials("error", max_error)
     if unit == "turn":
         tests = tests._replace(test=hoeffding_bentkus)
-    return best_passing(grid, level_shares(max_error), [tests], found, certainty=certainty)
+    return best_passing(grid, shares, [tests], found, certainty=certainty)
 
 
 def fit_gate(

@@ -223,6 +223,9 @@ def test_few_examples_with_weights_are_told():
         fitted = conformal(logits, labels, weight=np.ones(5))
     assert caught[0].filename == __file__
     assert fitted.limit == math.inf
+    with pytest.warns(UserWarning, match="5 examples cannot show"):
+        rule = DecisionRule(conformal(logits, labels), 4)
+    assert "all classes: 4 more labels are needed for others" in rule.instruction()
     with pytest.raises(ValueError, match="weight must not be 0 for all labelled examples"):
         conformal(logits, labels, weight=np.zeros(5))
 

@@ -124,6 +124,11 @@ class ConformalSets:
 
     _repr_html_ = as_html
 
+    @property
+    def fewest(self) -> int:
+        """Number of examples from which on sets are smaller than all classes."""
+        return math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each limit. Needs pandas."""
         row = {k: v for k, v in asdict(self).items() if k not in ("limits", "weighted")}
@@ -424,7 +429,6 @@ def _warn_of_few(cells: Mapping[str, int], sets: ConformalSets) -> None:
     """Warn of cells with too few examples; of all examples by an empty name."""
     if not cells:
         return
-    enough = math.ceil(sets.coverage / (1 - sets.coverage) - 1e-9)
     if "" in cells:
         what, effect = f"{cells['']:,} examples", "every set holds all classes"
     else:
@@ -433,7 +437,7 @@ def _warn_of_few(cells: Mapping[str, int], sets: ConformalSets) -> None:
         effect = "their class is in every set, or the sets of their group hold all classes"
     warn(
         f"{what} cannot show a coverage of {sets.coverage:g}; {effect}: use at least "
-        f"{enough:,} examples"
+        f"{sets.fewest:,} examples"
     )
 
 

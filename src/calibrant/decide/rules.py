@@ -227,7 +227,8 @@ class DecisionRule(nn.Module):
         """Return what to do with a prediction, in words."""
         if isinstance(self.guarantee, ConformalSets):
             if self.guarantee.limit == math.inf:
-                return "Every set holds all classes: there were too few examples for others."
+                more = self.guarantee.fewest - self.guarantee.n
+                return f"Every set holds all classes: {more:,} more labels are needed for others."
             return f"Sets of classes by the score {self.guarantee.score}."
         needs = self.guarantee.needs()
         if self.positive is None:

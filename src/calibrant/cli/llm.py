@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,6 +96,7 @@ def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """  # noqa: D301
     from calibrant.llm.heads.collect import collect_file
 
+    _hide_bars()
     with InputFiles().working("tokens"):
         table, total = collect_file(model, documents, out, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
@@ -280,6 +282,7 @@ def evaluate(
         wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
         wanted["max_new_tokens"] = max_new_tokens
         asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
+        _hide_bars()
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         _tell_of_base(network[1], chat=chat)
         options = {"fitted": fitted, **wanted}
@@ -349,6 +352,14 @@ def _read_questions(
         if wanted["permutations"] and questions.form != "letters":
             raise click.UsageError(f"--permutations is for letters, and {path} has none")
     return asked
+
+
+def _hide_bars() -> None:
+    """Let transformers draw no bars where a verb is quiet, or no terminal is there."""
+    if shared._is_quiet() or not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
 
 
 def _tell_of_base(tokenizer: Any, *, chat: bool) -> None:
@@ -469,6 +480,7 @@ def ask(
     calibrator = load(mapped, AnswerCalibrator) if mapped else None
     confidence_of(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
+    _hide_bars()
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
+from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.gate.watch import WatchFile
 from tests.support.fake_upstream import MODEL, SURE, Upstream
 from tests.support.local_server import local_server
@@ -105,7 +106,7 @@ def test_whole_answers_have_the_verdict_in_body_and_header(served, token_gate):
     assert raw.headers["x-calibrant-verdict"] == "accept"
     assert answer.choices[0].message.content == "Lima"
     assert answer.choices[0].logprobs is None
-    wanted = token_gate.calibrator.predict([np.exp(SURE)])[0]
+    wanted = token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
     assert answer.calibrant["confidence"] == pytest.approx(wanted)
     assert answer.calibrant["promise"] == token_gate.promise()
     assert served.upstream.seen[-1][1]["logprobs"] is True

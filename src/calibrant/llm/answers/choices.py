@@ -35,7 +35,7 @@ from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, e
 from calibrant.llm.answers.questions import LETTERS, Question, _choice_prompt, short_prompt
 from calibrant.llm.answers.topk import TopLogprobs, _by_token, _shown_tokens
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.documents import Encoded, _encode_documents
+from calibrant.llm.heads.documents import Encoded, _encode_documents, _padded
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.show.box import Box
@@ -375,12 +375,7 @@ def _likelihoods(model: Any, texts: Sequence[Encoded], batch: int) -> Iterator[F
         for start in range(0, len(texts), batch):
             some = texts[start : start + batch]
             # padding comes after the texts, where causal attention does not look
-            longest = max(len(text.ids) for text in some)
-            ids = torch.zeros(len(some), longest, dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for row, text in enumerate(some):
-                ids[row, : len(text.ids)] = torch.from_numpy(text.ids)
-                mask[row, : len(text.ids)] = 1
+            ids, mask = _padded([text.ids for text in some])
             logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
             totals = []
             for row, text in zip(logits, some, strict=True):

@@ -327,7 +327,7 @@ def request_answers(
         From :func:`~calibrant.llm.answers.requesting.read_asked`.
     service : callable
         From :func:`~calibrant.llm.models.services.service_for`, or a function of messages and
-        fields that returns the body of a chat completion. It is called in several threads.
+        fields that returns the body of a chat completion. Several threads call it.
     plan : RequestPlan
     out : path
         ``.jsonl``.

@@ -145,9 +145,7 @@ def _ridge_logistic(inputs: FloatArray, right: BoolArray) -> FloatArray:
 class SignalCalibrator(AnswerMap):
     r"""Predict the chance that an answer is right, from several signals.
 
-    A logistic regression on the log-odds of the signals, with a ridge penalty, gives a score, and
-    a map that was fitted to scores of held-out answers turns it into a probability
-    (``calibrant.llm.answers.signal_calibrator`` has the equation). An answer that lacks signals
+    ``calibrant.llm.answers.signal_calibrator`` has the equation. An answer that lacks signals
     still gets a chance.
 
     Parameters

@@ -217,11 +217,7 @@ def signals_of(
 ) -> AnswerRows:
     """Compute every signal that the material of the rows allows.
 
-    The guide to signals lists what each material gives: ``token_probs``
-    (:func:`~calibrant.llm.answer_confidence`), ``top_logprobs`` (:func:`top_token_confidence`),
-    ``stated`` (:func:`~calibrant.llm.stated_confidence`, on the scale ``stated_scale`` of the row),
-    ``samples`` (shares that equal the answer, and the entropy and number of their meanings),
-    ``option_logits``, ``judges``, and ``confidence`` under the name of its ``source``.
+    The guide to signals lists the material, and what each gives.
 
     Parameters
     ----------

@@ -112,11 +112,6 @@ def fit_gate(
     All graded answers serve the threshold, and also the map from confidences to probabilities,
     which keeps their order: the test of each threshold stays that of the same answers above it.
 
-    With ``verifier_misses`` a random half decides about accepting. The other one decides which of
-    the other answers are worth verifying: those among which at most
-    ``max_error / verifier_misses`` are wrong, so that at most ``max_error`` of the verified ones
-    are wrong in the end. All other answers are for a person.
-
     Parameters
     ----------
     answers : AnswerRows
@@ -124,15 +119,17 @@ def fit_gate(
         ``AnswerRows.of``.
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
-        Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
-        together, and the guarantee is about the share of wrong turns among the accepted ones of a
-        conversation, on average ("turn"), or about the share of conversations with accepted turns
-        in which any of these is wrong ("conversation").
+        What the guarantee counts: answers, which must be independent; wrong turns among the
+        accepted ones of a ``conversation``, on average; or conversations in which an accepted turn
+        is wrong.
     by_kind : bool
         Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
         ones, if ``max_error`` of them are wrong. All other kinds share a threshold. All guarantees
-        hold at the same time, since each test gets an equal part of ``1 - certainty`` (Bonferroni).
+        hold at the same time (Bonferroni).
     verifier_misses : float in (0, 1), optional
+        Share of wrong answers that a verifier lets through. A random half of the answers then
+        decides about accepting, and the other one which of the rest are worth verifying: those
+        among which at most ``max_error / verifier_misses`` are wrong.
     calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a beta map is fitted here, on confidences of the answers
         or on their ``aggregate`` of token probabilities.

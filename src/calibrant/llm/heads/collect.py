@@ -30,6 +30,7 @@ from calibrant.llm.heads.documents import (
     Encoded,
     _encode_document,
     _encode_documents,
+    _padded,
     _padded_batches,
 )
 from calibrant.llm.heads.reading import _check_document_file, _convert_documents
@@ -325,11 +326,8 @@ def _columns(
     order = sorted(texts, key=lambda n: -lengths[n])
     for run in _padded_batches([lengths[n] for n in order], batch):
         together = order[run]
-        ids = np.zeros((len(together), lengths[together[0]]), np.int64)
-        mask = np.zeros_like(ids)
-        for line, n in enumerate(together):
-            ids[line, : lengths[n]], mask[line, : lengths[n]] = texts[n].ids[: lengths[n]], 1
-        computed = reader.states(*(torch.from_numpy(x).to(reader.device) for x in (ids, mask)))
+        padded = _padded([texts[n].ids[: lengths[n]] for n in together])
+        computed = reader.states(*(x.to(reader.device) for x in padded))
         counting = []
         for document, n in zip(computed, together, strict=True):
             own = texts[n].targets - 1  # each state predicts the token after it

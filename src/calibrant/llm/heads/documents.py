@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from calibrant._core.checks import IGNORED, IntArray, as_labels
 
@@ -113,6 +115,14 @@ def _check_unicode(document: Any, name: str) -> None:
                 f"has half of a character, {half[0]!r}, at position {half.start()} of a text: "
                 "write whole characters, for instance with errors='replace'",
             )
+
+
+def _padded(rows: Sequence[IntArray]) -> tuple[Tensor, Tensor]:
+    """Return token ids ``(n, longest)``, and a mask of those that are not padding, on the right."""
+    longest = max(map(len, rows))
+    ids = np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
+    mask = np.arange(longest) < np.array([len(row) for row in rows])[:, None]
+    return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
 
 def _padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:

@@ -68,8 +68,8 @@ def judge(
     Examples:
       calibrant llm judge judged.jsonl --scale 1,10 --width 0.02
     """  # noqa: D301
-    from calibrant.estimate.judge_report import JudgeReport
-    from calibrant.llm.answers.judged import judge_report, pairs_of, read_judged
+    from calibrant.estimate.judge_report import JudgeReport, judge_report
+    from calibrant.llm.answers.judged import pairs_of, read_judged
     from calibrant.llm.answers.rows import read_answers
 
     answers = read_answers(file)

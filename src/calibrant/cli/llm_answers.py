@@ -88,7 +88,7 @@ def fit(
     from calibrant.llm import read_answers
     from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
     from calibrant.llm.answers.grading import CONFIDENCES
-    from calibrant.llm.answers.judged import read_judged
+    from calibrant.llm.answers.judged import graded_by_people
 
     if signals is not None:
         if aggregate:
@@ -97,7 +97,7 @@ def fit(
         return
     graded, options = read_answers(file), {"aggregate": aggregate, "stage": method}
     if scale is not None or any("judge" in r and "correct" not in r for r in graded.rows):
-        graded = read_judged(graded, scale=scale).graded()
+        graded = graded_by_people(graded, scale=scale)
     if len(graded.rows) < FEW:
         warn(
             f"{len(graded.rows):,} answers are too few for a map, whose chances are then hardly "

@@ -3,12 +3,13 @@
 The names here are those of everyday use; the others are in ``heads``, ``answers`` and ``gate``.
 """
 
+from calibrant.estimate.judge_report import judge_report
 from calibrant.estimate.success_rate import success_rate
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.fields import documents_of, fields_of
-from calibrant.llm.answers.judged import judge_report, read_judged
+from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
 from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
 from calibrant.llm.answers.rows import read_answers

@@ -10,8 +10,8 @@ from scipy.special import expit
 import calibrant as cal
 from calibrant.llm import read_judged
 from calibrant.llm.answers.calibrator import cross_validated_answers, fit_answers
-from calibrant.llm.answers.judged import JudgedAnswers
-from calibrant.llm.answers.rows import AnswerRows
+from calibrant.llm.answers.judged import graded_by_people, judged_source
+from calibrant.llm.answers.rows import AnswerRows, Source
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_all_keys_are_read(write):
     assert texts.systems.tolist() == ["", "b", "a"]
     assert texts.lengths.tolist() == [4, 1, 1]
     assert len(set(texts.questions.tolist())) == 3  # rows without one stand for themselves
-    assert judged.source.confidence == "judge, 1 to 10"
+    assert judged_source(AnswerRows.of([{"judge": 7}]), judged.scale) == Source("judge, 1 to 10")
     assert judged.part(judged.known).judge.tolist() == [7, 10]
 
 
@@ -102,7 +102,7 @@ def test_the_map_is_the_truth_that_labels_were_drawn_from(rng, tmp_path):
     scores, labels = drawn(rng)
     labels[1500:] = np.nan
     answers = rows_of(scores.tolist(), labels)
-    graded = read_judged(answers, scale=(1, 5)).graded()
+    graded = graded_by_people(answers, scale=(1, 5))
     cal.save(fit_answers(graded, stage="isotonic"), tmp_path / "map")
     mapped = cal.load(tmp_path / "map").apply(answers)
     chances = np.array([row["calibrated"] for row in mapped])
@@ -115,7 +115,7 @@ def test_the_map_is_the_truth_that_labels_were_drawn_from(rng, tmp_path):
 
 def test_maps_of_votes_take_votes_in_words():
     votes, labels = ["yes", "no", "no", "yes"] * 10, [1.0, 0.0, 1.0, 1.0] * 10
-    fitted = fit_answers(read_judged(rows_of(votes, labels)).graded(), stage="isotonic")
+    fitted = fit_answers(graded_by_people(rows_of(votes, labels)), stage="isotonic")
     assert [row["calibrated"] for row in fitted.apply(rows_of(["Yes", 0], [np.nan] * 2))] == [
         pytest.approx(0.9875),
         pytest.approx(0.5),
@@ -125,13 +125,13 @@ def test_maps_of_votes_take_votes_in_words():
 def test_grades_are_predicted_in_the_mean(rng):
     shares = rng.random(3000)
     grades = np.clip(0.2 + 0.6 * shares + 0.1 * rng.normal(size=3000), 0, 1)
-    judged = JudgedAnswers(shares, grades)
-    found = fit_answers(judged.graded(), stage="isotonic").predict(np.array([0.1, 0.5, 0.9]))
+    graded = graded_by_people(rows_of(shares.tolist(), grades))
+    found = fit_answers(graded, stage="isotonic").predict(np.array([0.1, 0.5, 0.9]))
     np.testing.assert_allclose(found, [0.26, 0.5, 0.74], atol=0.05)
     # ten answers for each grade count as one document
-    assert cross_validated_answers(judged.graded())["after"].documents == 3000
+    assert cross_validated_answers(graded)["after"].documents == 3000
 
 
 def test_a_map_needs_labels():
     with pytest.raises(ValueError, match="none of 2 answers has a human label: label some"):
-        JudgedAnswers(np.array([0.0, 1.0]), np.full(2, np.nan)).graded()
+        graded_by_people(rows_of([0.0, 1.0], np.full(2, np.nan)))

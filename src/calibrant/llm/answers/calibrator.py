@@ -19,7 +19,7 @@ from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.threshold_limits import threshold
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.confidence import Aggregator
-from calibrant.llm.answers.judged import read_judged
+from calibrant.llm.answers.judged import judged_source, read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.metrics.clustered import Evaluations
 from calibrant.show.box import Box, Part, box, box_of
@@ -229,7 +229,7 @@ class AnswerCalibrator(AnswerMap):
         stated = any("confidence" in row for row in answers.rows)
         if self.source_.scale is not None and not stated:
             judged = read_judged(answers, scale=self.source_.scale)
-            return self.predict(judged.shares, source=judged.source)
+            return self.predict(judged.shares, source=judged_source(answers, judged.scale))
         confidence, source = answers.confidences(None if stated else self.source_.aggregate)
         known = self.source_.confidence
         if known and not source.confidence:

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from calibrant.estimate.judge_report import JudgedAnswers, judge_report
 from calibrant.estimate.judges import agreement, length_bias, position_bias
 from calibrant.estimate.success_rate import rate_difference, success_rate
-from calibrant.llm import judge_report
-from calibrant.llm.answers.judged import JudgedAnswers
 from calibrant.show import box
 
 

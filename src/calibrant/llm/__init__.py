@@ -11,7 +11,7 @@ from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.fields import documents_of, fields_of
 from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.logs.reading import Log, read_log
-from calibrant.llm.answers.logs.study import AnswerStudy, study_answers
+from calibrant.llm.answers.logs.study import study_answers
 from calibrant.llm.answers.rows import read_answers
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
@@ -35,7 +35,6 @@ from calibrant.workflows.evaluate_answers import evaluate_answers
 __all__ = [
     "Answer",
     "AnswerCalibrator",
-    "AnswerStudy",
     "FittedHead",
     "Gate",
     "GateWatch",

@@ -250,7 +250,9 @@ def end_ids(model: Any, tokenizer: Any) -> set[int]:
     Besides those of the generation config these are all special ones: from some files, such as
     ``.gguf``, the config of a chat model lacks the token that ends a turn.
     """
-    return set(tokenizer.all_special_ids) | huggingface._end_tokens(model)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = [] if ends is None else torch.as_tensor(ends).reshape(-1).tolist()
+    return {*tokenizer.all_special_ids, *known}
 
 
 def _outputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -83,11 +83,14 @@ class AnswerMap(WithOptions):
         Set by :meth:`control`.
     """
 
+    title: ClassVar[str]
     source_: Source
     threshold_: Threshold | None
 
     predict: Callable[..., FloatArray]
     predict_rows: Callable[[AnswerRows], FloatArray]
+    describe: Callable[[], str]
+    _parts: Callable[[], list[Part]]  # what a box shows; nothing before a fit
 
     def apply(self, answers: AnswerRows) -> list[Row]:
         """Add the chance of each answer to be right to its row, as ``calibrated``.
@@ -180,6 +183,8 @@ class AnswerCalibrator(AnswerMap):
     >>> bool(abs(fitted.predict(confidence).mean() - right.mean()) < 0.03)
     True
     """
+
+    title = "Answer calibrator"
 
     def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
@@ -282,6 +287,17 @@ class AnswerCalibrator(AnswerMap):
         made._restore(state)
         return made
 
+    def _parts(self) -> list[Part]:
+        if self.learned_ is None:
+            return []
+        confidence = np.linspace(0.005, 0.995, 199)
+        lines = [
+            Line("chance", confidence, self._probs(log_odds(np.log(confidence)))),
+            Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
+        ]
+        labels = {"x_label": "confidence", "y_label": "chance to be right"}
+        return [line_chart(lines, **labels, y_range=(0, 1))]
+
     def _fitted(self) -> Learned:
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(confidence, correct)")
@@ -342,21 +358,13 @@ def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
-@box_of.register(AnswerCalibrator)
-def _box(fitted: AnswerCalibrator) -> Box:
-    if fitted.learned_ is None:
-        return Box("Answer calibrator", ["not fitted"])
-    confidence = np.linspace(0.005, 0.995, 199)
-    chance = fitted._probs(log_odds(np.log(confidence)))
-    lines = [
-        Line("chance", confidence, chance),
-        Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
-    ]
-    parts: list[Part] = [
-        line_chart(lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1))
-    ]
+@box_of.register(AnswerMap)
+def _box(fitted: AnswerMap) -> Box:
+    parts = fitted._parts()
+    if not parts:
+        return Box(fitted.title, ["not fitted"])
     parts += [] if fitted.threshold_ is None else [box(fitted.threshold_)]
-    return Box("Answer calibrator", [fitted.describe()], parts=parts)
+    return Box(fitted.title, [fitted.describe()], parts=parts)
 
 
 def _confidences(values: Values) -> FloatArray:

@@ -44,8 +44,6 @@ from calibrant.show.tables import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-# --------------------------------------------------------------------------- orders of the options
-
 Permutations: TypeAlias = Literal["cyclic", "all"]
 """Rotations of the options, one for each; or all orders, 24 of four options."""
 _Order: TypeAlias = tuple[int, ...]
@@ -182,9 +180,6 @@ class PermutedChoices(NamedTuple):
         for shown, order in zip(self.logits.swapaxes(0, 1), self.orders, strict=True):
             total[:, list(order)] += log_softmax(shown, axis=-1)
         return np.asarray(log_softmax(total / len(self.orders), axis=-1))
-
-
-# ------------------------------------------------------------------------------------------ asking
 
 
 def ask_choices(

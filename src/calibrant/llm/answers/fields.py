@@ -9,9 +9,6 @@ likeliest tokens (``top_logprobs``),
 - of a field with allowed values, the probability of the value is divided by that of all allowed
   ones. A token other than the one written leads to the allowed values that begin with it, and is
   taken to arrive at one of them.
-
-Each field is then a graded answer of its own, with its document as ``question`` and
-``conversation``, and its confidence also as a signal under the name of its ``kind``.
 """
 
 from __future__ import annotations

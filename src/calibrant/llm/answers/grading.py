@@ -158,17 +158,14 @@ draw_answers`, from the model without a head.
     max_new_tokens : int, optional
         Largest number of tokens of a written answer, by default 32, of a chat 64.
     """
-    own: dict[Form, dict[str, Any]] = {
-        "written": {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens},
-        "letters": {"permutations": permutations},
-    }
-    for form, options in own.items():
-        for name, value in options.items():
-            if value is not None and asked.form != form:
-                raise ValueError(
-                    f"{name} is for questions of the form {form!r}, and these are {asked.form!r}: "
-                    f"leave it out"
-                )
+    own = {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens}
+    for name, value in {**own, "permutations": permutations}.items():
+        form = "written" if name in own else "letters"
+        if value is not None and asked.form != form:
+            raise ValueError(
+                f"{name} is for questions of the form {form!r}, and these are {asked.form!r}: "
+                f"leave it out"
+            )
     check_lengths(model, tokenizer, asked, confidence=confidence, max_new_tokens=max_new_tokens)
     network = (model, tokenizer)
     heads = fitted.beside_one_temperature() if fitted else {"before": None}

@@ -26,10 +26,8 @@ def read_judged(
     """Read judged answers from JSON lines, or from a CSV file with a line of names.
 
     Each row has ``judge``, a score on ``scale`` (lowest, highest; by default a vote, or a number in
-    [0, 1]), and some have ``human``: true or false, or a grade in [0, 1]. Optional are
-    ``label_probability``, that of being drawn for labelling; ``stratum``; ``question``;
-    ``system``; ``length``, or else the ``answer``, whose characters are counted; and ``source``,
-    the name of the judge, which must be the same for all.
+    [0, 1]), and some have ``human``: true or false, or a grade in [0, 1]. The guide to judges lists
+    the other keys.
 
     Examples
     --------

@@ -339,13 +339,6 @@ def request_answers(
     -------
     int
         Number of new answers. Questions that are left without one are an error.
-
-    Examples
-    --------
-    ::
-
-        with service_for("gpt-4o-mini") as service:
-            request_answers(read_asked("q.jsonl"), service, RequestPlan("gpt-4o-mini"), "a.jsonl")
     """
     target = Path(out)
     if target.suffix != ".jsonl":

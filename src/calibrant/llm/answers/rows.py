@@ -200,13 +200,6 @@ def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
 
     Published token probabilities are often rounded to six digits: a zero among them is read as a
     quarter of the last digit.
-
-    Examples
-    --------
-    ::
-
-        graded = read_answers("graded.csv")
-        confidence, source = graded.confidences()
     """
     path = check_suffix(file)
     placed = list(usable(_placed_rows(path)))
@@ -237,9 +230,6 @@ def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
         writer.writeheader()
         for row in rows:  # texts as they are, all else as JSON
             writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
-
-
-# ------------------------------------------------------------------------------- lines of files
 
 
 def _placed_rows(file: Path) -> Iterator[Item]:
@@ -296,9 +286,6 @@ def _converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Ite
         except WRONG_FORM as error:
             told = f"{type(error).__name__}: {error}"
             yield place, BadDocument(place, f"does not have the form of this log ({told:.120})")
-
-
-# ------------------------------------------------------------------------------- values of rows
 
 
 def _stated_number(row: Row, place: str) -> float:

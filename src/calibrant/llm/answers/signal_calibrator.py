@@ -39,7 +39,7 @@ from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
-from calibrant.show.box import Box, Part, box, box_of
+from calibrant.show.box import Part
 from calibrant.show.tables import Table
 from calibrant.workflows.evaluate_answers import SUREST, evaluate_answers
 
@@ -178,6 +178,8 @@ class SignalCalibrator(AnswerMap):
     array([1. , 0.9])
     """
 
+    title = "Signal calibrator"
+
     def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
         self.names_: list[str] = []
@@ -280,6 +282,9 @@ class SignalCalibrator(AnswerMap):
         ]
         return Table(("signal", "answers", "weight"), rows)
 
+    def _parts(self) -> list[Part]:
+        return [] if self.regression_ is None else [self.table()]
+
     def _fitted(self) -> Regression:
         if self.regression_ is None:
             raise RuntimeError("this SignalCalibrator is not fitted: call fit(signals, correct)")
@@ -316,15 +321,6 @@ class SignalCalibrator(AnswerMap):
                 raise ValueError(f"the map must be a {made.stage} of scores, got {made.map_!r:.80}")
         made._restore(state)
         return made
-
-
-@box_of.register(SignalCalibrator)
-def _box(fitted: SignalCalibrator) -> Box:
-    if fitted.regression_ is None:
-        return Box("Signal calibrator", ["not fitted"])
-    parts: list[Part] = [fitted.table()]
-    parts += [] if fitted.threshold_ is None else [box(fitted.threshold_)]
-    return Box("Signal calibrator", [fitted.describe()], parts=parts)
 
 
 def _signal_calibrator(

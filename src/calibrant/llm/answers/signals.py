@@ -32,8 +32,6 @@ from calibrant.llm.answers.rows import (
 from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import TopLogprobs
 
-# ---------------------------------------------------------------------------- agreement of samples
-
 Same: TypeAlias = Callable[[str, str], bool]
 """True if two texts mean the same."""
 
@@ -151,8 +149,6 @@ def _check_texts(texts: Sequence[str]) -> None:
     if not texts:
         raise ValueError("samples must hold one text or more, got none")
 
-
-# --------------------------------------------------------------------------------- signals of rows
 
 _VOTES = {
     **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),

@@ -1,6 +1,5 @@
 """Confidences that a model states in words or numbers, read without guessing.
 
-Every text has at most one reading; a text with two, or with none, has no confidence but a reason.
 The numbers of ``LIKELIHOODS`` are the midpoints of the ranges in Intelligence Community
 Directive 203 (2015); those of ``LEVELS`` are equally spaced. Only their order matters once a
 map is fitted to them.

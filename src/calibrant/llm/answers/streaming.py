@@ -125,13 +125,6 @@ class _Writer:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        try:
-            self._generate()
-        except BaseException as error:  # raised again in the thread of the caller
-            self.written.put(error)
-        self.written.put(None)
-
-    def _generate(self) -> None:
         from transformers import StoppingCriteriaList
 
         def stops(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
@@ -141,22 +134,26 @@ class _Writer:
             if threading.current_thread() is self.thread:  # others may use the model as well
                 self.logits = output.logits[0, -1].detach()
 
-        inner, device = huggingface._plain_model(self.model), huggingface._inputs_device(self.model)
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(self.model))
-            stack.enter_context(torch.no_grad())
-            if self.fitted is not None:
-                stack.enter_context(attached(self.model, self.fitted))
-            # after the hook of the head, so that logits are calibrated
-            stack.callback(inner.register_forward_hook(listen).remove)
-            given = torch.tensor([self.ids], device=device)
-            self.model.generate(
-                input_ids=given,
-                attention_mask=torch.ones_like(given),
-                streamer=self,
-                stopping_criteria=StoppingCriteriaList([stops]),
-                **self.options,
-            )
+        try:
+            inner = huggingface._plain_model(self.model)
+            with ExitStack() as stack:
+                stack.enter_context(evaluating(self.model))
+                stack.enter_context(torch.no_grad())
+                if self.fitted is not None:
+                    stack.enter_context(attached(self.model, self.fitted))
+                # after the hook of the head, so that logits are calibrated
+                stack.callback(inner.register_forward_hook(listen).remove)
+                given = torch.tensor([self.ids], device=huggingface._inputs_device(inner))
+                self.model.generate(
+                    input_ids=given,
+                    attention_mask=torch.ones_like(given),
+                    streamer=self,
+                    stopping_criteria=StoppingCriteriaList([stops]),
+                    **self.options,
+                )
+        except BaseException as error:  # raised again in the thread of the caller
+            self.written.put(error)
+        self.written.put(None)
 
     def put(self, tokens: Tensor) -> None:
         """Take the prompt, and then each token; called by ``generate``."""

@@ -104,10 +104,8 @@ def _log_partition_bounds(
 ) -> tuple[FloatArray, FloatArray]:
     r"""Bound :math:`\log \sum_j p_j^\beta` over the vocabulary: lower and upper, each ``(n,)``.
 
-    The calibrated log-probability of any shown token is :math:`\beta \log p` minus this. The
-    bounds allow for ``rounding`` of the sum, not of :math:`\log p` itself. ``logprobs`` ``(n, k)``
-    are those of :func:`_top_logprobs`, ``sharpness`` is :math:`\beta`, one or ``(n,)``; the other
-    arguments are as for :func:`top_confidence`.
+    ``logprobs`` ``(n, k)`` are those of :func:`_top_logprobs`, ``sharpness`` is :math:`\beta`. The
+    bounds allow for ``rounding`` of the sum.
     """
     shown: IntArray = np.isfinite(logprobs).sum(1)
     if vocabulary < shown.max():

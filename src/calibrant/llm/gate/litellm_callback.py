@@ -38,11 +38,8 @@ class GateCallback(CustomLogger):
         gate = GateCallback("/path/to/gate", state="/path/to/watch.json")
 
     and the configuration ``litellm_settings: {callbacks: my_gate.gate}``. Chats, completions and
-    responses then have a field ``calibrant`` as by :func:`~calibrant.llm.gated`,
-    and, unless they are streamed, a header ``x-calibrant-verdict``. A request states the kind of
-    its question by the header ``X-Calibrant-Kind``.
-
-    ``state`` is the file of the drift watch, which ``calibrant llm gate watch --new`` makes.
+    responses then have a field ``calibrant`` as by :func:`~calibrant.llm.gated`, and, unless they
+    are streamed, a header ``x-calibrant-verdict``.
     """
 
     def __init__(

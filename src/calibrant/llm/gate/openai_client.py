@@ -41,7 +41,6 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
         For confidences from token probabilities.
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes.
-
     """
     judge, found = Judge(gate, state), cast(Any, client)
     resources: dict[Form, Any] = {"chat": found.chat.completions, "completions": found.completions}

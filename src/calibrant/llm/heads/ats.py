@@ -2,10 +2,8 @@ r"""Adaptive temperature scaling (ATS, Xie et al. 2024): the head, its loss, and
 
 A transformer layer on the last hidden states gives each token a temperature, and is trained with
 selective smoothing: likelihood where the model is right, a uniform target where it is wrong.
-``fit_head(table, "ats", alpha=0.5, keep_always=True)`` trains it as in the paper. An
-:class:`ATSHead` starts at the best temperature for all tokens; each step of AdamW on
-:func:`_selective` is on one of :func:`_document_batches`: the head looks at all earlier tokens, so
-that whole documents are trained on, prompts included.
+``fit_head(table, "ats", alpha=0.5, keep_always=True)`` trains it as in the paper, on whole
+documents, since the head looks at all earlier tokens.
 """
 
 from __future__ import annotations
@@ -191,8 +189,7 @@ def _selective(
         \end{cases}
 
     The second line is the cross-entropy of a uniform distribution over the vocabulary. The loss is
-    not proper: no single alpha makes the confidence at the minimum right for every token. With the
-    paper's alpha = 0.5, real models end far under-confident.
+    not proper: no single alpha makes the confidence at the minimum right for every token.
 
     Parameters
     ----------

@@ -38,9 +38,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     ``model(...)`` and ``model.generate(...)`` then have the calibrated distribution, also for
     sampling and for ranking beams. Confidences of a generation are in its ``logits``
     (``output_logits=True``); ``scores`` are those after top-k and the like, and ``loss`` does not
-    change. A temperature of ``generate`` or of ``model.generation_config`` applies on top of the
-    head; the text-generation pipeline has 0.7 by default. Pass ``temperature=1.0, top_k=0`` to
-    sample from the calibrated distribution.
+    change. Pass ``temperature=1.0, top_k=0`` to sample from the calibrated distribution.
 
     Heads that look at one token at a time are exact in every mode. The ATS head follows the
     cache of the model, also through beam search, and needs a two-dimensional attention mask. It

@@ -38,7 +38,6 @@ from calibrant.llm.models import loading
 from calibrant.llm.models.huggingface import (
     ModelReader,
     _has_head,
-    _input_embeddings,
     _plain_model,
     _positions_of,
     _weights_loaded,
@@ -67,10 +66,9 @@ def collect(
 ) -> tables.TokenTable:
     """Run a language model over documents once, and keep what heads are fitted from.
 
-    Logits are computed for some tokens at a time and not kept: a token takes its hidden state in
-    half precision and its records, whatever the size of the vocabulary. An interrupted run
-    continues after its last complete shard when it is started again. The callback of
-    :func:`calibrant.use` is told the tokens done and their total, first those of an earlier run.
+    A token takes its hidden state in half precision and its records, whatever the size of the
+    vocabulary. An interrupted run continues after its last complete shard when it is started again.
+    The callback of :func:`calibrant.use` is told the tokens done and their total.
 
     Parameters
     ----------
@@ -189,7 +187,7 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             "first of their document; raise length, or mask fewer"
         )
     name, positions = type(model).__name__, _positions_of(model)
-    rows = len(_input_embeddings(model))
+    rows = len(model.get_input_embeddings().weight)
     for number, text in enumerate(texts):
         for what, values in (("token ids", text.ids), ("labels", text.labels[text.targets])):
             outside = values[(values < 0) | (values >= rows)]
@@ -242,7 +240,9 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
         contents.update(len(ids).to_bytes(8, "little"))
         contents.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
     total = hashlib.sha256(contents.hexdigest()[:16].encode())
-    total.update(json.dumps([tokens_per_shard, str(_input_embeddings(model).dtype)]).encode())
+    total.update(
+        json.dumps([tokens_per_shard, str(model.get_input_embeddings().weight.dtype)]).encode()
+    )
     with ExitStack() as stack:
         for module in model.modules():
             stack.enter_context(_weights_loaded(module, "cpu"))  # a GPU may be too small for all

@@ -1,9 +1,6 @@
 """Train a temperature head from a token table; keep it only if it beats one temperature.
 
-Documents are divided into five folds. A head is trained without those of one fold and compared
-there with the best temperature for all tokens. Some of the other documents decide when to stop,
-and which alpha is best if it is searched. Cross-fitting does so for each fold in turn, and all
-documents take part in the comparison.
+Of the documents outside a fold, some decide when to stop, and which alpha is best.
 """
 
 from __future__ import annotations

@@ -35,17 +35,9 @@ def read_documents(
 ) -> list[Any]:
     """Read documents for :func:`collect`.
 
-    A file is ``.jsonl``, or ``.json`` with a list. Each row is one of:
-
-    - a chat: ``messages`` with role and content, which is a string or a list of text parts; or
-      ``conversations`` of strings in turn, or of ShareGPT's from and value;
-    - ``instruction`` with ``output`` and optionally ``input``, or ``question`` with ``answer``: a
-      chat of two turns;
-    - ``prompt`` with ``answer`` or ``completion``, two strings, which follow each other without a
-      chat template; or two lists of messages, which are one chat;
-    - ``text``, or a string.
-
-    Or it is ``.txt``, with an empty line between documents.
+    A file is ``.jsonl``, ``.json`` with a list, or ``.txt`` with an empty line between documents.
+    Rows are chats, instructions with outputs, questions or prompts with answers, or texts; the
+    guide to language models lists the forms.
 
     Parameters
     ----------

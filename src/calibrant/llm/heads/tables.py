@@ -160,9 +160,6 @@ def _as_half(values: ArrayLike) -> Hidden:
     return np.asarray(np.clip(array, -largest, largest), dtype=np.float16)
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
 def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
     """Open a table that was collected before.
 

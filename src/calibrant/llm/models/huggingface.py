@@ -79,11 +79,6 @@ def _backbone_of(inner: Any) -> Any:
     )
 
 
-def _input_embeddings(model: Any) -> Tensor:
-    weight: Tensor = model.get_input_embeddings().weight
-    return weight
-
-
 def _output_embeddings(model: nn.Module) -> Any:
     """Return the layer that turns hidden states into logits; raise if there is none."""
     getter = getattr(model, "get_output_embeddings", None)
@@ -108,12 +103,6 @@ def _positions_of(model: nn.Module) -> int | None:
     """Return the largest number of tokens of a text, or None if there is none."""
     found: int | None = _setting(model, "n_positions", "max_position_embeddings")
     return found
-
-
-def _end_tokens(model: Any) -> set[int]:
-    """Return the tokens at which ``generate`` stops."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
 
 
 class ModelReader(NamedTuple):
@@ -153,7 +142,7 @@ class ModelReader(NamedTuple):
                 "and output embeddings, scaled and capped (prompt tuning adds tokens)"
             )
         other = probe.clone()
-        other[0, -1] = (probe[0, -1] + 1) % len(_input_embeddings(model))
+        other[0, -1] = (probe[0, -1] + 1) % len(model.get_input_embeddings().weight)
         if not _close(reader.states(other, None)[0, :-1], hidden[:-1]):
             raise ValueError(f"{name} is not causal: states change with the tokens after them")
         return reader

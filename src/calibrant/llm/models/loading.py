@@ -103,9 +103,6 @@ def _naming_the_model(path: str | os.PathLike[str]) -> Iterator[None]:
         raise kind(f"the model {path} cannot be loaded: {error}") from error
 
 
-# -------------------------------------------------------------------------------------------- GGUF
-
-
 def _gguf_settings(file: Path) -> dict[str, bytes]:
     """Return the values at the beginning of a GGUF file; raise if it ends before its last tensor.
 

@@ -10,11 +10,10 @@ import codecs
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calibrant.llm.answers.rows import Item, Row, _converted, _placed_rows
+from calibrant.llm.answers.rows import Row
 from calibrant.llm.heads.documents import BadDocument
 
 _KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
@@ -27,11 +26,6 @@ _SAMPLING = (
 """Fields of a request that change how tokens are drawn, or where the answer ends.
 
 ``max_tokens`` is none of them: an answer that it cuts is handed to a person in any case."""
-
-
-def _read_completions(file: Path, outcome: str | None) -> Iterator[Item]:
-    """Yield the answers of a log; ``outcome`` is the key beside the response that grades it."""
-    return _converted(_placed_rows(file), lambda line, place: _answer(line, place, outcome))
 
 
 def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:

@@ -139,7 +139,9 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
     ),
     "lm_eval": harness._read_samples,
     "inspect": inspect_logs._read_inspect,
-    "openai": completions._read_completions,
+    "openai": lambda file, outcome: _converted(
+        _placed_rows(file), lambda line, place: completions._answer(line, place, outcome)
+    ),
 }
 
 

@@ -33,14 +33,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
     ``report.html`` is the page; ``map`` the answer calibrator with its threshold, for ``llm answers
     apply``; ``calibrated.jsonl`` the answers; ``reliability.png``, with matplotlib, the confidences
     before and after; and ``options.npz`` the log-probabilities of multiple choice, for ``calibrant
-    fit``.
-
-    Parameters
-    ----------
-    study : AnswerStudy
-        From :func:`calibrant.llm.study_answers`.
-    folder : path
-        Made if it is not there.
+    fit``. The folder is made if it is not there.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

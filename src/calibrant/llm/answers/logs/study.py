@@ -143,9 +143,8 @@ def study_answers(
     probability ``certainty``, at most ``max_error`` of the answers above it are wrong
     (:func:`calibrant.threshold`). The figures are cross-validated on all answers.
 
-    Answers with ``samples``, ``stated``, ``judges`` or ``signals`` get a map of all signals
-    (:class:`~calibrant.llm.SignalCalibrator`); others, and those that are too few to compare
-    signals, one of their confidence.
+    Answers with signals besides the confidence get a map of all; others, and those that are too few
+    to compare signals, one of their confidence.
 
     Parameters
     ----------

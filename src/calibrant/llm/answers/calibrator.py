@@ -295,8 +295,8 @@ class AnswerCalibrator(AnswerMap):
             Line("chance", confidence, self._probs(log_odds(np.log(confidence)))),
             Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
         ]
-        labels = {"x_label": "confidence", "y_label": "chance to be right"}
-        return [line_chart(lines, **labels, y_range=(0, 1))]
+        x, y = "confidence", "chance to be right"
+        return [line_chart(lines, x_label=x, y_label=y, y_range=(0, 1))]
 
     def _fitted(self) -> Learned:
         if self.learned_ is None:

@@ -178,7 +178,7 @@ def collect_file(
     return collect(network, texts, folder, length=length, **options), len(texts)
 
 
-def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
+def _check_documents(texts: Sequence[Encoded], model: Any) -> None:
     if not texts:
         raise ValueError("documents must not be empty")
     if not any(len(text.targets) for text in texts):

@@ -119,7 +119,7 @@ class ModelReader(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, model: nn.Module, softcap: float | None, ids: IntArray) -> ModelReader:
+    def of(cls, model: Any, softcap: float | None, ids: IntArray) -> ModelReader:
         """Take a model apart, and check on some tokens that the parts give its logits.
 
         Models have various names for the factor of their logits, so it is measured.

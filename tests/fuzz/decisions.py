@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.stats import binom
 
 from calibrant.artifacts.objects import artifact_of, restored
 from calibrant.decide import conformal, threshold
@@ -16,8 +17,11 @@ from tests.support import definitions as slow
 
 def check(rng: np.random.Generator) -> None:
     """Find one threshold or the sets of one set of examples."""
-    if rng.random() < 0.4:
+    kind = rng.random()
+    if kind < 0.3:
         check_threshold(rng)
+    elif kind < 0.6:
+        check_limits(rng)
     else:
         check_sets(rng)
 
@@ -48,6 +52,42 @@ def check_threshold(rng: np.random.Generator) -> None:
         assert found.error <= found.bound or certainty < 0.5
     again = restored(artifact_of(found))
     assert str(again) == str(found)  # NaN is not equal to itself
+
+
+def check_limits(rng: np.random.Generator) -> None:
+    """Each limit that is said to hold is that of the confusion matrix, and so is its bound."""
+    n = int(rng.integers(1, 200))
+    claimed = random_confidences(rng, n)
+    truth = rng.random(n) < rng.choice([0.0, 0.5, 1.0, 1.5]) * claimed
+    names = rng.permutation(["precision", "recall", "max_fpr", "max_fnr", "max_cost"])
+    limits: dict[str, Any] = {
+        k: float(rng.uniform(0.05, 0.95)) for k in names[: rng.integers(1, 4)]
+    }
+    costs = np.array([[0.0, rng.uniform(1, 9)], [rng.uniform(1, 9), 0.5]])
+    if "max_cost" in limits or rng.random() < 0.3:
+        limits["cost"] = costs
+    found = quiet(threshold, confidence=claimed, outcome=truth, **limits, certainty=0.8)
+    flagged = claimed >= found.threshold
+    counts = [int((flagged == f)[truth == y].sum()) for y in (False, True) for f in (False, True)]
+    tn, fp, fn, tp = counts
+    shares = {"precision": (tp, fp), "recall": (tp, fn), "fpr": (fp, tn), "fnr": (fn, tp)}
+    assert found.coverage == flagged.mean()
+    level = 0.2 / len(found.limits)
+    for one in found.limits if flagged.any() else ():
+        if one.name == "cost":
+            assert math.isclose(one.found, np.dot(counts, costs.ravel()) / n, abs_tol=1e-9)
+        elif sum(shares[one.name]):
+            hits, others = shares[one.name]
+            assert one.n == hits + others
+            assert math.isclose(one.found, hits / one.n, abs_tol=1e-12)
+            side = 1 if one.name in ("precision", "recall") else -1
+            if not found.more_labels and found.threshold > 0:
+                assert side * (one.bound - one.limit) >= -1e-9
+                failed = others if side == 1 else hits
+                allowed = 1 - one.limit if side == 1 else one.limit
+                assert binom.cdf(failed, one.n, allowed) <= level + 1e-12
+    again = restored(artifact_of(found))
+    assert str(again) == str(found)
 
 
 def check_sets(rng: np.random.Generator) -> None:

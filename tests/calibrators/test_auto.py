@@ -632,6 +632,8 @@ def test_a_refit_does_not_warn_of_the_choice_before(rng):
 def test_the_chosen_is_a_part_of_the_module(rng):
     fitted = Auto(candidates=SIMPLE).fit(*drawn(rng, 400, 4, 4.0))
     assert dict(fitted.named_children()) == {"chosen_": fitted.chosen_}
+    assert fitted.chosen_ is not None
+    assert fitted.solution_ is fitted.chosen_.solution_ is not None
     state = fitted.state_dict()
     assert float(state["chosen_.temperature_"]) == pytest.approx(4, rel=0.15)
     assert int(state["classes_"]) == int(state["chosen_.classes_"]) == 4

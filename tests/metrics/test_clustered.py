@@ -119,6 +119,8 @@ def test_auroc_of_single_tokens_has_the_error_of_delong(rng):
     wanted = auroc_with_error(claimed.round(2), right.astype(float), None)
     assert found.value == pytest.approx(wanted.value)
     assert found.deviation == pytest.approx(wanted.deviation, rel=0.01)
+    two = module._clustered_auroc(claimed, right.astype(float), np.arange(400) % 2)
+    assert 0 < two.deviation < 0.5
 
 
 def test_undefined_intervals_are_left_out(tokens):

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant.metrics.accumulator import GroupSums
+from calibrant._core.binning import fill, uniform_edges
+from calibrant.metrics.accumulator import SCORES, GroupSums, _GroupNoise
+from calibrant.metrics.gaps import gap_deviation
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn
 
@@ -128,6 +130,23 @@ def test_standard_errors_of_means_are_those_over_groups(images):
     assert found.groups == 12
     assert "in 12 groups" in str(found)
     assert found.to_dict()["groups"] == 12
+
+
+def test_gaps_vary_as_sums_over_whole_groups(rng):
+    luck = rng.choice([-0.2, 0.2], 40)  # of all examples of a group
+    group, claimed = np.repeat(np.arange(40), 25), rng.uniform(0.3, 0.7, 1000)
+    residual = claimed - (rng.random(1000) < claimed + luck[group])
+    filled = fill(claimed, claimed - residual, uniform_edges(15))
+    table, expected = np.zeros((40, 1 + len(SCORES) + 15)), np.zeros(15)
+    table[:, 0] = 25
+    for b, gap in enumerate(filled.gap):
+        inside = np.ceil(claimed * 15).astype(int) - 1 == b
+        sums = [residual[inside & (group == g)].sum() for g in range(40)]
+        table[:, 1 + len(SCORES) + b] = sums
+        expected[b] = np.sqrt(40 / 39 * sum((x - 25 * gap) ** 2 for x in sums)) / 1000
+    wide = gap_deviation(_GroupNoise(table, np.sqrt(40 / 39)).widened(filled))
+    np.testing.assert_allclose(wide, np.maximum(expected, gap_deviation(filled)), rtol=1e-9)
+    assert (wide > 1.1 * gap_deviation(filled)).any()
 
 
 def test_groups_of_one_are_almost_independent_examples(rng):

@@ -238,6 +238,8 @@ def test_the_mean_size_is_that_of_the_sets_of_its_examples(score, rng):
     size = fitted.sets(logits)[50:].sum() / 450
     assert 1 < size < 6
     assert fitted.mean_size == pytest.approx(size, abs=1e-12)
+    with pytest.raises(ValueError, match="nothing to measure"):
+        fitted.sizes(logits[:50], labels[:50])
     assert f"mean size {size:.2f}" in repr(fitted)
     assert ["mean set size", f"{size:.2f} classes"] in check_inert(fitted._repr_html_()).tables[0]
 

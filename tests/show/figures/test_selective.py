@@ -120,3 +120,20 @@ def test_the_bars_of_sets_are_their_sizes(rng, classes):
     assert_whole(axes.figure)
     (unknown,) = fitted.plot(logits).containers
     assert sum(bar.get_height() for bar in unknown) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        *(cal.metrics.reliability, cal.metrics.smooth_reliability, cal.metrics.risk_coverage),
+        *(cal.metrics.confidence_histogram, cal.metrics.decision_curve),
+    ],
+)
+def test_results_draw_into_the_axes_they_are_given(pairs, curve):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    sets = cal.conformal(np.eye(3), [0, 1, 2], coverage=0.5)
+    for result in (curve(**pairs), sets.sizes(np.eye(3))):
+        _, (left, right) = plt.subplots(1, 2)
+        assert result.plot(right) is right
+        assert right.has_data()
+        assert not left.has_data()

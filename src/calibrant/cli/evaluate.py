@@ -103,9 +103,9 @@ def evaluate(
         raise click.UsageError(f"the limits need {', '.join(sorted(missing))} among the --metrics")
     with source.working():
         data = source.open(pred, estimand)
-        name = data.split(split, TEST_SPLITS).name
         options |= {"estimand": estimand or "auto", "metrics": names, "level": level}
-        evaluation = workflow.evaluate(data, split=name, **options)
+        evaluation = workflow.evaluate(data, split=split, **options)
+    name = data.find(split, TEST_SPLITS)
     checked = evaluation.check_limits(*limits)
     more: dict[str, Any] = {"split": name or None, "skipped": dict(data.skipped)}
     more |= {"class_names": data.class_names} if data.class_names else {}

@@ -231,7 +231,7 @@ def _named_splits(
     """Return the splits to fit on and to measure on, which may be the same one."""
     wanted = (fit_split, FIT_SPLITS), (test_split, TEST_SPLITS)
     there = [
-        dataset.split(name, prefer).name
+        dataset.split(name, prefer)
         for name, prefer in wanted
         if name is not None or dataset.find(None, prefer) is not None
     ]
@@ -242,7 +242,7 @@ def _named_splits(
         )
     if not there:
         dataset.split()  # raises
-    one, other = dataset.split(there[0]), dataset.split(there[-1])
+    one, other = there[0], there[-1]
     for split in {one.name: one, other.name: other}.values():
         split.warn_of_mistakes()
     if one.classes != other.classes:

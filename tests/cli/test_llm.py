@@ -166,6 +166,14 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert "by questions" in out
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_a_quiet_verb_shows_no_bars_of_transformers(run, saved):
+    transformers.utils.logging.enable_progress_bar()
+    code, out, err = run("llm", "ask", saved / "model", PROMPTS[0], "--quiet")
+    assert (code, err) == (0, "")
+    assert "confidence" in out
+
+
 def said(run, *arguments):
     """Confidence in percent at the end of what the command wrote, and all of it."""
     code, out, err = run("llm", "ask", *arguments)

@@ -89,6 +89,13 @@ def test_calibrated_confidences_rise_and_are_right_on_average(stage, rng):
     assert 0 < found.min() < found.max() < 1
 
 
+def test_tiny_products_keep_their_order():
+    sure = 10.0 ** -np.arange(20, 100)
+    right = np.arange(80) % 7 < 3 - np.arange(80) // 30
+    found = AnswerCalibrator().fit(sure, right, source=Source("product")).predict(sure)
+    assert (np.diff(found) < 0).all()
+
+
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_certain_tokens_have_finite_odds():
     odds = log_odds(np.log(np.array([1.0, 1 - 1e-12, 0.5, 1e-300])))

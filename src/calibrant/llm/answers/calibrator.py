@@ -309,7 +309,7 @@ class AnswerCalibrator(AnswerMap):
     def _odds(self, confidence: Values, limits: tuple[float, float] | None) -> FloatArray:
         """Return the log-odds of confidences, all of them finite."""
         inside = np.clip(_confidences(confidence), *(limits or (0, 1)))
-        return log_odds(np.log(np.maximum(inside, SMALLEST)))
+        return log_odds(np.log(np.maximum(inside, np.finfo(np.float64).tiny)))
 
 
 def fit_answers(

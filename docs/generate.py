@@ -7,6 +7,7 @@ import shutil
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from typing import get_origin
 
 TITLES = {
     "metrics": "Measure",
@@ -125,8 +126,16 @@ def methods() -> str:
     """Table of the calibrators: name, class and summary."""
     from calibrant.calibrators.registry import CALIBRATORS
 
-    cells = ((f"`{n}`", f"`{kind.__name__}`", kind.summary) for n, kind in CALIBRATORS.items())
+    cells = ((f"`{n}`", _link(kind), kind.summary) for n, kind in CALIBRATORS.items())
     return table(("name", "class", "what it does"), cells)
+
+
+def _link(kind: type) -> str:
+    """Link to the page of a calibrator."""
+    import calibrant
+
+    place = "" if kind.__name__ in calibrant.__all__ else "calibrators."
+    return f"{{class}}`~calibrant.{place}{kind.__name__}`"
 
 
 def tag_methods() -> str:
@@ -134,7 +143,7 @@ def tag_methods() -> str:
     from calibrant.calibrators.registry import TAG_CALIBRATORS
 
     rows = (
-        (f"`{n}`", f"`{kind.__name__}`", kind.summary, formula(kind().size))
+        (f"`{n}`", _link(kind), kind.summary, formula(kind().size))
         for n, kind in TAG_CALIBRATORS.items()
     )
     return table(("name", "class", "what it does", "parameters of K tags"), rows)
@@ -330,6 +339,7 @@ def package_page(package: str, top) -> dict[str, str]:
     module = f"calibrant.{package}"
     exported = [] if package == "_core" else public(module)
     names = [name for name in (*exported, *MORE.get(package, ())) if name not in top]
+    names = [name for name in names if not _is_alias(module, name)]
     listed = "".join(f"   {name}\n" for name in names)
     start = f"```{{eval-rst}}\n.. currentmodule:: {module}\n.. autosummary::\n\n{listed}"
     lines = [f"# {module}\n", start]
@@ -340,8 +350,17 @@ def package_page(package: str, top) -> dict[str, str]:
 
 
 def _is_class(module: str, name: str) -> bool:
+    return inspect.isclass(_object(module, name))
+
+
+def _is_alias(module: str, name: str) -> bool:
+    """Return True for the alias of a type, which has no documentation of its own."""
+    return get_origin(_object(module, name)) is not None
+
+
+def _object(module: str, name: str) -> object:
     *inner, name = name.split(".")
-    return inspect.isclass(getattr(import_module(".".join([module, *inner])), name))
+    return getattr(import_module(".".join([module, *inner])), name)
 
 
 def _package(name: str) -> str:

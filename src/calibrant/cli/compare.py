@@ -124,7 +124,7 @@ def _diagram(evaluation: Evaluation, block: str, line: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("confidence", "examples", "accuracy"):
         table.add_column(heading, justify="right")
-    table.add_column(f"accuracy {block} and claimed confidence {line}")
+    table.add_column(f"accuracy {block} and mean confidence {line}")
     for low, high, count, claimed, right in zip(
         bins.edges, bins.edges[1:], bins.count, bins.confidence, bins.accuracy, strict=False
     ):

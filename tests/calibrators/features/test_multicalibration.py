@@ -167,15 +167,17 @@ def test_the_curvature_by_a_temperature_is_the_variance_of_the_scaled_logits(rng
 
 
 def test_splits_of_codes_are_splits_of_numbers(rng):
-    numbers = np.stack([rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0, np.nan], 200) for _ in COLUMNS])
+    columns = [MetadataColumn("age", "number", cuts=(0.7, 1.0)), COLUMNS[1]]
+    numbers = np.stack([rng.choice([-1.0, 0.0, 0.7, 1.0, 2.0, np.nan], 200) for _ in columns])
     numbers[1] = rng.choice([0.0, 1.0, 2.0, np.nan], 200)  # places of categories
-    codes = [_codes_of(c, x.astype(np.float32)) for c, x in zip(COLUMNS, numbers, strict=True)]
-    for number, column in enumerate(COLUMNS):
+    numbers = numbers.astype(np.float32)  # in which 0.7 is a little less
+    codes = [_codes_of(c, x) for c, x in zip(columns, numbers, strict=True)]
+    for number, column in enumerate(columns):
         for condition in column.conditions(number):
             of, low, high = (np.array([value]) for value in condition)
             tree = _Tree(of, low, high, leaf=np.zeros((2, 1)))
-            splits = _number_splits([tree], COLUMNS, 1)
-            first, last, missing = (float(x[0, 0]) for x in splits[1:])
+            splits = _number_splits([tree], columns, 1)
+            first, last, missing = (np.float32(x[0, 0]) for x in splits[1:])
             x = numbers[number]
             found = ((x >= first) & (x < last)) | (np.isnan(x) & (missing > 0))
             code = codes[number]

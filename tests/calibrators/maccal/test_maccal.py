@@ -130,6 +130,25 @@ def test_result_depends_on_the_seed_and_on_no_global_state(data):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("kind", ["tensor", "float64", "half", "mapped", "tokens"])
+def test_arrays_and_tensors_of_every_dtype_give_the_same_result(data, tmp_path, kind):
+    features, labels = (np.round(data[0] * 16) / 16), data[1]  # which half precision holds too
+    np.save(tmp_path / "features.npy", features.astype(np.float16))
+    given = {
+        "tensor": (torch.tensor(features), torch.tensor(labels)),
+        "float64": (features.astype(np.float64), labels.astype(np.int16)),
+        "half": (torch.tensor(features).half(), labels),
+        "mapped": (np.load(tmp_path / "features.npy", mmap_mode="r"), labels),
+        "tokens": (features.reshape(30, 10, WIDTH), labels.reshape(30, 10)),
+    }[kind]
+    module = MaCCal(**QUICK).fit(*given)
+    expected = MaCCal(**QUICK).fit(features, labels).predict_proba(features)
+    found = module.predict_proba(given[0])
+    assert isinstance(found, torch.Tensor) == isinstance(given[0], torch.Tensor)
+    assert found.shape == (*given[0].shape[:-1], CLASSES)
+    assert np.array_equal(np.asarray(found).reshape(-1, CLASSES), expected)
+
+
 def test_weight_two_counts_an_example_twice(data):
     features, labels = data
     options = {**QUICK, "batch_size": 1000, "keep": 1.0}

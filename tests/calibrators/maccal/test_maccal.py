@@ -149,6 +149,19 @@ def test_arrays_and_tensors_of_every_dtype_give_the_same_result(data, tmp_path, 
     assert np.array_equal(np.asarray(found).reshape(-1, CLASSES), expected)
 
 
+def test_ignored_labels_and_zero_weights_leave_examples_out(data):
+    features, labels = data
+    kept = np.arange(300) % 3 > 0
+    # one batch, so that the order of the examples does not matter
+    options = {**QUICK, "batch_size": 1000}
+    expected = MaCCal(**options).fit(features[kept], labels[kept]).predict_proba(features)
+    spoiled = np.where(kept[:, None], features, np.nan)
+    ignored = MaCCal(**options).fit(spoiled, np.where(kept, labels, -100))
+    weighted = MaCCal(**options).fit(spoiled, labels, sample_weight=kept.astype(float))
+    for found in (ignored, weighted):
+        np.testing.assert_allclose(found.predict_proba(features), expected, atol=1e-5)
+
+
 def test_weight_two_counts_an_example_twice(data):
     features, labels = data
     options = {**QUICK, "batch_size": 1000, "keep": 1.0}

@@ -9,8 +9,9 @@ import torch
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from calibrant.metrics.accumulator import SCORES, GroupSums, _GroupNoise
+from calibrant.metrics.accumulator import GroupSums, _GroupNoise
 from calibrant.metrics.gaps import gap_deviation
+from calibrant.metrics.summary import SCORES
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn
 

@@ -48,6 +48,17 @@ def test_a_log_without_outcomes_is_an_error(run, tmp_path):
     assert "1 answers of the log were left out" in said
 
 
+def test_a_log_without_any_grade_needs_a_file_of_them(run, tmp_path):
+    lines = [{k: v for k, v in line.items() if k != "correct"} for line in service_log(30)]
+    file = write_lines(tmp_path / "log.jsonl", lines)
+    code, _, err = run("llm", "answers", "report", file, "-o", tmp_path / "report")
+    assert code == 2
+    assert "has no grades: name the file that has them by --grades" in " ".join(err.split())
+    code, _, err = run("llm", "answers", "read", file, "-o", tmp_path / "new.jsonl")
+    assert code == 0, err
+    assert "next: calibrant llm answers apply MAP" in " ".join(err.split())
+
+
 def test_a_log_becomes_a_file_of_answers_or_of_logits(run, tmp_path):
     file = write_lines(tmp_path / "samples_q_2026-01-01T00-00-00.jsonl", harness_samples(20))
     out = tmp_path / "answers.csv"

@@ -58,7 +58,10 @@ def report(file: str, out: str, max_error: float, certainty: float, **reading: A
     from calibrant.llm import read_log, study_answers
     from calibrant.llm.answers.logs.report import answer_lines, save_answer_report
 
-    study = study_answers(read_log(file, **reading), max_error=max_error, certainty=certainty)
+    log = read_log(file, **reading)
+    if not any("correct" in row for row in log.answers.rows):
+        raise click.UsageError(f"{file} has no grades: name the file that has them by --grades")
+    study = study_answers(log, max_error=max_error, certainty=certainty)
     written = shared._how_written(out)
     names = save_answer_report(study, out)
     with _until_closed():

@@ -251,7 +251,7 @@ def _panel_title(ax: Axes, title: object, below: str = "") -> None:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    spec, figure, text = ax.get_subplotspec(), ax.figure, _current().size.text
+    spec, figure, text = ax.get_subplotspec(), _figure_of(ax), _current().size.text
     assert spec is not None
     points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
     font, shown = FontProperties(weight="bold"), _text_of(title)

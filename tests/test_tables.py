@@ -359,20 +359,28 @@ def test_claims_of_the_leaderboard(tables):
     assert two["auto"] == min(two.values())
     assert figures("binary", "ECE %")["netcal:BBQ"] < figures("binary", "ECE %")["auto"]
 
-    many, kept = figures("multiclass", "log loss"), "auto:keep_argmax=true"
-    assert many["auto"] == min(many.values())
+    kept, free = "auto:keep_argmax=true", "auto:keep_argmax=false"
+    for suite in ("multiclass", "smart_networks", "choices"):
+        for name in ("log loss", "Brier", "ECE %"):
+            assert figures(suite, name)[free] < figures(suite, name)["dirichlet"]
+
+    many = figures("multiclass", "log loss")
     assert many["sms"] < many["probmetrics:sms"] < many[kept]
-    assert figures("multiclass", "ECE %")["auto"] == min(figures("multiclass", "ECE %").values())
+    for name in ("log loss", "Brier", "ECE %"):
+        others = {m: value for m, value in figures("multiclass", name).items() if m != free}
+        assert others["auto"] == min(others.values())
     accuracy = figures("multiclass", "accuracy %")
     assert accuracy["auto"] > accuracy[kept] + 3
 
     networks = figures("smart_networks", "log loss")
     assert networks["auto"] < min(networks["ts"] - 0.02, networks["probmetrics:sms"] - 0.02)
-    assert figures("smart_networks", "ECE %")["auto"] <= figures("smart_networks", "ECE %")["smart"]
+    error = figures("smart_networks", "ECE %")
+    assert round(error["auto"], 1) == round(error["smart"], 1)
 
     choices, ece = figures("choices", "log loss"), figures("choices", "ECE %")
-    assert choices["dirichlet"] < choices["auto"] < choices[kept] - 0.06
-    assert abs(choices["netcal:LogisticCalibration"] / choices["auto"] - 1) < 0.003
+    assert choices["auto"] < choices[kept] - 0.055
+    assert abs(choices["dirichlet"] / choices["auto"] - 1) < 0.0003
+    assert 0.002 < choices["netcal:LogisticCalibration"] / choices["auto"] - 1 < 0.004
     assert ece["auto"] < min(ece["dirichlet"], ece["netcal:LogisticCalibration"])
 
     thousand = figures("thousand", "log loss")

@@ -16,7 +16,6 @@ from arena.csv in that folder.
 import argparse
 import dataclasses
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks.arena
 
 import numpy as np
-from rows import MISSING, Rows, Table, chosen, read, write_tables
+from rows import MISSING, Rows, Table, read, write_tables
 from scipy.stats import rankdata
 
 from benchmarks.arena.methods import read_methods
@@ -52,6 +51,7 @@ OTHERS = (
 )
 SPLINE = "spline_logistic:SplineLogistic"
 KEPT, KEPT_TITLE = "auto:keep_argmax=true", "auto, keep_argmax=True"
+FREE = "auto:keep_argmax=false"
 SLOW = (
     *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
     *("probmetrics:ivap", "venn_abers:inductive"),
@@ -62,10 +62,10 @@ METHODS = {
         *(*OWN, "dirichlet", "quadratic", "robust_sigmoid", "venn_abers", *OTHERS, *SLOW),
         *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ", SPLINE),
     ),
-    "multiclass": (*OWN, "dirichlet", KEPT, *OTHERS),
-    "smart_networks": (*OWN, "dirichlet", KEPT, *OTHERS),
-    "choices": (*OWN, "dirichlet", KEPT, *OTHERS, *SLOW),
-    "thousand": (*OWN, KEPT, *OTHERS),
+    "multiclass": (*OWN, "dirichlet", KEPT, FREE, *OTHERS),
+    "smart_networks": (*OWN, "dirichlet", KEPT, FREE, *OTHERS),
+    "choices": (*OWN, "dirichlet", KEPT, FREE, *OTHERS, *SLOW),
+    "thousand": (*OWN, KEPT, FREE, *OTHERS),
 }
 """Methods of each suite."""
 TITLES = {
@@ -160,14 +160,14 @@ def worst(table: Scores, method: str) -> str:
 
 
 def leaderboard(rows: Rows, suite: str) -> Table:
-    """Every method of a suite by its mean log loss: means over tasks, ranks, wins and seconds."""
+    """Every method of a suite by its mean log loss: means over tasks, ranks and wins."""
     figures = ("nll", "brier", "ece", "accuracy")
     nll, brier, ece, accuracy = (table_of(rows, suite, metric) for metric in figures)
     ranks = dict(zip(nll.methods, rankdata(nll.values, axis=1).mean(0), strict=True))
     wins = bootstrap(win_rates, nll.values, nll.datasets)
     rates = {name: 100 * np.array(rate) for name, *rate in zip(nll.methods, *wins, strict=True)}
     headings = "method", "log loss", "Brier", "ECE %", "worst ECE %", "accuracy %"
-    table: list[Sequence[str]] = [(*headings, "mean rank", "wins %", "seconds")]
+    table: list[Sequence[str]] = [(*headings, "mean rank", "wins %")]
     for name in by_loss(nll):
         rate, low, high = rates[name]
         table.append(
@@ -180,7 +180,6 @@ def leaderboard(rows: Rows, suite: str) -> Table:
                 mean(accuracy, name, 2, 100),
                 f"{ranks[name]:.1f}",
                 f"{rate:.0f} [{low:.0f}, {high:.0f}]",
-                seconds(chosen(rows, suite=suite, method=name, error="")),
             )
         )
     return table
@@ -189,12 +188,6 @@ def leaderboard(rows: Rows, suite: str) -> Table:
 def by_loss(nll: Scores) -> list[str]:
     """Methods, the one with the lowest mean log loss first."""
     return [nll.methods[i] for i in np.argsort(nll.values.mean(0), kind="stable")]
-
-
-def seconds(rows: Rows) -> str:
-    """Median time to fit and to apply a method."""
-    taken = [float(row["fit_seconds"]) + float(row["apply_seconds"]) for row in rows]
-    return f"{statistics.median(taken):.2g}" if taken else MISSING
 
 
 def auto_against_others(rows: Rows) -> Table:
@@ -217,7 +210,7 @@ def auto_against_others(rows: Rows) -> Table:
 
 def best_single(nll: Scores) -> list[str]:
     """Single methods of calibrant, the best first."""
-    other = (SPLINE, "auto", KEPT)
+    other = (SPLINE, "auto", KEPT, FREE)
     return [m for m in by_loss(nll) if not (is_peer(m) or m in other)]
 
 

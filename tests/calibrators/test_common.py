@@ -49,7 +49,7 @@ SIZES = {
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
     **{"gc": 40, "procal": 21, "fc": 2},
     **{"quadratic": 3, "robust_sigmoid": 3, "venn_abers": 10},
-    **{"top_and_rest": 104, "sms_blend": 98},
+    **{"top_and_rest": 107, "sms_blend": 98},
 }
 """Parameters of methods for six classes; those of ``auto`` and ``maccal`` are known after a fit."""
 PENALISED = {"sms": 6, "svs": 6, "blend": 10, "top_and_rest": 10, "sms_blend": 10}

@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PROGRAMS = [
     *("vector", "dirichlet", "svs", "sigmoid", "quadratic", "robust_sigmoid", "histogram"),
     *("scaling_binning", "isotonic_ovr", "venn_abers", "blend", "sms_blend"),
-    *("histogram_ovr", "bbq", "top_and_rest"),
+    *("histogram_ovr", "bbq"),
 ]
 """Methods with the operators of others that are exported to ONNX, here or for log-odds."""
 IN_ONNX = """

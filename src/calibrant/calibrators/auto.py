@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 
 KeepArgmax = bool | Literal["auto"]
 WITH_FEATURES = ("gc", "procal")
-REST, MATRIX = "top_and_rest", "sms_blend"
-"""Candidates of three classes or more where predictions are kept, and where they may change."""
-KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
-CHANGING = (*(name for name in KEEPING if name != REST), MATRIX)
+MATRIX = "sms_blend"
+KEEPING = ("none", "ts", "beta", "blend", "top_and_rest", *WITH_FEATURES)
+CHANGING = ("none", "ts", "beta", *WITH_FEATURES, MATRIX)
+FREE = (*KEEPING, MATRIX)
+TWO_KEEPING = tuple(name for name in KEEPING if name != "top_and_rest")
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
 )
-"""Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
-P(y = 1), which two classes have. Each leaves the top class calibrated: ``sms`` alone does not."""
+"""Candidates of more than two classes where the predicted one is kept, where others are clearly
+better, and where all is allowed; of two classes where it is kept, and else maps of P(y = 1). Each
+leaves the top class calibrated: ``sms`` alone does not."""
 MIN_EXAMPLES = 50  # number of examples below which a choice would be a guess
 SHRUNK, SHRUNK_BELOW = "shrunk_ts", 500
 """The safe choice, and the number of examples below which it replaces ``ts`` and doing nothing."""
@@ -83,8 +85,8 @@ class Auto(RecordsCalibrator):
     r"""Weigh several methods by cross-validation, and average what they predict.
 
     Each candidate :math:`m` with :math:`k_m` parameters (ten at most) is fitted on four fifths of
-    the :math:`n` examples and judged on the rest, in turn. Its weight in the average of
-    probabilities falls with the held-out negative log-likelihood:
+    the :math:`n` examples (two thirds from 2,000 on) and judged on the rest, in turn. Its weight in
+    the average of probabilities falls with the held-out negative log-likelihood:
 
     .. math:: w_m \propto \exp\left(-\tfrac12 \sum_i \mathrm{NLL}_{m,i} - \tfrac15 k_m\right) .
 
@@ -104,12 +106,13 @@ class Auto(RecordsCalibrator):
         ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
         (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
     keep_argmax : "auto" or bool
-        Whether the predicted class is kept: always (True), or never necessarily (False), with
-        ``sms_blend`` as a candidate instead of ``top_and_rest``. By default predictions of more
-        than two classes change only where that is clearly better: where ``sms`` raises the
-        cross-validated accuracy by two standard errors of the difference. ``reasons_`` say so. The
-        penalties of ``sms_blend`` are weakened as long as the held-out likelihood gains by it. Of
-        two classes P(y = 1) is calibrated, and the threshold of 0.5 moves unless this is True.
+        Whether the predicted class is kept: always (True), or not necessarily (False), with
+        ``sms_blend`` as one more candidate. By default predictions of more than two classes change
+        only where that is clearly better: where ``sms`` raises the cross-validated accuracy by two
+        standard errors of the difference. Then ``sms_blend`` takes the place of ``blend`` and
+        ``top_and_rest``, and ``reasons_`` say so. Its penalties are weakened as long as the
+        held-out likelihood gains by it. Of two classes P(y = 1) is calibrated, and the threshold
+        of 0.5 moves unless this is True.
     folds : int, optional
         By default 5, and 3 from 2,000 examples on.
     seed : int
@@ -220,18 +223,18 @@ class Auto(RecordsCalibrator):
         judge = _Judge(some, parts, self.keep_argmax is True)
         other = structured(some.records.classes, len(some.records)).name
         undecided = self.keep_argmax == "auto" and some.records.classes > 2 and data.offers(other)
-        free = self.keep_argmax is False
+        clear = False
         if undecided and self.candidates is None:
             more, error = judge.accuracy_gain(other)
-            free = more > CLEAR_GAIN_IN_ERRORS * error
-        names = self._usable(data, free)
+            clear = more > CLEAR_GAIN_IN_ERRORS * error
+        names = self._usable(data, clear)
         if MATRIX in names:
             judge.choose_penalty(other)
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
         if undecided:
-            lines += judge.other_predictions(other, weights, free)
+            lines += judge.other_predictions(other, weights, clear)
         return weights, judge.how.penalty, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -280,12 +283,13 @@ class Auto(RecordsCalibrator):
             raise AttributeError("Auto has not chosen yet: call fit(logits, labels) first")
         return self.chosen_
 
-    def _usable(self, data: _Data, free: bool) -> list[str]:
-        """Names of the candidates that the data suffice for; ``free`` to change predictions."""
-        usual: Sequence[str] = CHANGING if free else KEEPING
+    def _usable(self, data: _Data, clear: bool) -> list[str]:
+        """Names of the candidates that the data suffice for; ``clear`` if others predict better."""
+        usual: Sequence[str] = CHANGING if clear else KEEPING
         if data.records.classes == 2:
-            kept = [name for name in KEEPING if name != REST]
-            usual = kept if self.keep_argmax is True else TWO_CLASSES
+            usual = TWO_KEEPING if self.keep_argmax is True else TWO_CLASSES
+        elif self.keep_argmax is False:
+            usual = FREE
         if len(data.records) < SHRUNK_BELOW:
             usual = [SHRUNK if name == "ts" else name for name in usual]
         usable = [name for name in self.candidates or usual if data.offers(name)]
@@ -359,15 +363,15 @@ class _Data(NamedTuple):
         return self.take(np.sort(drawn))
 
     def take(self, which: IntArray) -> _Data:
-        """Return the labelled examples of an index."""
+        """Return the labelled examples of an index, with weights that are 1 on average."""
         groups = None if self.groups is None else self.groups[which]
-        records, features = self.records.take(which), self.context.features
+        records, features = self.records.take(which).scale_free(), self.context.features
         if self.examples is None:
             return _Data(records, groups)
         rows = np.flatnonzero(self.examples.labels != IGNORED)[which]
         features = None if features is None else picked(features, rows)
         context = Context(features, self.context.head, groups, records, fitted=[])
-        return _Data(records, groups, self.examples.take(which), context)
+        return _Data(records, groups, self.examples.take(which).scale_free(), context)
 
     def offers(self, name: str) -> bool:
         """Return True if a method gets all that it needs, and enough examples."""
@@ -523,14 +527,14 @@ class _Judge:
         right = self.data.records.correct
         return self.mean_and_error(self.held_out(name).correct.astype(float) - right)
 
-    def other_predictions(self, name: str, weights: Mapping[str, float], free: bool) -> list[str]:
+    def other_predictions(self, name: str, weights: Mapping[str, float], clear: bool) -> list[str]:
         """Say what other predictions gain or, where they had to be kept, would clearly gain."""
         more, error = (100 * each for each in self.accuracy_gain(name))
         before = 100 * float(self.share @ self.data.records.correct)
         accuracy = f"accuracy {before:.2f} -> {before + more:.2f} % (+- {error:.2f})"
         if not all(_made(member).keeps_argmax for member in weights):
             return [f"predictions change, as by {name}: {accuracy}; keep_argmax=True forbids it"]
-        if free:
+        if clear:
             return []  # they were a candidate, and had the worse likelihood
         kept = self.average(weights).nll
         lower, its_error = self.mean_and_error(kept - self.held_out(name).nll)

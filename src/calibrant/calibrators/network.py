@@ -33,7 +33,7 @@ from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 _Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
-_MAX_POINTS = 2000  # largest number of inputs at which a network of one input is computed
+_MAX_POINTS = 1000  # largest number of inputs at which a network of one input is computed
 _MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
 _RATE = 5e-3  # of Adam
 

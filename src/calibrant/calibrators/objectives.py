@@ -33,7 +33,7 @@ Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
 BINS = 15
 _CENTRES = (np.arange(BINS) + 0.5) / BINS
 _GRID_FROM = 1000  # examples from which on a grid is faster
-_GRID = 4096  # steps of the confidence between which the parts in the bins are interpolated
+_GRID = 2048  # steps of the confidence between which the parts in the bins are interpolated
 _NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
 

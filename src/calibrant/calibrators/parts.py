@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, silenced
-from calibrant._core.chunks import Examples, has_numbers
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, as_float64, silenced
+from calibrant._core.chunks import Examples, has_numbers, joined, labelled_chunks, top_class
 from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import minimise_scalar, minimise_within
 from calibrant.calibrators.affine import (
@@ -26,12 +27,14 @@ from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
+    MAX_ODDS,
+    PRIOR_EXAMPLES,
     OddsCalibrator,
     TopLabelMap,
     _confidence_objective,
+    _log_sum_without,
     _top_odds,
     _warn_of_bounds,
-    _with_log_odds,
     record_odds,
 )
 
@@ -233,24 +236,33 @@ class Blend(OddsCalibrator):
 
 
 class TopAndRest(Calibrator):
-    r"""Log-odds of the top class by ``blend``; the rest is shared by ``sms``, then ``rank_gaps``.
+    r"""The top class by ``blend`` and ``sms``; the rest is shared by ``sms``, then ``rank_gaps``.
 
     To keep the predicted class binds the top class alone: the others may change places. With the
-    log-odds :math:`s` of :class:`Blend` and the logits :math:`u` of :class:`RankGaps`, fitted on
-    the result of :class:`StructuredMatrixScaling` (whose matrix is diagonal if it would have more
-    entries than there are examples; gaps are learned from two million logits at most),
+    log-odds :math:`s_\text{blend}` of :class:`Blend` and the logits :math:`u` of :class:`RankGaps`,
+    fitted on the result of :class:`StructuredMatrixScaling` (whose matrix is diagonal if it would
+    have more entries than there are examples), which give the top class the log-odds :math:`s_u`,
 
-    .. math:: P(\text{top}) = \sigma(s) , \qquad
+    .. math:: s = \theta_1 s_\text{blend} + \theta_2 s_u + \theta_0 , \qquad
+              P(\text{top}) = \sigma(s) , \qquad
               P(k) = (1 - \sigma(s)) \frac{e^{u_k}}{\sum_{j \ne \text{top}} e^{u_j}} ,
 
-    where each of the others is held below the top class. The confidence is that of ``blend``; the
-    likelihood of the labels that come second or later is better, since the rest knows which
-    classes are taken for each other. This is calibrant's own method.
+    where each of the others is held below the top class. ``blend`` knows how far the top class
+    leads, ``sms`` which classes are taken for each other. The weights :math:`\theta` minimise the
+    negative log-likelihood of being right, plus the soft-binned calibration error, plus
+    :math:`\frac{10}{n} \|\theta - (\tfrac12, \tfrac12, 0)\|^2` with the number :math:`n` of
+    examples. Gaps and weights are learned from two million logits at most. This is calibrant's own
+    method.
 
     Parameters
     ----------
     seed : int
         Of SMART, a part of ``blend``, and of the examples that gaps are learned from.
+
+    Attributes
+    ----------
+    weights_ : (3,) Tensor
+        :math:`\theta_1, \theta_2, \theta_0`.
 
     Examples
     --------
@@ -266,6 +278,8 @@ class TopAndRest(Calibrator):
     name = "top_and_rest"
     part_of_auto = True
     keeps_argmax = True
+    MEAN: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.0)
+    weights_: Tensor
 
     def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()
@@ -273,10 +287,12 @@ class TopAndRest(Calibrator):
         self.top = Blend(seed=seed)
         self.matrix: Structured = StructuredMatrixScaling()
         self.gaps = RankGaps()
+        self._store(weights_=torch.tensor(self.MEAN))
 
     def size(self, classes: int) -> int:
-        """Those of all three."""
-        return sum(part.size(classes) for part in (self.top, self.matrix, self.gaps))
+        """Those of all parts, and the weights."""
+        parts = (self.top, self.matrix, self.gaps)
+        return sum(part.size(classes) for part in parts) + len(self.weights_)
 
     def effective_size(self, classes: int) -> int:
         """The larger of those of the top class and of the rest, which has penalties."""
@@ -289,13 +305,50 @@ class TopAndRest(Calibrator):
             self.matrix = known.part(_structured(examples), examples)
             some = _some(examples, self.seed)
             self.gaps.fit_examples(some._replace(logits=self.matrix.transform(some.logits)))
+        self.to(examples.device)  # parts of arrays are where they were made
+        self._store(weights_=self._fitted_weights(some))
         self.solution_ = self.top.solution_
 
+    def _fitted_weights(self, examples: Examples) -> FloatArray:
+        parts: list[tuple[NDArray[Any], ...]] = []
+        for chunk in labelled_chunks(examples, 0, examples.labels.size):
+            logits = chunk.logits.double()
+            top = logits.amax(-1, keepdim=True)
+            odds, _ = self._odds_and_shares(logits - top, top)
+            right = top_class(logits)[:, 0] == chunk.labels
+            parts.append((as_float64(odds), right.cpu().numpy()))
+        odds, right = joined(parts)
+        weight = examples.labelled_weight()
+        weight = np.ones(len(right)) if weight is None else weight
+        inputs = np.concatenate([odds, np.ones((len(right), 1))], axis=1)
+        loss = _confidence_objective(inputs, right, weight / weight.sum(), 1.0)
+        start, pull = np.array(self.MEAN), PRIOR_EXAMPLES / weight.sum()
+
+        def drawn(weights: FloatArray) -> tuple[float, FloatArray]:
+            value, gradient = loss(weights)
+            away = weights - start
+            return value + pull * float(away @ away), gradient + 2 * pull * away
+
+        limit = OddsScaling.LIMIT
+        return minimise_within(drawn, start, [(0.0, limit), (0.0, limit), (-limit, limit)]).x
+
+    def _odds_and_shares(self, logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+        """Both log-odds of the top class ``(..., 2)``, and log-shares of the others."""
+        others, at = self.gaps._calibrated(self.matrix._calibrated(logits)), top_class(logits)
+        shares = others - _log_sum_without(others, at)
+        by_others = shares.gather(-1, at).clamp(_least_odds(logits), MAX_ODDS)
+        return torch.cat([self.top._odds(logits, top), by_others], -1), shares
+
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        others = self.gaps._calibrated(self.matrix._calibrated(logits))
-        # a top class that claims less than its share of all has no room below it
-        odds = self.top._odds(logits, top).clamp(min=-math.log(max(logits.shape[-1] - 1, 1)))
-        return _below_top(_with_log_odds(logits, odds, others), odds)
+        both, shares = self._odds_and_shares(logits, top)
+        weights = self.weights_.to(logits.dtype)
+        odds = (both @ weights[:2, None] + weights[2]).clamp(min=_least_odds(logits))
+        return _below_top((shares - odds).scatter(-1, top_class(logits), 0.0), odds)
+
+
+def _least_odds(logits: Tensor) -> float:
+    """Log-odds of one class of all: a top class that claims less has no room below it."""
+    return -math.log(max(logits.shape[-1] - 1, 1))
 
 
 def _below_top(logits: Tensor, odds: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from calibrant.calibrators.scaling import best_sharpness
 
 MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
 PRIOR_EXAMPLES = 10.0
-"""Examples that the best single temperature is worth as a guess for that of the rest."""
+"""Examples that a guess is worth, such as the best single temperature for that of the rest."""
 
 
 def _keeps_by_task(calibrator: Calibrator) -> bool:
@@ -44,17 +44,15 @@ kept_by_task = property(_keeps_by_task)
 the classes never changes when the first is kept."""
 
 
-def _with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
-    r"""Give the top class new log-odds; the others share the rest as ``others`` say.
+def _with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
+    r"""Give the top class new log-odds; the others share the rest as before.
 
-    .. math:: z'_\text{top} = 0, \qquad z'_k = u_k - \log\sum_{j \ne \text{top}} e^{u_j} - s
+    .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
 
-    so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0; they are the
-    :math:`u` unless there are others.
+    so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0.
     """
     top = top_class(logits)
-    shares = logits if others is None else others
-    return (shares - _log_sum_without(shares, top) - odds).scatter(-1, top, 0.0)
+    return (logits - _log_sum_without(logits, top) - odds).scatter(-1, top, 0.0)
 
 
 def _log_rest(logits: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def choices():
 
 def test_options_are_calibrated_and_scored_again(choices, monkeypatch):
     # all candidates of auto, in five folds each, would take seconds
-    monkeypatch.setattr("calibrant.calibrators.auto.CHANGING", ("none", "sms"))
+    monkeypatch.setattr("calibrant.calibrators.auto.FREE", ("none", "sms"))
     logits, labels = choices
     figures, probs = _rescored(logits, labels)
     before, after = figures["before"], figures["after"]

@@ -314,9 +314,9 @@ class TopAndRest(Calibrator):
         for chunk in labelled_chunks(examples, 0, examples.labels.size):
             logits = chunk.logits.double()
             top = logits.amax(-1, keepdim=True)
-            odds, _ = self._odds_and_shares(logits - top, top)
-            right = top_class(logits)[:, 0] == chunk.labels
-            parts.append((as_float64(odds), right.cpu().numpy()))
+            both, _ = self._odds_and_shares(logits - top, top)
+            hit = top_class(logits)[:, 0] == chunk.labels
+            parts.append((as_float64(both), hit.cpu().numpy()))
         odds, right = joined(parts)
         weight = examples.labelled_weight()
         weight = np.ones(len(right)) if weight is None else weight

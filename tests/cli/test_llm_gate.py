@@ -77,7 +77,10 @@ def test_nothing_to_accept_exits_with_1(run, tmp_path):
     code, out, err = run(*start, "--max-error", "0.01")
     assert code == 1
     assert "warning: no threshold keeps the error at 0.01" in " ".join(err.split())
+    assert "a rough figure" in " ".join(err.split())
     assert "No answer is accepted" in out
+    assert "next: grade more answers" in err
+    assert "gate check" not in err
 
 
 def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):
@@ -94,6 +97,35 @@ def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):
     assert rows[0]["threshold"] == saved.bands[0].accept.threshold
     assert "must be a number in [0, 1]" in rows[2]["reason"]
     assert "accept: 1, verify: 0, person: 2" in err
+    assert "1 to a person: the confidence is below 0." in err
+    assert "1 to a person: no usable confidence: the confidence of the answer must be" in err
+
+
+@pytest.mark.filterwarnings("always:none of the")
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"answer": "Lima"}, "the answer has no token_probs among its keys answer:"),
+        ({"token_probs": [-0.5]}, "token_probs of the answer must be in [0, 1]: for log"),
+        ({"logprobs": [{"a": -1}]}, "the answer has a log-probability of token 1 ('') that is not"),
+    ],
+)
+def test_check_says_why_nothing_could_be_judged(run, tmp_path, row, reason):
+    rng = np.random.default_rng(0)
+    answers = graded_answers(rng, 600, sharp=0.5).rows
+    graded = [{"token_probs": [r["confidence"]], "correct": r["correct"]} for r in answers]
+    write_rows(tmp_path / "graded.jsonl", graded)
+    start = ("llm", "gate", "fit", tmp_path / "graded.jsonl", *LIMIT, "-o", tmp_path / "gate")
+    assert run(*start)[0] == 0
+    write_rows(tmp_path / "new.jsonl", [row, row, row])
+    code, _, err = run("llm", "gate", "check", tmp_path / "gate", tmp_path / "new.jsonl")
+    told = " ".join(err.split())
+    assert code == 0
+    assert f"3 to a person: no usable confidence: {reason}" in told
+    assert "warning: none of the 3 answers" in told
+    write_rows(tmp_path / "new.jsonl", [row, {"token_probs": [0.9]}])
+    _, _, err = run("llm", "gate", "check", tmp_path / "gate", tmp_path / "new.jsonl")
+    assert "warning" not in err
 
 
 def test_fail_exits_with_1_unless_all_are_accepted(run, gate, tmp_path):

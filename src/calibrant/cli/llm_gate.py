@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from calibrant.llm import Gate
 
 UNITS = ("answer", "turn", "conversation")
+_MOST_REASONS = 10
 STATE = click.option(
     "--state", type=click.Path(), metavar="FILE", help="Drift watch file, made by 'watch --new'."
 )
@@ -83,7 +86,10 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
             shared._write_json(_summary(fitted))
         else:
             _print_gate(fitted)
-    say(f"{written}; next: calibrant llm gate check {out} FILE")
+    usage = f"calibrant llm gate check {out} FILE"
+    if not fitted.accepts_some:
+        usage = "grade more answers, or allow more errors, and fit again"
+    say(f"{written}; next: {usage}")
     return int(not fitted.accepts_some)
 
 
@@ -114,6 +120,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     \b
     Exit status: 0 done, 1 an answer is not accepted and --fail, 2 could not run.
     """  # noqa: D301
+    from calibrant._core.checks import warn
     from calibrant.artifacts import load
     from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
     from calibrant.llm.gate.gate import CAREFUL, Gate
@@ -121,7 +128,8 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
 
     if out is not None:
         check_suffix(out)
-    rows = judge_rows(load(folder, Gate), read_answers(file), state)
+    answers = read_answers(file)
+    rows = judge_rows(load(folder, Gate), answers, state)
     if out is not None:
         written = shared._how_written(out)
         write_rows(out, rows)
@@ -132,6 +140,11 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
                 click.echo(json.dumps(row))
     counts = {name: sum(row["verdict"] == name for row in rows) for name in CAREFUL}
     say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
+    reasons = Counter(filter(None, map(_reason, rows, answers.places)))
+    for reason, count in reasons.most_common(_MOST_REASONS):
+        say(f"{count:,} to a person: {reason}")
+    if rows and all(row["calibrated"] is None for row in rows):
+        warn(f"none of the {len(rows):,} answers of {file} has a usable confidence")
     return int(fail and counts["accept"] < len(rows))
 
 
@@ -189,6 +202,16 @@ def watch(
             verdict = found.withdrawn or "no drift detected: the guarantee holds"
             console.print(verdict, style="bold", soft_wrap=True)
     return int(fail and bool(found.withdrawn))
+
+
+def _reason(row: dict[str, Any], place: str) -> str:
+    """Return why an answer is for a person, without its own numbers; empty if it is not."""
+    reason = row["reason"].replace(place, "the answer")
+    if row["verdict"] != "person":
+        return ""
+    if row["calibrated"] is None:
+        return "no usable confidence: " + re.sub(r", got [^:]+", "", reason)
+    return re.sub(r"^the confidence \S+ is", "the confidence is", reason)
 
 
 def _summary(fitted: Gate) -> dict[str, Any]:

@@ -120,7 +120,8 @@ class Threshold(NamedTuple):
             return ""
         if self.more_labels == math.inf:
             return "more labels like these will not help"
-        return f"about {self.more_labels:,.0f} more labels are needed"
+        about = f"about {self.more_labels:,.0f} more labels are needed"
+        return f"{about} (a rough figure, which may rise severalfold with more labels)"
 
     def _repr_html_(self) -> str:
         return as_html(self)

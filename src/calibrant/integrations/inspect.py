@@ -13,7 +13,7 @@ from calibrant.artifacts import load
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.grading import confidence_of
-from calibrant.llm.answers.logs.completions import token_material
+from calibrant.llm.answers.logprobs import token_material
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.metrics.binned import ece as ece_of
 

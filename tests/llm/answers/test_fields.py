@@ -18,7 +18,7 @@ from calibrant.llm.answers.fields import (
     _same_value,
     field_rows,
 )
-from calibrant.llm.answers.logs.completions import _token_texts
+from calibrant.llm.answers.logprobs import _token_texts
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.llm.answers.signal_calibrator import fit_signals
 from calibrant.llm.heads.documents import BadDocument

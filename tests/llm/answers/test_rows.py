@@ -8,7 +8,15 @@ import pytest
 
 from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.confidence import Aggregator
-from calibrant.llm.answers.rows import Source, _token_probs_of, read_answers, write_rows
+from calibrant.llm.answers.logs.reading import read_log
+from calibrant.llm.answers.rows import (
+    AnswerRows,
+    Row,
+    Source,
+    _token_probs_of,
+    read_answers,
+    write_rows,
+)
 
 ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
 
@@ -33,6 +41,49 @@ def test_token_probabilities_are_aggregated(tmp_path):
         confidence, source = found.confidences(rule)
         np.testing.assert_allclose(confidence, wanted)
         assert source == Source(rule or "geometric")
+
+
+TOKENS = [{"token": "a", "logprob": np.log(0.9)}, {"token": "b", "logprob": np.log(0.4)}]
+FORMS: dict[str, Row] = {
+    "list of tokens": {"logprobs": TOKENS},
+    "chat": {"logprobs": {"content": TOKENS}},
+    "completion": {
+        "logprobs": {"tokens": ["a", "b"], "token_logprobs": [t["logprob"] for t in TOKENS]}
+    },
+    "numbers": {"token_logprobs": [t["logprob"] for t in TOKENS]},
+    "unnamed numbers": {"logprobs": [t["logprob"] for t in TOKENS]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_log_probabilities_of_services_are_read(tmp_path, form, suffix):
+    row = {"question": "q", "correct": True, **FORMS[form]}
+    write_rows(tmp_path / f"x{suffix}", [row])
+    read = read_answers(tmp_path / f"x{suffix}")
+    logged = read_log(tmp_path / f"x{suffix}").answers
+    for found in (read, logged, AnswerRows.of([row])):
+        confidence, source = found.confidences()
+        assert confidence == pytest.approx([0.6])
+        assert source == Source("geometric")
+    stated = AnswerRows.of([{**row, "confidence": 0.7}])
+    assert stated.confidences()[0].tolist() == [0.7]
+    assert stated.confidences("minimum")[0] == pytest.approx([0.4])
+
+
+def test_log_probabilities_without_a_value_are_refused_in_logs(tmp_path):
+    path = written(tmp_path / "x.jsonl", {**LOGGED, "logprobs": [{"token": "a"}]})
+    with pytest.raises(ValueError, match=r"log-probability of token 1 .* not a number up to 0"):
+        read_log(path)
+
+
+def test_lists_of_dictionaries_are_rows():
+    rows = AnswerRows.of([ROW])
+    assert AnswerRows.of(rows) is rows
+    with pytest.raises(TypeError, match=r"got 'x\.jsonl': pass read_answers\(path\)"):
+        AnswerRows.of("x.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"each answer must be a dictionary, got 0\.5"):
+        AnswerRows.of([0.5])  # type: ignore[list-item]
 
 
 def test_tiny_probabilities_are_kept(tmp_path):
@@ -93,6 +144,7 @@ def test_tables_of_other_origin(tmp_path, grades, wanted):
 
 
 STATED = {"confidence": 0.5, "correct": 1}
+LOGGED = {"correct": 1}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +164,18 @@ STATED = {"confidence": 0.5, "correct": 1}
         ([{**STATED, "confidence": True}], "got True"),
         ([{**STATED, "confidence": float("nan")}], "got nan"),
         ([{"confidence": 0.5}], "line 1 of .* must say whether the answer is right"),
+        ([{"confidence": 0.5, "is_correct": 1}], "is_correct: did you mean is_correct"),
+        ([{"confidence": 0.5, "good": 1}], "no correct .* among its keys confidence, good: rename"),
+        (
+            [{**LOGGED, "logprobs": [{"token": "a"}]}],
+            "line 1 .* log-probability of token 1 .* None",
+        ),
+        ([{**LOGGED, "token_logprobs": [-1.0, 0.5]}], "log-probability of token 2 .* got 0.5"),
+        (
+            [{**LOGGED, "logprobs": {"steps": 3}}],
+            r"has logprobs of an unknown form.*exp\(logprob\)",
+        ),
+        ([{**LOGGED, "logprobs": None}], "no token_probs among its keys correct, logprobs"),
         ([{**STATED, "correct": 0.5}], "must be true or false, got 0.5"),
         (
             [{**STATED, "source": "judge"}, STATED, {**STATED, "source": "p_true"}],

@@ -160,6 +160,14 @@ def test_answers_that_no_gate_accepts_are_left_out_of_the_fit(rng):
     assert gate.bands[0].accept.n == 200
 
 
+def test_lists_of_dictionaries_will_do(rng):
+    graded = graded_answers(rng, 300, sharp=0.5)
+    gate = fit_gate(graded.rows, max_error=0.2)
+    assert gate.state() == fit_gate(graded, max_error=0.2).state()
+    assert gate.check(graded.rows) == gate.check(graded)
+    assert gate.check_one({"logprobs": [{"token": "a", "logprob": -0.1}]}).confidence is not None
+
+
 def test_a_confidence_without_a_source_is_for_a_person(gate):
     (one,) = verdicts(gate, {"confidence": 1.0, "kind": "a"})
     assert (one.verdict, one.confidence) == ("person", None)

@@ -18,9 +18,10 @@ import numpy as np
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant._core.messages import printable
+from calibrant._core.messages import comma_separated, did_you_mean, printable
 from calibrant._core.showing import frame, one_line
 from calibrant.llm.answers.confidence import AGGREGATORS, Aggregator, answer_confidence
+from calibrant.llm.answers.logprobs import token_material
 from calibrant.llm.heads.documents import BadDocument
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ Item: TypeAlias = "tuple[str, Any]"
 """A place in a file and what stands there, or a BadDocument that says why it cannot be used."""
 WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Errors of values that are not what a log has in their place."""
+LOGPROBS = ("logprobs", "token_logprobs")
+"""Keys of the log-probabilities of tokens, in a form of OpenAI's interface or as numbers."""
 CUT_OFF = "is cut off, as by a run that was killed"
 _ROUNDED = 1e-6
 """Last digit of the token probabilities in published files of answers."""
@@ -117,7 +120,8 @@ class AnswerRows(NamedTuple):
     """Answers, each a dictionary, with the place of each for messages.
 
     Graded answers have ``correct`` (true or false, 1 or 0, yes or no, right or wrong) and a
-    ``confidence`` in [0, 1], or ``token_probs``, the probabilities of their tokens. ``source``
+    ``confidence`` in [0, 1], or ``token_probs``, the probabilities of their tokens. These may also
+    come as the ``logprobs`` that a service returned, or as a list ``token_logprobs``. ``source``
     names the origin of the confidence, and must be the same for all answers, as must ``prompt``,
     ``model`` and ``head`` where they are given. ``question`` and ``answer`` are texts.
     """
@@ -126,13 +130,21 @@ class AnswerRows(NamedTuple):
     rows: list[Row]
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> AnswerRows:
-        """Return rows that are not from a file.
+    def of(cls, rows: AnswerRows | Sequence[Mapping[str, Any]]) -> AnswerRows:
+        """Return rows that are not from a file; those that have places already as they are.
 
         >>> AnswerRows.of([{"confidence": 0.9, "correct": True}]).places
         ['answer 1']
         """
-        return cls([f"answer {i + 1}" for i in range(len(rows))], [dict(row) for row in rows])
+        if isinstance(rows, AnswerRows):
+            return rows
+        if isinstance(rows, (str, os.PathLike)):
+            raise TypeError(f"answers must be rows, got {rows!r:.80}: pass read_answers(path)")
+        wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
+        if wrong is not None:
+            raise TypeError(f"each answer must be a dictionary, got {wrong!r:.60}")
+        places = [f"answer {i + 1}" for i in range(len(rows))]
+        return cls(places, [_with_token_probs(row) for row in rows])
 
     def __repr__(self) -> str:
         return one_line(self, f"{len(self.rows):,} answers")
@@ -167,15 +179,12 @@ class AnswerRows(NamedTuple):
         array([0.6])
         """
         placed, source = list(zip(*self, strict=True)), self.source()
-        lacking = [place for place, row in placed if "token_probs" not in row]
-        tokens = [] if lacking else [_token_probs_of(row, place) for place, row in placed]
-        if aggregate is None and any("confidence" in row for row in self.rows):
+        stated = aggregate is None and any("confidence" in row for row in self.rows)
+        tokens: list[FloatArray] = []
+        if not stated or all("token_probs" in row for row in self.rows):
+            tokens = [_token_probs_of(row, place) for place, row in placed]
+        if stated:
             return np.array([_stated_number(row, place) for place, row in placed]), source
-        if lacking:
-            raise ValueError(
-                f"{lacking[0]} has no token_probs: they are needed for every answer, or else its "
-                "confidence; calibrant llm answers read takes them from a log"
-            )
         rule = aggregate or "geometric"
         return answer_confidence(tokens, rule), source._replace(confidence=rule)
 
@@ -206,7 +215,7 @@ def read_answers(file: str | os.PathLike[str]) -> AnswerRows:
     if not placed:
         raise ValueError(f"{path} has no answers: it needs one to a line")
     places, rows = zip(*placed, strict=True)
-    return AnswerRows(list(places), list(rows))
+    return AnswerRows(list(places), [_with_token_probs(row) for row in rows])
 
 
 def check_suffix(file: str | os.PathLike[str]) -> Path:
@@ -307,14 +316,16 @@ def _grade_of(row: Mapping[str, Any], place: str) -> bool:
     value = row.get("correct")
     known = GRADES.get(str(value).strip().lower().removesuffix(".0"))
     if known is None:
-        raise ValueError(
-            f"{place} must say whether the answer is right: correct must be true or false, got "
-            f"{value!r:.40}"
-        )
+        said = f"correct must be true or false, got {value!r:.40}"
+        if "correct" not in row:
+            hint = did_you_mean("correct", map(str, row)) or "rename the one that says it"
+            said = f"it has no correct (true or false) {_keys(row)}: {hint.rstrip()}"
+        raise ValueError(f"{place} must say whether the answer is right: {said}")
     return known
 
 
 def _token_probs_of(row: Row, place: str) -> FloatArray:
+    row = row if "token_probs" in row else {"token_probs": _probs_of_logprobs(row, place)}
     values = _numbers(row["token_probs"], "token_probs", place)
     wrong = values[~((values >= 0) & (values <= 1 + _ROUNDED))]
     if wrong.size:
@@ -325,6 +336,46 @@ def _token_probs_of(row: Row, place: str) -> FloatArray:
     if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
     return np.where(values == 0, _ROUNDED / 4, values)
+
+
+def _with_token_probs(row: Mapping[str, Any]) -> Row:
+    """Return a row with the token probabilities of its log-probabilities, if these are usable.
+
+    A row that has its confidence stays as it is.
+    """
+    if not {"confidence", "token_probs"}.isdisjoint(row):
+        return dict(row)
+    try:
+        return {**row, "token_probs": _probs_of_logprobs(row, "")}
+    except ValueError:  # raised again where a confidence is needed
+        return dict(row)
+
+
+def _probs_of_logprobs(row: Mapping[str, Any], place: str) -> list[float]:
+    """Return the token probabilities of log-probabilities in a row; raise if it has none."""
+    key = next((name for name in LOGPROBS if row.get(name)), None)
+    if key is None:
+        raise ValueError(
+            f"{place} has no token_probs {_keys(row)}: they are needed for every answer, or else "
+            "its confidence; calibrant llm answers read takes them from a log"
+        )
+    try:
+        value = _unpacked_cell(row[key])
+        if isinstance(value, list):
+            value = [one if isinstance(one, Mapping) else {"logprob": one} for one in value]
+        return list(token_material(value, place)["token_probs"])
+    except BadDocument:
+        raise
+    except WRONG_FORM as error:
+        raise ValueError(
+            f"{place} has {key} of an unknown form, {row[key]!r:.60}: write token_probs, a list "
+            "of exp(logprob) of each token"
+        ) from error
+
+
+def _keys(row: Mapping[str, Any]) -> str:
+    """Return the keys of a row for a message."""
+    return f"among its keys {comma_separated(map(str, row))}"
 
 
 def _numbers(value: Any, name: str, place: str) -> FloatArray:

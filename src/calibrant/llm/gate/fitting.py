@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +87,7 @@ def _find_threshold(
 
 
 def fit_gate(
-    answers: AnswerRows,
+    answers: AnswerRows | Sequence[Mapping[str, Any]],
     *,
     max_error: float,
     certainty: float = 0.95,
@@ -114,9 +114,9 @@ def fit_gate(
 
     Parameters
     ----------
-    answers : AnswerRows
-        Graded answers of one source, of :func:`~calibrant.llm.answers.rows.read_answers` or
-        ``AnswerRows.of``.
+    answers : AnswerRows or list of dictionaries
+        Graded answers of one source, such as those of
+        :func:`~calibrant.llm.answers.rows.read_answers`.
     max_error, certainty : float in (0, 1)
     unit : {"answer", "turn", "conversation"}
         What the guarantee counts: answers, which must be independent; wrong turns among the
@@ -164,7 +164,7 @@ def fit_gate(
         raise ValueError("the calibrator has a confidence of its own: leave aggregate out")
     with warnings_at_caller():
         rng = np.random.default_rng(seed)
-        answers = _scored_wholly(answers)
+        answers = _scored_wholly(AnswerRows.of(answers))
         numbers = _unit_numbers(answers, unit)
         kinds = np.array([str(row.get("kind") or "") for row in answers.rows])
         if by_kind:

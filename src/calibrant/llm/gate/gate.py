@@ -270,14 +270,17 @@ class Gate:
         """True if some confidence is accepted."""
         return any(band.accept.coverage > 0 for band in self.bands)
 
-    def check(self, answers: AnswerRows, withdrawn: str = "") -> list[Verdict]:
-        """Return a verdict for each answer.
+    def check(
+        self, answers: AnswerRows | Sequence[Mapping[str, Any]], withdrawn: str = ""
+    ) -> list[Verdict]:
+        """Return a verdict for each answer, of rows or a list of dictionaries.
 
         An answer whose confidence cannot be computed, or is not that of its whole text, is handed
         to a person, with the reason; so is every answer if ``withdrawn`` says why nothing is
         guaranteed any more (:attr:`GateWatch.withdrawn`). Raises SourceError if the confidences are
         of another source than those of the fit.
         """
+        answers = AnswerRows.of(answers)
         with warnings_at_caller():
             scores = self._scores(answers)
         verdicts, promises = [], self.terms.promises()

@@ -14,7 +14,8 @@ from typing import Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
-from calibrant.llm.answers.logs.completions import _question_of, _text_of, token_material
+from calibrant.llm.answers.logprobs import token_material
+from calibrant.llm.answers.logs.completions import _question_of, _text_of
 from calibrant.llm.answers.rows import Item, Row, _converted, _parsed
 from calibrant.llm.heads.documents import BadDocument
 

@@ -13,12 +13,14 @@ from calibrant._core.messages import printable
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.logs import completions, harness, inspect_logs
 from calibrant.llm.answers.rows import (
+    LOGPROBS,
     AnswerRows,
     Item,
     Row,
     _converted,
     _parsed,
     _placed_rows,
+    _with_token_probs,
     read_answers,
 )
 from calibrant.llm.answers.signals import signals_of
@@ -135,7 +137,7 @@ def _with_outcome(row: Row, outcome: str | None) -> Row:
 
 READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
     "answers": lambda file, outcome: _converted(
-        _placed_rows(file), lambda row, _: _with_outcome(dict(row), outcome)
+        _placed_rows(file), lambda row, _: _with_outcome(_with_token_probs(row), outcome)
     ),
     "lm_eval": harness._read_samples,
     "inspect": inspect_logs._read_inspect,
@@ -214,6 +216,8 @@ def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | 
         if "confidence" in row or "token_probs" in row:
             alone.confidences()
         elif graded and not any(row.get(key) for key in _MATERIAL):
+            if any(row.get(key) for key in LOGPROBS):
+                alone.confidences()  # raises: they are not usable
             return BadDocument(place, f"has no confidence: {_NO_CONFIDENCE[name]}")
         if any(row.get(key) for key in SIGNALS):
             signals_of(alone)

@@ -49,7 +49,16 @@ labels as floats
     raises: labels must be integers, got float64: .* convert whole numbers with .astype\(int\)
 labels as text
     cal.evaluate(logits, np.array(["cat"] * 600))
-    raises: labels must be integers, got str.* number the names in the order of the columns
+    raises: got names such as 'cat': .* probs=pandas.DataFrame\(P, columns=model.classes_\), or
+labels as text in a series
+    cal.evaluate(probs=probs, labels=pd.Series(["cat"] * 600))
+    raises: got names such as 'cat': .* probs=pandas.DataFrame\(P, columns=model.classes_\), or
+labels of other examples
+    cal.evaluate(probs=probs[:, 1], labels=labels[:500])
+    raises: probs and labels must have the same shape, .* the lengths differ; pass the labels of
+labels of other examples, with all probabilities
+    cal.evaluate(probs=probs, labels=labels[:500])
+    raises: probs must be \(..., classes\) and labels .*: one row of probs is wanted for each label
 a column of labels
     cal.evaluate(logits, labels[:, None])
     raises: for a column of labels pass labels.squeeze\(-1\)
@@ -64,7 +73,13 @@ probabilities as logits
     warns: logits look like probabilities: .* sums to one; if they are, pass them as probs=
 percentages
     cal.evaluate(probs=100 * probs, labels=labels)
-    raises: probs must be in \[0, 1\], .*: divide percentages by 100
+    raises: probs must be in \[0, 1\], got \d\S+ at row 0: divide percentages by 100
+a missing probability
+    cal.evaluate(probs=softmax(with_nan, -1), labels=labels)
+    raises: probs must be in \[0, 1\], got NaN at row 7: leave out examples without a prediction
+log-odds as probabilities
+    cal.evaluate(probs=-1 - odds ** 2, labels=events)
+    raises: probs must be in \[0, 1\], got -\S+ at row 0: pass logarithms, .* as logits
 scores as probabilities
     cal.evaluate(probs=probs / 2, labels=labels)
     raises: probs must sum to one in each row, .* normalise them, or pass the scores as logits
@@ -374,6 +389,15 @@ features of no layer
 an export without a fit
     cal.export(cal.TemperatureScaling(), "ts.onnx")
     raises: this TemperatureScaling is not fitted: call fit\(logits, labels\) first
+an export without a calibrator
+    cal.export(ends_with_softmax, "model.onnx", example=torch.zeros(2, 8))
+    raises: must be a Calibrator, got Sequential: .* in calibrant.calibrated\(model, calibrator\)
+logits of a dataset
+    cal.collect(ends_with_softmax, [(torch.zeros(8), 1)])
+    raises: labels of a batch must be \(n, ...\), got a single one: .*DataLoader\(dataset
+a loader in place of the model
+    cal.collect([(torch.zeros(2, 8), torch.zeros(2))], ends_with_softmax)
+    raises: model must be an nn.Module, got list: pass the model first, then the loader
 an export under another suffix
     cal.export(ts, "ts.pt")
     raises: cannot write ts.pt: the suffix must be .onnx
@@ -578,6 +602,7 @@ def names(tmp_path_factory):
         **{"decide": decide, "deploy": deploy, "llm": llm, "logits": logits, "labels": labels},
         **{"features": features, "probs": probs, "masked": masked, "with_nan": with_nan},
         odds=odds,
+        softmax=softmax,
         events=(odds > rng.logistic(size=600)).astype(int),
         shuffled=rng.permutation(labels),
         weighted=logits + 3 * np.eye(5)[0],

@@ -362,7 +362,7 @@ def test_wrong_inputs_are_refused(data):
             TagScaling().fit(bad, labels)
         with pytest.raises(ValueError, match=message):
             fitted.predict_proba(bad)
-    with pytest.raises(ValueError, match="one logit per label is wanted"):
+    with pytest.raises(ValueError, match="logits and labels must have the same shape"):
         TagScaling().fit(logits, labels[:, 0])
     with pytest.raises(ValueError, match=r"multilabel logits must be \(..., tags\)"):
         TagScaling().fit(logits[:, 0], labels[:, 0])

@@ -498,6 +498,12 @@ def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monke
     assert "p.npz has no val_features" in err
 
 
+def test_apply_without_labels_suggests_no_evaluation(run):
+    run("fit", "p.npz", "--method", "ts", "-o", "saved")
+    np.savez("new.npz", logits=arrays_in("test.npz")["test_logits"])
+    assert run("apply", "saved", "new.npz", "-o", "out.npz") == (0, "", "wrote out.npz\n")
+
+
 def test_tags_from_the_file_to_the_calibrated_one(run):
     logits, labels = drawn_tags(np.random.default_rng(0), 600, np.array([0.4, 0.6]), np.zeros(2))
     np.savez("tags.npz", logits=logits, labels=labels)

@@ -38,6 +38,11 @@ def test_evaluate_reads_them(run, table):
     assert json.loads(out)["class_names"] == ["cat", "dog", "cow"]
 
 
+def test_probabilities_that_are_named_as_logits(run, table):
+    _, _, err = run("evaluate", table, "--labels", "truth", "--logits", NAMES[-1], "--level", "0")
+    assert "sums to one; if they are, name them as probs= (--probs)" in " ".join(err.split())
+
+
 def test_one_column_is_that_of_class_1(run, tmp_path, rng):
     score = rng.uniform(size=300)
     happened = rng.uniform(size=300) < score

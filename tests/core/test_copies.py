@@ -1,10 +1,11 @@
 """Copies of rows are told from rows that honestly repeat."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 import calibrant as cal
 from calibrant._core.checks import _count_copies, known_rows, warn_of_copies
@@ -68,6 +69,18 @@ def test_zeros_have_no_sign_and_the_order_of_a_row_counts():
     assert _count_copies(turned, np.tile(labels, 2)) == 60
     swapped = np.concatenate([logits, logits[:, ::-1]])
     assert _count_copies(swapped, np.tile(labels, 2)) == 0
+
+
+def test_saturated_probabilities_are_no_copies():
+    """Naive Bayes rounds many rows to 1, or so near to it that few numbers are left."""
+    odds = 40 * np.random.default_rng(0).normal(size=4000)
+    probs, wrong_way = np.asarray(expit(odds)), (odds < 0).astype(int)
+    warn_of_copies(probs, wrong_way, probs=True)  # a warning would be an error
+    warn_of_copies(np.stack([1 - probs, probs], -1), wrong_way, probs=True)
+    copied = np.r_[odds / 20, np.repeat(odds[:20] / 20, 100)]
+    repeated: Any = expit(copied)
+    with pytest.warns(UserWarning, match="2,000 of the first 6,000 rows are copies"):
+        warn_of_copies(repeated, (copied < 0).astype(int), probs=True)
 
 
 def test_no_rows_have_no_copies():

@@ -99,6 +99,7 @@ def test_file_without_predictions_lists_its_keys(tmp_path):
     ("column", "message"),
     [
         ("labels", "no labels in this split; found features, age"),
+        ("ages", r"no ages in this split; did you mean age\? found features, age"),
         ("logits", "no logits or probs in this split; found features, age"),
     ],
 )

@@ -28,6 +28,7 @@ _MAX_FEATURE = 1e18  # float32 holds the squares of smaller ones
 _MAX_ROWS, _MAX_NUMBERS = 100_000, 1 << 19
 """Rows, and numbers in them, that are looked at."""
 _MIN_SHARE = 0.1  # of copies among the rows, below which they hardly matter
+_SATURATED = 1e-9  # distance from 1 below which a probability has lost its digits
 _MIN_DISTINCT = 10  # distinct rows, below which they may well be as frequent as one another
 _MIN_MISTAKES = 5  # distinct rows, predicted wrongly, whose copies must all be wrong as well
 
@@ -91,8 +92,13 @@ def as_labels(labels: Values, name: str = "labels") -> IntArray:
     kind = _kind(array)
     if "int" not in kind and kind != "bool":
         remedy = "convert whole numbers with .astype(int) or .long()"
-        if kind.startswith(("str", "bytes")):
-            remedy = "number the names in the order of the columns of logits"
+        values: Any = () if isinstance(array, Tensor) or "float" in kind else array.flat
+        names = (str(value) for value in values if isinstance(value, (str, bytes)))
+        if example := next(filter(None, names), ""):
+            kind = f"names such as {example!r}"
+            remedy = "pass the scores as a data frame with a column for each name, such as "
+            remedy += "probs=pandas.DataFrame(P, columns=model.classes_), or number the names in "
+            remedy += "the order of the columns"
         elif "float" in kind and array.ndim > 1 and bool((array.sum(-1) == 1).all()):
             remedy = f"for one-hot {name} pass {name}.argmax(-1)"
         raise TypeError(
@@ -108,22 +114,22 @@ def _kind(values: Logits) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype.name
 
 
-def check_shapes(logits: Logits, labels: IntArray) -> None:
-    """Raise unless logits are ``(..., classes)`` and labels ``(...)``."""
+def check_shapes(logits: Logits, labels: IntArray, name: str = "logits") -> None:
+    """Raise unless logits, or probs by ``name``, are ``(..., classes)`` and labels ``(...)``."""
     if tuple(logits.shape[:-1]) == labels.shape and logits.ndim >= 2:
         return
-    shape, hint = tuple(logits.shape), "one row of logits is wanted for each label"
+    shape, hint = tuple(logits.shape), f"one row of {name} is wanted for each label"
     if shape == labels.shape and logits.ndim >= 2:
         hint = "for one-hot labels pass labels.argmax(-1); if every column is a tag of its own, "
         hint += 'estimand="multilabel" (--multilabel)'
     elif labels.shape == (*shape[:-1], 1):
         hint = "for a column of labels pass labels.squeeze(-1)"
     elif logits.ndim == 2 and shape[1:] == labels.shape and 1 < shape[0] < shape[1]:
-        hint = "classes come last: pass logits.T"
+        hint = f"classes come last: pass {name}.T"
     elif logits.ndim > 2 and shape[:1] + shape[2:] == labels.shape:
-        hint = "classes come last: pass class_dim=1, or logits.movedim(1, -1)"
+        hint = f"classes come last: pass class_dim=1, or {name}.movedim(1, -1)"
     raise ValueError(
-        f"logits must be (..., classes) and labels (...), got {shape} and {labels.shape}: {hint}"
+        f"{name} must be (..., classes) and labels (...), got {shape} and {labels.shape}: {hint}"
     )
 
 
@@ -256,7 +262,8 @@ def warn_of_probs(logits: Logits, remedy: str, fewest_odds: int = FEW) -> None:
 def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> None:
     """Warn if many of the first rows of logits ``(n, classes)`` or ``(n,)``, or probs, are copies.
 
-    Tokens are left alone: those of one beginning are rightly alike.
+    Tokens are left alone: those of one beginning are rightly alike. So are probs so near
+    to 1 that different scores are rounded to one number.
     """
     tokens = labels.ndim != 1 or scores.shape[:1] != labels.shape or scores.ndim > 2
     if tokens or _KNOWN_ROWS.get():
@@ -265,10 +272,14 @@ def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> 
     if not rows:
         return
     kept = labels[:rows] != IGNORED
-    values = as_float64(scores[:rows])[kept]
+    values, targets = as_float64(scores[:rows])[kept], labels[:rows][kept]
+    count = len(values)
     if values.ndim == 1:
         values = np.stack([1 - values if probs else np.zeros_like(values), values], -1)
-    copies, count = _count_copies(values, labels[:rows][kept]), len(values)
+    if probs:
+        unsaturated = 1 - values.max(-1) > max(_SATURATED, 10 * float(float_info(scores).eps))
+        values, targets = values[unsaturated], targets[unsaturated]
+    copies = _count_copies(values, targets)
     if copies:
         warn(
             f"{copies:,} of the first {count:,} rows are copies of other rows: intervals are too "

@@ -132,8 +132,13 @@ def examples(
     labels: Values,
     weight: Values | None = None,
     estimand: EstimandChoice = "top_label",
+    *,
+    name: str = "logits",
 ) -> Examples:
-    """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
+    """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other.
+
+    Errors call the logits by a ``name``, which is ``"probs"`` for logarithms of these.
+    """
     checks.check_order(logits, labels)
     labels, logits = without_frames(labels, logits)
     scores, targets = checks.as_scores(logits), checks.as_labels(labels)
@@ -141,11 +146,18 @@ def examples(
     classes = int(scores.shape[-1]) if scores.ndim > 1 else 2
     checked = Examples(scores, targets, None, resolve_estimand(estimand, classes))
     if not checked.one_logit:
-        checks.check_shapes(scores, targets)
+        checks.check_shapes(scores, targets, name)
     elif tuple(scores.shape) != targets.shape:
+        if estimand == "multilabel":
+            remedy = "each tag of a row has a label of its own, 0 or 1"
+        elif scores.shape[:1] != targets.shape[:1]:
+            remedy = "the lengths differ; pass the labels of the same examples"
+        else:
+            of_one = "P(y = 1)" if name == "probs" else "log-odds"
+            remedy = f"(n,) {name} are {of_one}, and have one label each"
         raise ValueError(
-            f"one logit per label is wanted, got logits {tuple(scores.shape)} and labels "
-            f"{targets.shape}: (n,) logits are log-odds, {estimand} ones have a label per cell"
+            f"{name} and labels must have the same shape, got {tuple(scores.shape)} and "
+            f"{targets.shape}: {remedy}"
         )
     wanted = ""
     if estimand == "multilabel" and scores.ndim < 2:

@@ -27,11 +27,7 @@ def logits_from_probs(probs: Values, *, tags: bool = False, floor: float = 0.0) 
     """
     scores = as_scores(probs, "probs")
     exact, info = as_float64(scores), float_info(scores)
-    if not ((exact >= 0) & (exact <= 1 + 4 * info.eps)).all():
-        raise ValueError(
-            "probs must be in [0, 1], got NaN, negative or larger values: divide percentages by "
-            "100, and pass other scores as logits"
-        )
+    check_range(exact, float(info.eps))
     one_each = tags or exact.ndim == 1
     if not one_each:
         check_columns(exact, "probs")
@@ -85,6 +81,23 @@ def check_columns(scores: FloatArray, name: str) -> None:
         raise ValueError(
             f"{name} must be (n,) or (..., classes) with two classes or more, got {scores.shape}: "
             f"one column of {of_one} goes in as {name}.squeeze(-1)"
+        )
+
+
+def check_range(probs: FloatArray, eps: float) -> None:
+    """Raise unless all probabilities of a precision ``eps`` are in [0, 1], but for rounding."""
+    wrong = ~((probs >= 0) & (probs <= 1 + 4 * eps))
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        value, remedy = probs[at], "divide percentages by 100, and pass other scores as logits"
+        if math.isnan(value):
+            remedy = "leave out examples without a prediction"
+        elif value < 0:
+            remedy = "pass logarithms, and other scores that are not probabilities, as logits"
+        where = _place(at[:1] if probs.ndim < 3 else at[:-1])
+        raise ValueError(
+            f"probs must be in [0, 1], got {'NaN' if math.isnan(value) else f'{value:.6g}'} at "
+            f"{where}: {remedy}"
         )
 
 

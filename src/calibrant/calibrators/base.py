@@ -653,4 +653,6 @@ def check_calibrator(calibrator: object) -> None:
         got, remedy = f"the class {calibrator.__name__}", ": create one, and fit it"
     elif isinstance(calibrator, (str, os.PathLike)):
         remedy = ": pass calibrant.load(path) for a saved one"
+    elif isinstance(calibrator, nn.Module):
+        remedy = ": a model and its calibrator are one in calibrant.calibrated(model, calibrator)"
     raise TypeError(f"calibrator must be a Calibrator, got {got}{remedy}")

@@ -189,7 +189,10 @@ def apply(folder: str, pred: str, out: str | None, source: engine.InputFiles) ->
             workflow.apply(calibrator, data, out)
     keeps_names = data.table_names and Path(out).suffix in ("", *TABLES)
     how += data.named.words if keeps_names else []
-    shared._say_next(f"{written}; to measure it", "evaluate", out, *how)
+    if any("labels" in data.split(name).keys for name in data.splits):
+        shared._say_next(f"{written}; to measure it", "evaluate", out, *how)
+    else:
+        shared.say(written)
 
 
 def _usual_target(pred: str) -> str:

@@ -299,6 +299,8 @@ class Split:
             if first is not None and (reason := checks.look_like_probs(first)):
                 name, remedy = (full_key(self.name, column) for column in SCORES)
                 where, remedy = f"{name} of {self.path}", f"save them as {remedy}"
+                if self.dataset.named.logits:
+                    remedy = "name them as probs= (--probs)"
                 if self.path == IN_MEMORY:
                     where, remedy = name, "name them probs"
                 problem = f"{where} look like probabilities: {reason}"

@@ -27,7 +27,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.class_names import as_array
 from calibrant._core.engines import current_work, mapped
-from calibrant._core.messages import comma_separated, printable
+from calibrant._core.messages import comma_separated, did_you_mean, printable
 from calibrant.data.formats import Array, Fingerprint, NoArrayError, Reader, _changed, _damaged
 
 T = TypeVar("T")
@@ -362,11 +362,13 @@ class Shard:
         if stored is None or stored not in self.columns:
             wanted = "logits or probs" if name == "logits" else name
             keys = [key for key in self.columns if key == key.strip()]
-            remedy = ""
+            hint, remedy = "", ""
+            if name not in ("logits", "labels"):
+                hint = did_you_mean(name, keys)
             if name == "labels":
                 usual = next((key for key in keys if key.lower() in USUAL_LABELS), "COLUMN")
                 remedy = f"; name it: --labels {usual}, or labels={usual!r} of open_dataset"
-            there = f"found {comma_separated(keys)}{remedy}"
+            there = f"{hint}found {comma_separated(keys)}{remedy}"
             raise ValueError(f"{self.path} has no {wanted} in this split; {there}")
         column = self.columns[stored]
         column.check_dtype(numeric=stored in (*SCORES, "features"))

@@ -348,7 +348,7 @@ def conformal(
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
     (rows, scores) = probabilities(logits, probs)
     targets = checks.as_labels(numbered(labels, logits, probs))
-    checks.check_shapes(rows, targets)
+    checks.check_shapes(rows, targets, "logits" if probs is None else "probs")
     checks.check_labels(targets, rows.shape[-1])
     kept = targets != checks.IGNORED
     checks.check_some(int(kept.sum()))

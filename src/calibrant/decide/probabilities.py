@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Logits
-from calibrant._core.probs import check_columns, check_sums
+from calibrant._core.probs import check_columns, check_range, check_sums
 from calibrant.metrics.reductions import Input, check_one_input
 
 T = TypeVar("T", bound=np.generic)
@@ -29,11 +29,8 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
     rows, eps = checks.as_float64(scores), float(checks.float_info(scores).eps)
     if probs is None and (np.isnan(rows).any() or np.isposinf(rows).any()):
         raise ValueError("logits must be finite, or -inf for masked classes, got NaN or +inf")
-    if probs is not None and not ((rows >= 0) & (rows <= 1 + 4 * eps)).all():
-        raise ValueError(
-            "probs must be in [0, 1], got NaN, negative or larger values: pass scores that are "
-            "not probabilities as logits"
-        )
+    if probs is not None:
+        check_range(rows, eps)
     if rows.ndim == 1:
         rows = np.stack([np.zeros_like(rows) if probs is None else 1 - rows, rows], -1)
     check_columns(rows, name)

@@ -199,11 +199,11 @@ class _Graph(nn.Module):
         probabilities: bool,
     ) -> None:
         super().__init__()
+        calibrator = _fitted_calibrator(calibrator)
         if (model is None) != (example is None):
             raise ValueError("model and example belong together: pass both or neither")
         self.by_name, self.varying = isinstance(example, Mapping), 2 if tokens else 1
         self.probabilities = probabilities
-        calibrator = _fitted_calibrator(calibrator)
         inner: Calibrator | CalibratedModel = calibrator
         if model is None:
             shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)

@@ -99,6 +99,11 @@ def collect(
     >>> logits.shape, labels.shape
     (torch.Size([20, 3]), torch.Size([20]))
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be an nn.Module, got {type(model).__name__}: pass the model first, then "
+            "the loader"
+        )
     if device is not None:
         model.to(device)
     place = device_of(model, device or "cpu")
@@ -108,9 +113,15 @@ def collect(
         for batch in loader:
             inputs, named, labels = taken_apart(batch)
             inputs, named = moved(inputs, place), moved(named, place)
+            targets = torch.as_tensor(labels)
+            if targets.ndim == 0:
+                raise ValueError(
+                    "labels of a batch must be (n, ...), got a single one: examples of a dataset "
+                    "become batches in torch.utils.data.DataLoader(dataset, batch_size=64)"
+                )
             with layer_inputs(model, layer) if layer else nullcontext() as features:
                 logits = logits_of(model(*inputs, **named))
-                found = [logits, torch.as_tensor(labels), *([features()] if features else [])]
+                found = [logits, targets, *([features()] if features else [])]
             batches.append([values.detach().cpu() for values in found])
     if not batches:
         raise ValueError("the loader must have at least one batch, got none")

@@ -193,7 +193,7 @@ def labelled_examples(
     assert probs is not None  # as was checked
     labels, probs = without_frames(labels, checks.classes_last(probs, class_dim))
     logs = logits_from_probs(probs, tags=estimand == "multilabel")
-    examples = chunks.examples(logs, labels, sample_weight, estimand)
+    examples = chunks.examples(logs, labels, sample_weight, estimand, name="probs")
     examples = examples._replace(probs=checks.as_scores(probs))
     labelled = np.flatnonzero(examples.labels != checks.IGNORED)
     stated = examples.stated(labelled)

@@ -62,15 +62,15 @@ def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[EventD
 
 @keywords(EventData)
 def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
-    r"""Smooth calibration error, exact up to 32,768 examples.
+    r"""Smooth calibration error: the largest mean residual under a smooth weight.
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)
 
     over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`, in :math:`O(n \log n)`. Unlike ECE it
     is continuous in the predictions. Gaps whose sign alternates within a short range of confidence
-    cancel. More than 2^15 examples are pooled in bins of width 1/20,480 before, which changes the
-    value by less than 5e-5, and by less than 1e-6 where gaps vary smoothly. Input as for
-    :func:`calibrant.ece`. Blasiok et al. 2023, def. 5.1.
+    cancel. It is exact up to 2^15 (32,768) examples. More are pooled in bins of width 1/20,480
+    before, which changes the value by less than 5e-5, and by less than 1e-6 where gaps vary
+    smoothly. Input as for :func:`calibrant.ece`. Blasiok et al. 2023, def. 5.1.
 
     >>> smce(confidence=[0.7] * 10, outcome=[1] * 5 + [0] * 5)
     0.2

@@ -217,10 +217,39 @@ def test_data_that_look_wrong_are_neither_trusted_nor_calibrated(tmp_path, monke
     codes = {finding.code for finding in made.findings}
     assert "CAL010" in codes
     assert not {"CAL014", "CAL015", "CAL019"} & codes
+    assert [each.code for each in made.findings if each.fix] == ["CAL010"]
     page = made.to_markdown()
     assert "**What fixes it:** Check the data first." in page
+    assert not re.search("as below|Use ts|Ask a person|multicalibration", page + made.to_html())
     assert "calibrant report right.npz" in page
     assert not re.search("calibrant (fit|apply|export)|Calibrate, and", page)
+
+
+def test_shifted_labels_advise_nothing_else():
+    data = drawn(300, classes=3, factor=2.0)
+    labels = np.roll(data["labels"], 1)
+    made = report({**data, "labels": labels, "site": np.arange(300) % 2}, methods=["none", "ts"])
+    assert [each.code for each in made.findings if each.fix] == ["CAL010"]
+    assert "CAL018" not in {each.code for each in made.findings}
+    assert "more than that explains" not in made.to_html() + made.to_markdown()
+
+
+def test_remedies_agree_with_the_table_and_the_examples_at_hand(tmp_path):
+    data = drawn(300, classes=3, factor=4.0)
+    path = tmp_path / "rows.csv"
+    table = np.c_[data["logits"], data["labels"]]
+    np.savetxt(path, table, delimiter=",", header="logit_0,logit_1,logit_2,label", comments="")
+    fixes = {f.code: f.fix for f in report(path, methods=["none", "ts"]).findings}
+    assert fixes["CAL004"].startswith("Calibrate with ts, as below")
+    assert "Label more examples of each of the classes" in fixes["CAL005"]
+    assert "column split" in fixes["CAL013"]
+    probs = {"probs": scipy.special.softmax(data["logits"], -1), "labels": data["labels"]}
+    assert (
+        "val_probs"
+        in {f.code: f.fix for f in report(probs, methods=["none", "ts"]).findings}["CAL013"]
+    )
+    many = {f.code: f.fix for f in report(drawn(3000, classes=3, factor=4.0), methods=[]).findings}
+    assert "svs, sms" in many["CAL005"]
 
 
 def test_too_few_examples_name_how_many_a_yes_needs():

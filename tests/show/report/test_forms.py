@@ -9,11 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import scipy
 import torch
 
 import calibrant as cal
+from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import check_target
-from calibrant.show.report.verdict import _snippets, _verdict_of
+from calibrant.show.report.verdict import _limit, _snippets, _verdict_of
 from calibrant.show.report.view import _view_of
 from calibrant.show.tables import Table
 from tests.show.report.conftest import drawn
@@ -293,7 +295,41 @@ def test_commands_name_splits_that_are_not_the_usual_ones():
     shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
     assert "--method ts --fit-split noise -o" in shown["Fit a calibrator, and apply it"]
     assert "\"ts\", split='noise')" in shown["The same in Python"]
-    assert "calibrated.npz --split noise --max ece" in shown["Stop a release that is worse"]
+
+
+def test_the_gate_of_a_release_measures_new_examples_and_stops_the_model_as_it_is(tmp_path):
+    """At 150 rows the interval after calibration reaches the ECE before it."""
+    data, path = drawn(150, classes=3, factor=2.5, seed=4), tmp_path / "rows.csv"
+    table = np.c_[scipy.special.softmax(data["logits"], -1), data["labels"]]
+    np.savetxt(path, table, delimiter=",", header="prob_0,prob_1,prob_2,label", comments="")
+    made = cal.report(path, methods=["none", "ts"])
+    remedy = made.subjects[0].remedy
+    assert remedy is not None
+    assert remedy.helps
+    (gate,) = [code for title, code in commands(made).items() if title.startswith("Stop a")]
+    assert "apply calibrator today.csv -o today_calibrated.csv" in gate
+    assert "evaluate today_calibrated.csv" in gate
+    assert "rows.csv" not in gate
+    limit = float(gate.rpartition("=")[2])
+    assert remedy.before is not None
+    assert remedy.after is not None
+    assert remedy.after["ece"].value < limit < remedy.before["ece"].value
+
+
+def test_the_limit_of_a_release_is_the_end_of_the_interval_where_that_stops_the_model():
+    assert _limit(Estimate(0.031, 0.01, 0.052), 0.2) == 0.06
+    assert _limit(Estimate(0.031, 0.01, 0.052)) == 0.06
+    assert _limit(Estimate(0.10, 0.01, 0.17), 0.16) == 0.13
+    assert _limit(Estimate(0.002, 0.0, 0.005), 0.012) == 0.007
+
+
+def test_margins_are_those_of_what_was_stored():
+    data = drawn(200, classes=3)
+    probs = {"probs": scipy.special.softmax(data["logits"], -1), "labels": data["labels"]}
+    page = cal.report(probs, methods=[], level=None).to_html()
+    assert "By margin of the two largest log-probabilities" in page
+    assert "two largest logits" not in page + cal.report(probs, methods=[]).to_markdown()
+    assert "By margin of the two largest logits" in cal.report(data, methods=[]).to_html()
 
 
 def test_commands_name_no_usual_split(over_confident):

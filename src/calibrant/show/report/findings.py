@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from calibrant._core.messages import about
@@ -12,6 +12,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
     MIN_EXAMPLES_OF_CLASS,
+    TABLES,
     ClassFigures,
     Part,
     Subject,
@@ -25,6 +26,8 @@ SMALL, LARGE = 0.01, 0.05
 """Gaps below which a finding is for information, and from which on it is serious."""
 MARGIN_FOR_YES = 2.0
 """Examples that a yes needs, in units of those whose interval usually is just narrow enough."""
+ENOUGH_OF_CLASS = 200
+"""Examples of each class from which on parameters for each class can be advised."""
 MAX_NAMED = 5
 """Classes and subgroups that the evidence names."""
 
@@ -84,8 +87,8 @@ class _Check(NamedTuple):
 MISCALIBRATED = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL006", "CAL018"}
 """Findings that contradict a yes, if they are more than notes."""
 DATA_LOOK_WRONG = "CAL010"
-OF_GOOD_DATA = {"CAL014", "CAL015", "CAL019"}
-"""Findings on yes and on the gain, which say nothing while the data look wrong."""
+OF_GOOD_DATA = {"CAL013", "CAL014", "CAL015", "CAL018", "CAL019"}
+"""Findings on yes, subgroups and methods, which say nothing while the data look wrong."""
 BAD = ("warn", "bad")
 CHECKS: dict[str, _Check] = {}
 """Checks by their code, filled by :func:`check` below."""
@@ -118,7 +121,11 @@ def _findings_of(subject: Subject) -> list[Finding]:
     if _miscalibrated(found):  # nothing else may say the opposite
         found = [finding for finding in found if finding.code != "CAL015"]
     if _data_look_wrong(found):
-        found = [finding for finding in found if finding.code not in OF_GOOD_DATA]
+        found = [
+            one if one.code == DATA_LOOK_WRONG else replace(one, fix="")  # first things first
+            for one in found
+            if one.code not in OF_GOOD_DATA
+        ]
     if any(finding.code == "CAL015" for finding in found):
         found = [finding for finding in found if finding.code != "CAL019"]
     return sorted(found, key=lambda finding: (-SEVERITIES.index(finding.severity), finding.code))
@@ -212,7 +219,8 @@ def _over_confident_when_sure(subject: Subject) -> Result | None:
     "Off in some ranges of confidence",
     meaning="In these ranges, confidence and accuracy differ by more than noise. In the average "
     "over all examples, errors in opposite directions cancel out.",
-    fix="Calibrate with a flexible method, such as auto or smart; one temperature may not do.",
+    fix="Compare methods on examples that they were not fitted on (calibrant compare), and then "
+    "see which ranges are still off.",
 )
 def _off_in_ranges(subject: Subject) -> Result | None:
     off = _beyond_noise(subject.ranges)
@@ -223,10 +231,14 @@ def _off_in_ranges(subject: Subject) -> Result | None:
     share = sum(part.share for part in off)
     size = sum(part.share * abs(part.gap) for part in off)
     severity: Severity = "warn" if size >= SMALL or _worst_range(subject) else "info"
+    remedy, fix = subject.remedy, None
+    if remedy is not None and remedy.helps and remedy.chosen is not None:
+        fix = f"Calibrate with {remedy.chosen.method}, as below; then see which are still off."
     return Result(
         severity,
         f"{len(off)} of {len(subject.ranges)} ranges of {subject.probability}, with "
         f"{percent(share)} of the examples, {_are(off)} off beyond noise: {named}.",
+        fix,
     )
 
 
@@ -241,8 +253,8 @@ def _worst_range(subject: Subject) -> Part | None:
     "Some classes are off",
     meaning="Answers of these classes are less (or more) reliable than their confidence says. A "
     "calibrator for all classes together leaves differences between them.",
-    fix="Try a method with parameters for each class (svs, sms), given some hundred examples of "
-    "each, and set thresholds for each class.",
+    fix="Try a method with parameters for each class (svs, sms), and set thresholds for each "
+    "class.",
 )
 def _classes_off(subject: Subject) -> Result | None:
     measured = [each.part for each in subject.classes if each.part.n >= MIN_EXAMPLES_OF_CLASS]
@@ -253,7 +265,11 @@ def _classes_off(subject: Subject) -> Result | None:
     named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in _worst(off))
     severity: Severity = "warn" if max(_least(part) for part in off) >= LARGE else "info"
     evidence = f"{len(off)} of {len(measured)} {word} {_are(off)} off beyond noise: {named}."
-    return Result(severity, evidence, title=f"Some {word} are off")
+    rarest = round(min(each.labelled for each in subject.classes) * subject.answers.n)
+    few = f"Label more examples of each of the {word}: the rarest has about {rarest:,}, and a "
+    few += f"method with parameters for each needs some {ENOUGH_OF_CLASS}."
+    fix = few if rarest < ENOUGH_OF_CLASS else None
+    return Result(severity, evidence, fix, title=f"Some {word} are off")
 
 
 @check(
@@ -448,17 +464,22 @@ def _at_certainty(subject: Subject) -> Result | None:
     meaning="There is only one set of examples. It was cut into folds, and every example was "
     "measured with methods that were fitted on the other folds. So all figures are about the "
     "same examples, and no example was measured by a fit that had seen it.",
-    fix="Save a validation split (val_logits, val_labels) beside the test split, if there are "
-    "enough examples: thresholds with a guarantee need one.",
+    fix="Set examples apart for validation, if there are enough: thresholds with a guarantee need "
+    "a split of their own.",
 )
 def _one_split(subject: Subject) -> Result | None:
     remedy = subject.remedy
     if remedy is None or not remedy.comparison.folds:
         return None
+    scores = "probs" if subject.probs_stored else "logits"
+    how = f"Save a validation split (val_{scores}, val_labels) beside the test split"
+    if subject.path.endswith(TABLES):
+        how = "Add a column split, with val for validation examples and test for the others"
     return Result(
         "info",
         f"Each of the {remedy.comparison.n_test:,} {subject.counted} was measured with methods "
         f"fitted on the other folds ({remedy.comparison.measured_on.partition('; ')[2]}).",
+        f"{how}, if there are enough examples: thresholds with a guarantee need it.",
     )
 
 

@@ -24,6 +24,8 @@ from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import LossReduction, method_in_use
 
+TABLES = (".csv", ".parquet")
+"""Suffixes of tables, whose columns the advised commands name."""
 MIN_EXAMPLES_OF_CLASS = 10
 """Examples of a class that is shown and tested; the figures of fewer are noise."""
 MIN_EXAMPLES_OF_BIN = 25
@@ -229,6 +231,11 @@ class Subject:
     def counted(self) -> str:
         """What the numbers of examples count."""
         return "labels" if self.word == "tag" else "examples"
+
+    @property
+    def compared(self) -> str:
+        """What a margin is the difference of."""
+        return "log-probabilities" if self.probs_stored else "logits"
 
     @property
     def probability(self) -> str:

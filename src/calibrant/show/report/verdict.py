@@ -29,7 +29,7 @@ from calibrant.show.report.findings import (
     _worst_range,
     cannot_tell,
 )
-from calibrant.show.report.model import Subject
+from calibrant.show.report.model import TABLES, Subject
 from calibrant.show.style import percent, points
 from calibrant.slices.examples import CLUSTER, CONFIDENCE, PREDICTED, SECOND
 
@@ -193,7 +193,7 @@ def _to_save(subject: Subject) -> list[Snippet]:
 def _suffix(subject: Subject) -> str:
     """Return the suffix of the files in the advised commands: of a table if predictions are one."""
     suffix = PurePath(_path(subject)).suffix
-    return suffix if suffix in (".csv", ".parquet") else ".npz"
+    return suffix if suffix in TABLES else ".npz"
 
 
 def _calibrated(subject: Subject) -> str:
@@ -276,23 +276,24 @@ def _to_repair(subject: Subject) -> list[Snippet]:
 
 
 def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
-    """Return the commands that watch a model, with a calibrator if one was fitted."""
-    named = _named(subject)
-    flag = _split_flag(subject.split, "test")
-    flag += " --multilabel" if subject.word == "tag" else ""
-    remedy = subject.remedy
-    file, evaluation = f"{shlex.quote(_path(subject))}{named}", subject.evaluation
-    if remedy is not None and remedy.after is not None and remedy.helps:
-        file, evaluation = _calibrated(subject), remedy.after
-        file += named if _suffix(subject) != ".npz" else ""  # arrays get their usual names
-    gate = f"calibrant evaluate {file}{flag} --max ece={_limit(evaluation['ece']):g}"
-    stop = Snippet("Stop a release that is worse", "bash", gate)
+    """Return the commands that watch a model and stop a worse one, on examples of no fit."""
+    today, named, remedy = f"today{_suffix(subject)}", _named(subject), subject.remedy
+    file, limit = f"{today}{named}", _limit(subject.evaluation["ece"])
+    commands = []
+    if remedy is not None and remedy.helps and remedy.before and remedy.after:
+        applied = f"today_{_calibrated(subject)}"
+        commands = [f"calibrant apply calibrator {file} -o {applied}"]
+        file = applied + named * (_suffix(subject) != ".npz")  # arrays get their usual names
+        limit = _limit(remedy.after["ece"], remedy.before["ece"].value)
+    flag = " --multilabel" if subject.word == "tag" else ""
+    commands.append(f"calibrant evaluate {file}{flag} --max ece={limit:g}")
+    about = f"{today} is your file of new labelled examples"
+    stop = Snippet(f"Stop a release that is worse: {about}", "bash", "\n".join(commands))
     if subject.word == "tag":  # a monitor takes exclusive classes only
         return [stop]
-    today, applied = f"today{_suffix(subject)}", f" --calibrator {calibrator}" if calibrator else ""
-    watch = f"calibrant monitor {today}{named}{applied} --state watch.json --fail"
-    title = f"Watch it in use: {today} is your file of new labelled examples"
-    return [Snippet(title, "bash", watch), stop]
+    option = f" --calibrator {calibrator}" if calibrator else ""
+    watch = f"calibrant monitor {today}{named}{option} --state watch.json --fail"
+    return [Snippet(f"Watch it in use: {about}", "bash", watch), stop]
 
 
 def _split_flag(name: str, usual: str, option: str = "--split") -> str:
@@ -300,10 +301,15 @@ def _split_flag(name: str, usual: str, option: str = "--split") -> str:
     return f" {option} {shlex.quote(name)}" if name not in ("", usual) else ""
 
 
-def _limit(ece: Estimate) -> float:
-    """Return a limit that the ECE of other examples will keep too, if nothing changes."""
+def _limit(ece: Estimate, without: float = math.inf) -> float:
+    """Return a limit that the ECE of new examples will probably keep, if nothing changes.
+
+    It is the upper end of the interval. Where few examples make that so wide that a model without
+    its calibrator, whose ECE is ``without``, would pass, the limit is half-way between the two.
+    """
     most = ece.value if math.isnan(ece.high) else max(ece.value, ece.high)
-    return max(0.02, math.ceil(100 * most) / 100)
+    limit = max(0.02, math.ceil(100 * most) / 100)
+    return limit if limit < without else round((ece.value + without) / 2, 4)
 
 
 class Unchecked(NamedTuple):

@@ -62,8 +62,8 @@ def _view_of(
     ``name`` tells its anchors from those of others, of which there are ``sets`` on the page.
     """
     remedy = subject.remedy if subject.remedy is not None and subject.remedy.helps else None
-    if _data_look_wrong(findings):  # a gain on such data says nothing
-        remedy = None
+    if _data_look_wrong(findings):  # neither subgroups nor a gain on such data say anything
+        subject, remedy = replace(subject, slices=None), None
     return SimpleNamespace(
         subject=subject,
         verdict=verdict,
@@ -140,7 +140,7 @@ def _where(subject: Subject, verdict: Verdict, most: int) -> dict[str, Any]:
     left_out = f"{len(shown):,} of {len(ordered):,}: the JSON form has all"
     groups = dict(list(by.items())[:MAX_GROUPS])
     ece = subject.evaluation["ece"].value
-    margin = "margin of the top two logits"
+    margin = f"margin of the top two {subject.compared}"
     return {
         "ranges": parts_table(subject.ranges, subject.probability, level),
         "margins": parts_table(subject.margins, margin, level),
@@ -185,11 +185,11 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
         ]
     elif against:
         reasons = [against[0].evidence, against[0].fix]
-    tried = None if subject.remedy is None else subject.remedy.comparison
+    tried = None if subject.remedy is None or wrong else subject.remedy.comparison
     return {
         "advice": advice,
         "reasons": reasons,
-        "choices": _choices(subject, remedy) if subject.coverage else None,
+        "choices": _choices(subject, remedy) if subject.coverage and not wrong else None,
         "methods": tried and _methods_table(tried),
         "methods_chart": tried and _ece_chart(tried.measured, highlighted=tried.choice()),
     }

@@ -280,7 +280,7 @@ def test_state_knows_its_calibrator(rng, tmp_path):
     with pytest.raises(ValueError, match="this stream is of TemperatureScaling"):
         alone.predicted([1], logits[:1])
     other = TemperatureScaling().fit(2 * logits, labels)
-    with pytest.raises(ValueError, match="begin a new stream after a new fit"):
+    with pytest.raises(ValueError, match="begin a new stream after a new fit, in another state"):
         cal.load(path).resume(other)
     with pytest.raises(ValueError, match="collected with no calibrator"):
         Monitor().resume(fitted)

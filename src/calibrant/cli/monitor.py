@@ -140,7 +140,7 @@ def monitor(
     report = watch.report()
     if page is not None:
         message = shared._how_written(page)
-        save_monitor_report(report, page)
+        save_monitor_report(report, page, state=state or "watch.json")
         shared.say(message)
     shared._show_result(form, report, skipped=skipped)
     return int(fail and report.alarm is not None)

@@ -11,6 +11,7 @@ import numpy as np
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED, FloatArray, check_whole
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line, plain
+from calibrant.metrics.evaluation import Figures, mistake_in
 from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, _bin_ranges
 from calibrant.monitor.stream_windows import Tolerated, Window, Windows
@@ -72,8 +73,9 @@ class MonitorReport:
     accuracy), ``ece`` and ``e_value`` of each window that is kept, and where an estimator was used
     ``estimate``, ``estimate_low``, ``estimate_high`` and ``promise``. ``e_value`` is the evidence
     against calibration, 1 at the start, ``limit`` its value for an alarm, and ``alarm`` the first
-    time that this was reached. Then ``drift`` is an estimate of what has changed, and ``bins`` has
-    the bins that have been beyond the tolerance and beyond chance since.
+    time that this was reached. Then ``drift`` is an estimate of what has changed, ``bins`` has the
+    bins that have been beyond the tolerance and beyond chance since, and ``doubt`` names a mistake
+    in the data that the drift looks like.
     """
 
     n: int  # labelled examples so far
@@ -87,6 +89,10 @@ class MonitorReport:
     tolerance: float
     reference: bool  # True if gaps are compared with those of a reference
     counts: dict[str, int]  # by the keys of COUNTS
+    doubt: str  # mistake in the data that the drift looks like; empty without one
+    columns: list[str]  # options that named the columns of the last file
+    ids: str | None  # column of the ids of the last file
+    calibrated: bool  # True if a calibrator was applied
 
     @property
     def estimated(self) -> bool:
@@ -114,8 +120,12 @@ class MonitorReport:
         if self.alarm is None or self.drift is None:
             return f"No drift detected: the e-value is {self.e_value:.3g} (limit {self.limit:g})."
         drift, alarm = self.drift, self.alarm
+        lead = f"Recommend a refit: {drift.direction}"
+        if self.doubt:
+            doubt = f"{self.doubt[0].upper()}{self.doubt[1:]}"
+            lead = f"Check the data before a refit. {doubt}. {drift.direction.title()}"
         return (
-            f"Recommend a refit: {drift.direction}-confident since window {drift.since}, most "
+            f"{lead}-confident since window {drift.since}, most "
             f"clearly where confidence is {100 * drift.low:.0f} to {100 * drift.high:.0f} %: "
             f"{_shares(drift._asdict())} in {drift.n:,} examples. Alarm at window {alarm.window}, "
             f"after {alarm.examples:,} examples, with an e-value of {alarm.e_value:.3g} (limit "
@@ -205,6 +215,14 @@ def _find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:
         float(total.right[low:high].sum() / (n or math.nan)),
     )
     return drift, total
+
+
+def _doubt(total: Window, classes: int) -> str:
+    """Return the mistake in the data that examples show, as an evaluation does; empty without."""
+    if not classes:  # pairs of any kind of prediction
+        return ""
+    figures = total.figures()
+    return mistake_in(Figures(total.n, figures["accuracy"], figures["confidence"], 1 / classes))
 
 
 def _bins_off(total: Window, tolerated: Tolerated) -> list[dict[str, float]]:

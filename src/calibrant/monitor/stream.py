@@ -40,7 +40,7 @@ from calibrant.monitor.deliveries import (
     as_ids,
 )
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _find_drift
+from calibrant.monitor.monitor_report import Alarm, MonitorReport, _bins_off, _doubt, _find_drift
 from calibrant.monitor.reference import _reference_gaps
 from calibrant.monitor.seen import _Known, _SeenExamples
 from calibrant.monitor.stream_windows import (
@@ -146,6 +146,8 @@ class Monitor(WithOptions):
         self._counts = dict.fromkeys(("again", "late", "lost"), 0)
         self._estimates: dict[int, WindowEstimate] = {}  # by the number of the window
         self._classes = 0
+        self._columns: list[str] = []
+        self._ids: str | None = None
         self._warned = False
 
     @checks.warnings_at_caller()
@@ -293,6 +295,7 @@ class Monitor(WithOptions):
         estimate = None if estimator is None else estimator.window_estimate(chosen)
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
+        self._columns, self._ids = dataset.named.words, ids
         if estimate is None and not delivery.examples.labelled.any():
             checks.warn(f"{name} has no labelled examples: its window is empty")
         number = self._windows.next_number() if window is None else window
@@ -370,10 +373,10 @@ class Monitor(WithOptions):
             if self._estimates:
                 figures |= self._estimates.get(window.number, NOT_ESTIMATED).figures()
             rows.append({"window": window.name, **figures})
-        alarm, drift, off = self.alarm or self._alarmed(state), None, []
+        alarm, drift, off, doubt = self.alarm or self._alarmed(state), None, [], ""
         if alarm is not None:
             drift, total = _find_drift(self._windows, state)
-            off = _bins_off(total, self.tolerated)
+            off, doubt = _bins_off(total, self.tolerated), _doubt(total, self._classes)
         return MonitorReport(
             n=self.seen,
             windows=rows,
@@ -391,6 +394,10 @@ class Monitor(WithOptions):
                 **self._counts,
                 "alike": self._seen.alike,
             },
+            doubt=doubt,
+            columns=self._columns,
+            ids=self._ids,
+            calibrated=self.fingerprint is not None,
         )
 
     def resume(self, calibrator: Calibrator) -> Monitor:
@@ -402,7 +409,7 @@ class Monitor(WithOptions):
         wanted, got = self.fingerprint or "no calibrator", calibrator_fingerprint(calibrator)
         if wanted != got:
             message = f"this stream was collected with {wanted}, not with {got}"
-            raise ValueError(f"{message}: begin a new stream after a new fit")
+            raise ValueError(f"{message}: begin a new stream after a new fit, in another state")
         self.calibrator = calibrator
         return self
 
@@ -423,6 +430,8 @@ class Monitor(WithOptions):
             "dated": self._windows.dated,
             "calibrator": self.fingerprint,
             "classes": self._classes,
+            "columns": self._columns,
+            "ids": self._ids,
             "alarm": self.alarm and self.alarm._asdict(),
             "counts": {**self._pending.counts, **self._counts},
             "waiting": [[key, *kept] for key, kept in self._pending.waiting.items()],
@@ -445,6 +454,10 @@ class Monitor(WithOptions):
         watch._windows.dated, watch.fingerprint = bool(state["dated"]), state["calibrator"]
         checks.check_whole("classes", state["classes"], least=0)
         watch._classes = state["classes"]
+        watch._columns, watch._ids = state["columns"], state["ids"]
+        words = [*watch._columns, *([] if watch._ids is None else [watch._ids])]
+        if not all(isinstance(word, str) for word in words):
+            raise ValueError(f"names of columns must be texts, got {words!r:.200}")
         watch._pending.restore(state["counts"], state["waiting"])
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):

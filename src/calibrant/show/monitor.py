@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shlex
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.showing import json_text
@@ -94,20 +97,34 @@ def _monitor_plot(report: MonitorReport, ax: Axes | None = None) -> Axes | Figur
 MOST = 1e6
 """Evidence beyond which its size says nothing more."""
 LINKS = {"verdict": "Callout", "time": "Over time", "windows": "Windows", "now": "What now"}
-REFIT = Snippet(
-    "Fit a calibrator on recent labelled examples, and begin anew",
-    "bash",
-    "calibrant fit recent.npz -o calibrator\n"
-    "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail",
-)
-GO_ON = Snippet(
-    "Go on with the next window",
-    "bash",
-    "calibrant monitor tomorrow.npz --calibrator calibrator --state watch.json --fail",
-)
 
 
-def save_monitor_report(report: MonitorReport, path: str | os.PathLike[str]) -> None:
+def _advised(report: MonitorReport, state: str) -> Snippet:
+    """Return the commands for the next window, or for a refit and a stream of its own."""
+    last = str(report.windows[-1]["window"]) if report.windows else ""
+    table = re.search(r"\.(csv|parquet)\b", last)
+    suffix = table[0] if table else ".npz"
+    columns = "".join(f" {shlex.quote(word)}" for word in report.columns)
+    options = columns + (f" --ids {shlex.quote(report.ids)}" if report.ids is not None else "")
+    if report.alarm is None:
+        applied = " --calibrator calibrator" * report.calibrated
+        watch = f"tomorrow{suffix}{options}{applied} --state {shlex.quote(state)}"
+        return Snippet("Go on with the next window", "bash", f"calibrant monitor {watch} --fail")
+    place = PurePath(state)
+    begun = shlex.quote(str(place.with_name(f"new_{place.name}")))  # a state has one calibrator
+    commands = (
+        f"calibrant fit recent{suffix}{columns} -o new_calibrator",
+        f"calibrant monitor today{suffix}{options} --calibrator new_calibrator --state {begun} "
+        "--fail",
+    )
+    title = "Fit a calibrator on recent labelled examples, and begin a new state"
+    title = f"If the data are right: {title[0].lower()}{title[1:]}" if report.doubt else title
+    return Snippet(title, "bash", "\n".join(commands))
+
+
+def save_monitor_report(
+    report: MonitorReport, path: str | os.PathLike[str], *, state: str = "watch.json"
+) -> None:
     """Write the state of a monitor as ``.html``, ``.md`` or ``.json``, by the suffix.
 
     Parameters
@@ -116,38 +133,44 @@ def save_monitor_report(report: MonitorReport, path: str | os.PathLike[str]) -> 
         What :meth:`calibrant.Monitor.report` returns.
     path : path
         File to write, which is replaced as a whole.
+    state : str
+        File of the stream, for the commands that are shown.
     """
-    forms = {".html": _monitor_page, ".md": _monitor_markdown, ".json": _json}
-    _write_form(path, {suffix: partial(form, report) for suffix, form in forms.items()})
+    forms = {
+        ".html": partial(_monitor_page, report, state),
+        ".md": partial(_monitor_markdown, report, state),
+        ".json": partial(_json, report),
+    }
+    _write_form(path, forms)
 
 
 def _json(report: MonitorReport) -> str:
     return json_text(report.to_dict())
 
 
-def _monitor_page(report: MonitorReport) -> str:
+def _monitor_page(report: MonitorReport, state: str = "watch.json") -> str:
     """Return the state of a monitor as a page: one file that fetches nothing."""
     counted = f"{report.n:,} labelled examples in {len(report.windows):,} windows"
     about = ("Calibration over time", counted, LINKS.items())
-    return document("monitor.html", *about, **_content(report))
+    return document("monitor.html", *about, **_content(report, state))
 
 
-def _monitor_markdown(report: MonitorReport) -> str:
+def _monitor_markdown(report: MonitorReport, state: str = "watch.json") -> str:
     """Return the state of a monitor for pull requests and the summaries of jobs."""
-    return _rendered("monitor.md", marks=SEVERITY_MARKS, fenced=_fenced, **_content(report))
+    return _rendered("monitor.md", marks=SEVERITY_MARKS, fenced=_fenced, **_content(report, state))
 
 
-def _content(report: MonitorReport) -> dict[str, Any]:
+def _content(report: MonitorReport, state: str) -> dict[str, Any]:
     """Return what both forms show."""
     report, calm = report.with_short_names(), report.alarm is None
     e_value = report.e_value
     return {
         "report": report,
         "question": "Has the model drifted?",
-        "answer": "Not so far" if calm else "Yes",
+        "answer": "Not so far" if calm else "Check the data first" if report.doubt else "Yes",
         "severity": "good" if calm else "bad",
         "evidence": f"{e_value:.3g}" if e_value <= MOST else f"over {MOST:,.0f}",
         "charts": charts(report),
         "table": _windows_table(report),
-        "advised": GO_ON if calm else REFIT,
+        "advised": _advised(report, state),
     }

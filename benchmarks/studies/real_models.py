@@ -23,6 +23,7 @@ import numpy as np
 
 import calibrant as cal
 from calibrant._core.solve import time_limit
+from calibrant.calibrators.registry import make_calibrator
 
 FIGURES = ("ece", "ada_ece", "nll", "brier", "auroc", "accuracy")
 LIMIT = 120.0
@@ -32,7 +33,7 @@ LIMIT = 120.0
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("data", nargs="+")
-    parser.add_argument("--methods", default=",".join(cal.CALIBRATORS))
+    parser.add_argument("--methods", default=",".join((*cal.CALIBRATORS, "odds", "blend")))
     parser.add_argument("--splits", type=int, default=5)
     given = parser.parse_args()
     out = csv.writer(sys.stdout)
@@ -67,7 +68,7 @@ def rows(path: str, split: int, methods: list[str]):
     fit, test, head = parts(path, split)
     name = Path(path).parent.name if Path(path).stem == "predictions" else Path(path).stem
     for method in methods:
-        calibrator = cal.CALIBRATORS[method]()
+        calibrator = make_calibrator(method)
         if calibrator.needs_features and fit.features is None:
             continue
         print(name, split, method, file=sys.stderr)

@@ -314,8 +314,9 @@ class TopAndRest(Calibrator):
         for chunk in labelled_chunks(examples, 0, examples.labels.size):
             logits = chunk.logits.double()
             top = logits.amax(-1, keepdim=True)
-            both, _ = self._odds_and_shares(logits - top, top)
-            hit = top_class(logits)[:, 0] == chunk.labels
+            at = top_class(logits)
+            both, _ = self._odds_and_shares(logits - top, top, at)
+            hit = at[:, 0] == chunk.labels
             parts.append((as_float64(both), hit.cpu().numpy()))
         odds, right = joined(parts)
         weight = examples.labelled_weight()
@@ -332,18 +333,19 @@ class TopAndRest(Calibrator):
         limit = OddsScaling.LIMIT
         return minimise_within(drawn, start, [(0.0, limit), (0.0, limit), (-limit, limit)]).x
 
-    def _odds_and_shares(self, logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-        """Both log-odds of the top class ``(..., 2)``, and log-shares of the others."""
-        others, at = self.gaps._calibrated(self.matrix._calibrated(logits)), top_class(logits)
+    def _odds_and_shares(self, logits: Tensor, top: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Both log-odds ``(..., 2)`` of the top class ``at``, and log-shares of the others."""
+        others = self.gaps._calibrated(self.matrix._calibrated(logits))
         shares = others - _log_sum_without(others, at)
         by_others = shares.gather(-1, at).clamp(_least_odds(logits), MAX_ODDS)
         return torch.cat([self.top._odds(logits, top), by_others], -1), shares
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        both, shares = self._odds_and_shares(logits, top)
+        at = top_class(logits)
+        both, shares = self._odds_and_shares(logits, top, at)
         weights = self.weights_.to(logits.dtype)
         odds = (both @ weights[:2, None] + weights[2]).clamp(min=_least_odds(logits))
-        return _below_top((shares - odds).scatter(-1, top_class(logits), 0.0), odds)
+        return _below_top((shares - odds).scatter(-1, at, 0.0), odds)
 
 
 def _least_odds(logits: Tensor) -> float:

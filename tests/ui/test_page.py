@@ -115,6 +115,18 @@ def test_the_sample_can_be_tried_and_stopped(page):
     wait_for(page, "choose")
 
 
+def test_the_stop_button_stays_where_it_is_while_the_steps_change(page):
+    """A button that moves as somebody clicks on it is missed."""
+    told = {"name": "a.npz", "state": "running", "steps": ["Fit", "Report"], "seconds": 1}
+    page.run("show('run')")
+    places = [page.find("#stop").rect]
+    for step, progress in ((-1, None), (0, None), (0, [1, 3]), (1, [2, 3])):
+        page.run("running(arguments[0])", {**told, "step": step, "progress": progress})
+        places.append(page.find("#stop").rect)
+    assert page.find("#steps progress").is_displayed()
+    assert places == [places[0]] * 5
+
+
 def test_a_file_can_be_dropped(page):
     logits, labels = over_confident(40, 3, classes=2)
     dropped = npz(logits=logits, labels=labels, class_names=[HOSTILE, "日本"])

@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
+import pyarrow
 import pytest
 import scipy
 import torch
+from pyarrow import feather
 
 import calibrant as cal
 from calibrant.metrics.intervals import Estimate
@@ -314,6 +316,18 @@ def test_the_gate_of_a_release_measures_new_examples_and_stops_the_model_as_it_i
     assert remedy.before is not None
     assert remedy.after is not None
     assert remedy.after["ece"].value < limit < remedy.before["ece"].value
+
+
+def test_commands_for_a_table_write_tables_of_the_same_kind(tmp_path):
+    """Arrow keeps the columns and types that no array file could."""
+    data, path = drawn(150, classes=3, factor=2.5, seed=4), tmp_path / "rows.arrow"
+    probs = scipy.special.softmax(data["logits"], -1)
+    columns = {f"prob_{k}": probs[:, k] for k in range(3)}
+    feather.write_feather(pyarrow.table({**columns, "label": data["labels"]}), path)
+    made = cal.report(path, methods=["none", "ts"])
+    assert any("-o calibrated.arrow" in code for code in commands(made).values())
+    (advice,) = [finding.fix for finding in made.findings if finding.code == "CAL013"]
+    assert advice.startswith("Add a column split")
 
 
 def test_the_limit_of_a_release_is_the_end_of_the_interval_where_that_stops_the_model():

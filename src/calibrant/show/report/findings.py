@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from calibrant._core.messages import about
+from calibrant.data.files import TABLES
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.model import (
     MIN_EXAMPLES_OF_CLASS,
-    TABLES,
     ClassFigures,
     Part,
     Subject,

@@ -24,8 +24,6 @@ from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import LossReduction, method_in_use
 
-TABLES = (".csv", ".parquet")
-"""Suffixes of tables, whose columns the advised commands name."""
 MIN_EXAMPLES_OF_CLASS = 10
 """Examples of a class that is shown and tested; the figures of fewer are noise."""
 MIN_EXAMPLES_OF_BIN = 25

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from calibrant._core.messages import about
 from calibrant.data.dataset import IN_MEMORY
+from calibrant.data.files import TABLES
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.pages import SEVERITIES, Severity, Snippet
 from calibrant.show.report.findings import (
@@ -29,7 +30,7 @@ from calibrant.show.report.findings import (
     _worst_range,
     cannot_tell,
 )
-from calibrant.show.report.model import TABLES, Subject
+from calibrant.show.report.model import Subject
 from calibrant.show.style import percent, points
 from calibrant.slices.examples import CLUSTER, CONFIDENCE, PREDICTED, SECOND
 

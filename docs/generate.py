@@ -56,6 +56,7 @@ MORE = {
         "groups.Groups",
         "groups.Group",
     ),
+    "show": ("answer_report.save_answer_report", "answer_report.answer_lines", "llm.shaded_answer"),
     "show.figures": ("from_data.figure", "from_data.draw_file"),
     "show.report": ("report.Provenance", "model.Subject", "model.Part"),
     "llm": (
@@ -73,7 +74,7 @@ MORE = {
         "answers.asking.draw_answers",
         *("answers.signals.by_entailment", "answers.signals.by_embedding"),
         "answers.signals.top_token_confidence",
-        *("answers.logs.report.save_answer_report", "answers.logs.study.AnswerStudy"),
+        *("answers.logs.study.AnswerStudy", "answers.logs.reading.Log"),
         *("answers.fields.field_rows", "answers.questions.short_prompt"),
         "answers.requesting.RequestPlan",
         *("answers.requesting.Asked", "answers.requesting.read_asked"),

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 # A module imports from its own package and from those to the left of it, never to the right.
 ORDER = (
     *("_version", "sample", "_core", "data", "metrics", "losses", "calibrators", "decide"),
-    *("slices", "workflows", "artifacts", "deploy", "monitor", "estimate", "show"),
-    *("llm", "integrations", "ui", "_api", "__init__", "cli", "__main__"),
+    *("slices", "workflows", "artifacts", "deploy", "monitor", "estimate", "llm"),
+    *("show", "integrations", "ui", "_api", "__init__", "cli", "__main__"),
 )
 OPEN_TO_ALL = {"calibrant.__version__"}
 # Results are shown when somebody looks: the one import that points down, made late and by name.

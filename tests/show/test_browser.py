@@ -8,7 +8,7 @@ import pytest
 
 import calibrant as cal
 from calibrant import show
-from calibrant.llm import shaded_text
+from calibrant.show import shaded_text
 from calibrant.show.pages import page
 from calibrant.show.style import DARK, LIGHT
 from tests.support.browser import browser

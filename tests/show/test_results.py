@@ -12,13 +12,7 @@ import calibrant as cal
 from calibrant._core.showing import one_line
 from calibrant.calibrators.average import Average
 from calibrant.decide.priors import PriorCorrection
-from calibrant.llm import (
-    AnswerCalibrator,
-    FittedHead,
-    SignalCalibrator,
-    evaluate_answers,
-    shaded_text,
-)
+from calibrant.llm import AnswerCalibrator, FittedHead, SignalCalibrator, evaluate_answers
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.metrics.curves import (
@@ -30,6 +24,7 @@ from calibrant.metrics.curves import (
 )
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
+from calibrant.show import shaded_text
 from calibrant.show.tables import Table
 from calibrant.workflows.choice import MethodChoice
 from calibrant.workflows.comparison import Comparison, Row

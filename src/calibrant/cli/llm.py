@@ -471,6 +471,7 @@ def ask(
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
     from calibrant.llm.answers.grading import answer_question, confidence_of
+    from calibrant.show.llm import shaded_answer
 
     if not question.strip():
         raise click.UsageError("the question is empty")
@@ -498,7 +499,7 @@ def ask(
         console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
     if html:
         written = shared._how_written(html)
-        reply.shaded(question).write(html)
+        shaded_answer(reply, question).write(html)
         say(written)
 
 

@@ -85,7 +85,7 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
         if form == "json":
             shared._write_json(_summary(fitted))
         else:
-            _print_gate(fitted)
+            shared._print_box(fitted)
     usage = f"calibrant llm gate check {out} FILE"
     if not fitted.accepts_some:
         usage = "grade more answers, or allow more errors, and fit again"
@@ -218,16 +218,3 @@ def _summary(fitted: Gate) -> dict[str, Any]:
     promises = {name: fitted.promise(name) for name in ("accept", "verify")}
     bands = [band.state() for band in fitted.bands]
     return {"promises": promises, "terms": fitted.terms._asdict(), "bands": bands}
-
-
-def _print_gate(fitted: Gate) -> None:
-    console = _new_console()
-    console.print(fitted.describe(), style="dim", soft_wrap=True)
-    table = fitted.table()
-    console.print(shared._text_table(table.headings, table.rows))
-    promises = [fitted.promise(decision) for decision in ("accept", "verify")]
-    for promise in filter(None, promises):
-        console.print(promise, style="bold", soft_wrap=True)
-    about = "This holds for answers from the same source and population as the graded ones."
-    none = "No answer is accepted: the graded answers do not show so small an error."
-    console.print(about if any(promises) else none, soft_wrap=True)

@@ -56,7 +56,7 @@ def report(file: str, out: str, max_error: float, certainty: float, **reading: A
       calibrant llm answers report lm_eval_output/ --outcome acc_norm -o report
     """  # noqa: D301
     from calibrant.llm import read_log, study_answers
-    from calibrant.llm.answers.logs.report import answer_lines, save_answer_report
+    from calibrant.show.answer_report import answer_lines, save_answer_report
 
     log = read_log(file, **reading)
     if not any("correct" in row for row in log.answers.rows):

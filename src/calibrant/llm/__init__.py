@@ -29,7 +29,6 @@ from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.heads.reading import read_documents
 from calibrant.llm.heads.tables import open_table
 from calibrant.llm.models.loading import load_model
-from calibrant.show.tokens import shaded_text
 from calibrant.workflows.evaluate_answers import evaluate_answers
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "read_documents",
     "read_judged",
     "read_log",
-    "shaded_text",
     "signals_of",
     "stated_confidence",
     "stream",

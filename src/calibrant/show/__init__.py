@@ -5,3 +5,4 @@ in the module that is called like the package of its class, and that is imported
 """
 
 from calibrant.show.box import box as box, draw as draw
+from calibrant.show.tokens import shaded_text as shaded_text

@@ -14,6 +14,7 @@ from calibrant.llm import AnswerCalibrator, SignalCalibrator
 from calibrant.llm.answers.calibrator import _folds
 from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signal_calibrator import Regression, fit_signals
+from calibrant.show import box
 from calibrant.workflows.evaluate_answers import evaluate_answers
 
 N = 900
@@ -214,8 +215,10 @@ def test_unfitted_maps_say_so():
 
 
 def test_weights_are_shown(fitted):
-    assert fitted.table().headings == ("signal", "answers", "weight")
-    assert [row[:2] for row in fitted.table().rows] == [(name, "100 %") for name in simulated()[0]]
+    (table,) = box(fitted).tables()
+    assert table.headings == ("signal", "answers", "weight")
+    assert [row[:2] for row in table.rows] == [(name, "100 %") for name in simulated()[0]]
+    assert [row[2] for row in table.rows] == [f"{w:.2f}" for w in fitted.regression_.weights]
 
 
 def signal_rows(count):

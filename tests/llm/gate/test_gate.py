@@ -10,6 +10,7 @@ from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
 from calibrant.llm.gate.gate import Band, DriftReference, Terms, _unscored
 from calibrant.llm.gate.serving import Judge
+from calibrant.show import box
 from tests.support.graded_answers import graded_answers
 from tests.support.thresholds import error_threshold
 
@@ -271,7 +272,9 @@ def test_a_gate_that_accepts_nothing_says_so(drift):
     assert one.verdict == "person"
     assert one.to_dict()["threshold"] is None
     assert one.reason.endswith("is below every threshold")
-    assert gate.table().rows[0][2:4] == ("none", "0.0 %")
+    (table,) = box(gate).tables()
+    assert table.rows[0][2:4] == ("none", "0.0 %")
+    assert "No answer is accepted" in box(gate).text()
 
 
 def test_it_shows_itself(gate):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray, check_whole
 from calibrant._core.engines import report
-from calibrant._core.showing import one_line
+from calibrant._core.showing import as_html, columns_frame, one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.attach import CalibratedGeneration, _calibrated_generation, _matching_model
@@ -18,7 +18,6 @@ from calibrant.llm.heads.documents import _prompt_ids
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
 from calibrant.llm.models.huggingface import fingerprint_of
-from calibrant.show.tokens import ShadedText, shaded_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,25 +84,19 @@ class Answer(NamedTuple):
     def __repr__(self) -> str:
         said = "abstains" if self.abstains else repr(self.text)
         end = "truncated" if self.truncated else ""
-        return one_line(self, said, self._figures(), f"{len(self.probs)} tokens", end)
+        return one_line(self, said, self.figures(), f"{len(self.probs)} tokens", end)
 
-    def _figures(self) -> str:
+    def figures(self) -> str:
+        """Return the confidence, and the one that is required, in words."""
         required = f", required {100 * self.required:g} %" if self.required else ""
         return f"confidence {100 * self.confidence:.1f} %{required}"
 
-    def shaded(self, title: str = "Answer") -> ShadedText:
-        """Return the answer with its tokens shaded by their probability, if it is shown."""
-        if self.abstains:
-            return shaded_text([], [], title=title, note=f"no answer: {self._figures()}")
-        note = f"confidence {100 * self.confidence:.1f} %{'; truncated' * self.truncated}"
-        return shaded_text(self.token_texts, self.probs, title=title, note=note)
-
     def _repr_html_(self) -> str:
-        return self.shaded()._repr_html_()
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each token. Needs pandas."""
-        return self.shaded().to_frame()
+        return columns_frame({"token": self.token_texts, "prob": self.probs})
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from calibrant.llm.answers.confidence import Aggregator
 from calibrant.llm.answers.judged import judged_source, read_judged
 from calibrant.llm.answers.rows import AnswerRows, Row, Source
 from calibrant.metrics.clustered import Evaluations
-from calibrant.show.box import Box, Part, box, box_of
-from calibrant.show.charts import Line, line_chart
 from calibrant.workflows.evaluate_answers import SMALLEST, SUREST, evaluate_answers, log_odds
 
 if TYPE_CHECKING:
@@ -83,14 +81,12 @@ class AnswerMap(WithOptions):
         Set by :meth:`control`.
     """
 
-    title: ClassVar[str]
     source_: Source
     threshold_: Threshold | None
 
     predict: Callable[..., FloatArray]
     predict_rows: Callable[[AnswerRows], FloatArray]
     describe: Callable[[], str]
-    _parts: Callable[[], list[Part]]  # what a box shows; nothing before a fit
 
     def apply(self, answers: AnswerRows) -> list[Row]:
         """Add the chance of each answer to be right to its row, as ``calibrated``.
@@ -130,8 +126,7 @@ class AnswerMap(WithOptions):
             raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
         return np.asarray(values < self.threshold_.threshold)
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    _repr_html_ = as_html
 
     def _origin(self) -> dict[str, Any]:
         limit = self.threshold_ and self.threshold_.state()
@@ -183,8 +178,6 @@ class AnswerCalibrator(AnswerMap):
     >>> bool(abs(fitted.predict(confidence).mean() - right.mean()) < 0.03)
     True
     """
-
-    title = "Answer calibrator"
 
     def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
@@ -287,17 +280,6 @@ class AnswerCalibrator(AnswerMap):
         made._restore(state)
         return made
 
-    def _parts(self) -> list[Part]:
-        if self.learned_ is None:
-            return []
-        confidence = np.linspace(0.005, 0.995, 199)
-        lines = [
-            Line("chance", confidence, self._probs(log_odds(np.log(confidence)))),
-            Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
-        ]
-        x, y = "confidence", "chance to be right"
-        return [line_chart(lines, x_label=x, y_label=y, y_range=(0, 1))]
-
     def _fitted(self) -> Learned:
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(confidence, correct)")
@@ -356,15 +338,6 @@ def _folds(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     fold = (np.random.default_rng(0).permutation(len(names)) % FOLDS)[member]
     for number in range(min(FOLDS, len(names))):
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-
-
-@box_of.register(AnswerMap)
-def _box(fitted: AnswerMap) -> Box:
-    parts = fitted._parts()
-    if not parts:
-        return Box(fitted.title, ["not fitted"])
-    parts += [] if fitted.threshold_ is None else [box(fitted.threshold_)]
-    return Box(fitted.title, [fitted.describe()], parts=parts)
 
 
 def _confidences(values: Values) -> FloatArray:

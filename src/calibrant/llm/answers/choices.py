@@ -29,7 +29,7 @@ from calibrant._core.checks import (
     check_whole,
 )
 from calibrant._core.engines import report
-from calibrant._core.showing import columns_frame, one_line
+from calibrant._core.showing import as_html, columns_frame, one_line
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.asking import LengthLimit, _calibrated_generations, end_ids
 from calibrant.llm.answers.questions import LETTERS, Question, _choice_prompt, short_prompt
@@ -38,8 +38,6 @@ from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.documents import Encoded, _encode_documents, _padded
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.models import huggingface
-from calibrant.show.box import Box
-from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,11 +111,7 @@ class OptionBias(NamedTuple):
         return one_line(self, f"{100 * self.excess:.1f} % of answers", f"p = {self.p_value:.2g}")
 
     def _repr_html_(self) -> str:
-        columns = (self.chosen, self.right, self.prob)
-        cells = zip(self.letters, *columns, strict=True)
-        rows = [(name, *(f"{100 * x:.1f} %" for x in values)) for name, *values in cells]
-        table = Table(("option", "chosen", "right", "mean probability"), rows)
-        return Box("Option bias", [self.describe()], parts=[table]).notebook()
+        return as_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each letter. Needs pandas."""

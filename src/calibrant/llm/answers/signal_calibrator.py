@@ -39,8 +39,6 @@ from calibrant.llm.answers.rows import AnswerRows, Source
 from calibrant.llm.answers.signals import UNREAD, signal_values, signals_of
 from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.metrics.clustered import ConfidenceEvaluation, Evaluations
-from calibrant.show.box import Part
-from calibrant.show.tables import Table
 from calibrant.workflows.evaluate_answers import SUREST, evaluate_answers
 
 if TYPE_CHECKING:
@@ -178,8 +176,6 @@ class SignalCalibrator(AnswerMap):
     array([1. , 0.9])
     """
 
-    title = "Signal calibrator"
-
     def __init__(self, *, stage: Map = "beta") -> None:
         self.stage = stage
         self.names_: list[str] = []
@@ -274,16 +270,10 @@ class SignalCalibrator(AnswerMap):
         end = "" if limit is None else f"threshold={threshold_text(limit.threshold)}"
         return one_line(self, self.describe(), end)
 
-    def table(self) -> Table:
-        """Return the share of the answers that have each signal, and its weight."""
-        rows = [
-            (name, f"{100 * self.coverage_[name]:.0f} %", f"{weight:.2f}")
-            for name, weight in zip(self.names_, self._fitted().weights, strict=True)
-        ]
-        return Table(("signal", "answers", "weight"), rows)
-
-    def _parts(self) -> list[Part]:
-        return [] if self.regression_ is None else [self.table()]
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each standardised signal in the regression."""
+        return dict(zip(self.names_, self._fitted().weights.tolist(), strict=True))
 
     def _fitted(self) -> Regression:
         if self.regression_ is None:

@@ -27,7 +27,7 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, warnings_at_caller
 from calibrant._core.messages import comma_separated, printable_name
-from calibrant._core.showing import frame, one_line, threshold_text
+from calibrant._core.showing import as_html, frame, one_line, threshold_text
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import Threshold
@@ -36,8 +36,6 @@ from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceEr
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.monitor import Monitor
-from calibrant.show.box import Box, Callout
-from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -349,23 +347,6 @@ class Gate:
         )
         return f"{text} It holds for each of: {'; '.join(sets)}."
 
-    def table(self) -> Table:
-        """Return the thresholds of each band, and what is beyond them."""
-
-        def limit(found: Threshold | None) -> tuple[str, str]:
-            if found is None:
-                return "-", "-"
-            lowest = threshold_text(found.threshold) if found.coverage else "none"
-            return lowest, f"{100 * found.coverage:.1f} %"
-
-        rows = []
-        for band in self.bands:
-            accept = band.accept
-            wrong = f"{100 * accept.error:.2f} %" if accept.coverage else "-"
-            rows.append((band.name(), f"{accept.n:,}", *limit(accept), wrong, *limit(band.verify)))
-        headings = ("kind", "graded", "accept from", "accepted", "wrong", "verify from")
-        return Table((*headings, "to verify"), rows)
-
     def describe(self) -> str:
         """Describe the gate in a line."""
         graded = sum(band.accept.n for band in self.bands)
@@ -375,9 +356,7 @@ class Gate:
         said = self.promise().rstrip(".") or "accepts none"
         return one_line(self, said, *(threshold_text(b.accept.threshold) for b in self.bands))
 
-    def _repr_html_(self) -> str:
-        promises = [Callout(self.promise(decision)) for decision in ("accept", "verify")]
-        return Box("Gate", [self.describe()], promises, [self.table()]).notebook()
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with the thresholds for each set of kinds. Needs pandas."""

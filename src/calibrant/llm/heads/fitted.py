@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_choice, warn
 from calibrant._core.options import Options, options_of, unknown_option
-from calibrant._core.showing import columns_frame, frame, one_line
+from calibrant._core.showing import as_html, columns_frame, frame, one_line
 from calibrant.calibrators.logpartition import Records
 from calibrant.llm.heads.ats import ATSHead
 from calibrant.llm.heads.modules import (
@@ -32,8 +32,6 @@ from calibrant.llm.models.huggingface import ModelFingerprint
 from calibrant.metrics.binned import ece
 from calibrant.metrics.clustered import Evaluations, Gain, evaluate_tokens, paired_gain
 from calibrant.metrics.ranking import auroc
-from calibrant.show.box import Box, Callout
-from calibrant.show.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,20 +127,7 @@ class FittedHead:
         nll = f"held-out NLL {last['nll']:.4f}" if "nll" in last else ""
         return one_line(self, self.describe(), nll, "" if self.kept else "requested head not kept")
 
-    def _repr_html_(self) -> str:
-        def shown(value: float, form: str) -> str:
-            return "-" if math.isnan(value) else f"{value:{form}}".replace("%", " %")
-
-        forms = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
-        rows = [
-            (group, *(shown(values.get(name, math.nan), form) for name, form in forms.items()))
-            for group, values in self.figures.items()
-        ]
-        headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
-        used = [len(rows) - 1 if self.kept else min(1, len(rows) - 1)]
-        tables = [Table(headings, rows, highlighted=used)] if rows else []
-        said = Callout(self.reasons, "good" if self.kept else "warn")
-        return Box("Temperature head", [self.describe()], [said], tables).notebook()
+    _repr_html_ = as_html
 
     def to_frame(self) -> pd.DataFrame:
         """Return the figures as a frame, with a row for each group. Needs pandas."""

@@ -11,7 +11,7 @@ import pytest
 
 from calibrant.llm import read_log, study_answers
 from calibrant.llm.answers.logs import inspect_logs
-from calibrant.llm.answers.logs.findings import kinds as parts_of
+from calibrant.show.answer_findings import kinds as parts_of
 from tests.support.recorded_logs import FILES
 
 WHOLE = json.loads((FILES / "log.json").read_text())

@@ -7,9 +7,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
-from calibrant.llm.answers.logs.findings import _notes_of
-from calibrant.llm.answers.logs.study import _option_logits, _rescored, save_options
+from calibrant.llm.answers.logs.study import _rescored, option_logits, save_options
 from calibrant.llm.answers.rows import AnswerRows
+from calibrant.show.answer_findings import _notes_of
 from calibrant.workflows.evaluate import evaluate
 
 TRUE_POWER = 3
@@ -176,6 +176,6 @@ def test_options_of_rows_are_a_prediction_file(tmp_path, choices):
         np.testing.assert_array_equal(held["logits"], [[-1, -2, -np.inf], [-1, -2, -3]])
         np.testing.assert_array_equal(held["labels"], [1, 0])
     assert cal.evaluate(tmp_path / "options.npz", level=None)["accuracy"].value == 0.5
-    assert _option_logits([{"option_logits": [-1.0, -2.0], "label": None}]) is None
+    assert option_logits([{"option_logits": [-1.0, -2.0], "label": None}]) is None
     with pytest.raises(ValueError, match=r"is for multiple choice.*write .jsonl or .csv"):
         save_options([{"confidence": 0.5}], tmp_path / "options.npz")

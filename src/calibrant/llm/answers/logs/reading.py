@@ -32,9 +32,9 @@ _IDS = ("id", "custom_id")
 """Keys by which grades are found."""
 _JOINED = ("correct", "question", "kind", "truth")
 """Values that a file of grades adds to answers."""
-SIGNALS = ("signals", "stated", "samples", "judges")
+_SIGNALS = ("signals", "stated", "samples", "judges")
 """Values of rows that make signals besides a confidence."""
-_MATERIAL = ("confidence", "token_probs", *SIGNALS)
+_MATERIAL = ("confidence", "token_probs", *_SIGNALS)
 """Values of which an answer needs one to be calibrated."""
 _NO_CONFIDENCE = {
     "lm_eval": "lm-eval logs log-likelihoods for multiple choice and, with repeats, several texts "
@@ -63,6 +63,11 @@ class Log(NamedTuple):
     format: Format
     answers: AnswerRows
     left_out: int = 0
+
+    @property
+    def has_signals(self) -> bool:
+        """True if answers have signals besides a confidence."""
+        return any(row.get(name) for row in self.answers.rows for name in _SIGNALS)
 
     def __repr__(self) -> str:
         counted = f"{len(self.answers.rows):,} answers"
@@ -219,7 +224,7 @@ def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | 
             if any(row.get(key) for key in LOGPROBS):
                 alone.confidences()  # raises: they are not usable
             return BadDocument(place, f"has no confidence: {_NO_CONFIDENCE[name]}")
-        if any(row.get(key) for key in SIGNALS):
+        if any(row.get(key) for key in _SIGNALS):
             signals_of(alone)
     except ValueError as error:
         return BadDocument(place, f"cannot be used: {error}".replace(place, "it"))

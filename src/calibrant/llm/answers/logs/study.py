@@ -21,8 +21,8 @@ from calibrant.llm.answers.calibrator import (
     fit_answers,
 )
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
-from calibrant.llm.answers.logs.reading import SIGNALS, Log
-from calibrant.llm.answers.rows import AnswerRows, Row
+from calibrant.llm.answers.logs.reading import Log
+from calibrant.llm.answers.rows import Row
 from calibrant.llm.answers.signal_calibrator import (
     SignalCalibrator,
     SignalFit,
@@ -38,7 +38,7 @@ from calibrant.workflows.evaluate_answers import evaluate_answers
 _METRICS = ("accuracy", "ece", "nll", "brier")
 
 
-def _option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
+def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
     """Return logits ``(questions, options)`` and labels; None unless all answers have both.
 
     Options that a question has fewer of than others have -inf.
@@ -54,7 +54,7 @@ def _option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
 
 def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
     """Write the options of answers as a prediction file, ``.npz`` with logits and labels."""
-    options = _option_logits(rows)
+    options = option_logits(rows)
     if options is None:
         raise ValueError(
             f"{os.fspath(file)} is for multiple choice, and some answers have no log-probabilities "
@@ -156,6 +156,7 @@ def study_answers(
 
     Examples
     --------
+    >>> from calibrant.llm.answers.rows import AnswerRows
     >>> rng = np.random.default_rng(0)
     >>> stated = rng.uniform(0.5, 1, 600)
     >>> right = rng.random(600) < stated**3  # too sure
@@ -176,7 +177,7 @@ def study_answers(
     # a random half of the questions
     held_out = np.random.default_rng(seed).permutation(questions)[groups] % 2 == 1
     stage: Map = "beta" if len(correct) >= 2 * MIN_QUESTIONS else "sigmoid"
-    confidence, source, before, after, signals = _figures(answers, stage)
+    confidence, source, before, after, signals = _figures(log, stage)
     fitted_on, others = answers.where(~held_out), answers.where(held_out)
     calibrator: AnswerCalibrator | SignalCalibrator
     if signals is None:
@@ -188,7 +189,7 @@ def study_answers(
         calibrator.threshold_ = threshold(
             confidence=chances, outcome=others.grades(), max_error=max_error, certainty=certainty
         )
-    options = _option_logits(answers.rows)
+    options = option_logits(answers.rows)
     rescored = _rescored(*options) if options and len(options[1]) >= MIN_QUESTIONS else None
     rows = calibrator.apply(answers)
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
@@ -202,17 +203,12 @@ def study_answers(
     )
 
 
-def _has_signals(answers: AnswerRows) -> bool:
-    """Return True if answers have signals besides a confidence."""
-    return any(row.get(name) for row in answers.rows for name in SIGNALS)
-
-
 def _figures(
-    answers: AnswerRows, stage: Map
+    log: Log, stage: Map
 ) -> tuple[FloatArray, str, ConfidenceEvaluation, ConfidenceEvaluation, SignalFit | None]:
     """Return confidences, their name, figures before and after a map, and those of signals."""
-    fit = None
-    if _has_signals(answers):
+    answers, fit = log.answers, None
+    if log.has_signals:
         with silenced():  # the fit to one half repeats what is worth saying
             fit = fit_signals(answers, stage=stage)
     if fit is None or fit.together is None:  # there are too few to combine them

@@ -7,9 +7,9 @@ import pytest
 
 import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
-from calibrant.llm.answers.logs.findings import _notes_of, _verdict_of, kinds
-from calibrant.llm.answers.logs.report import _answer_page, answer_lines, save_answer_report
 from calibrant.llm.answers.rows import AnswerRows, read_answers
+from calibrant.show.answer_findings import _notes_of, _verdict_of, kinds
+from calibrant.show.answer_report import _answer_page, answer_lines, save_answer_report
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.showing import threshold_text
-from calibrant.llm.answers.logs.study import AnswerStudy, _has_signals
+from calibrant.llm.answers.logs.study import AnswerStudy
 from calibrant.metrics.intervals import share_interval
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.findings import LARGE, SIGNIFICANT, SMALL, cannot_tell
@@ -143,7 +143,7 @@ def _map(study: AnswerStudy) -> _Note:
 
 def _signals(study: AnswerStudy) -> _Note | None:
     if study.signals is None:
-        if not _has_signals(study.log.answers):
+        if not study.log.has_signals:
             return None
         evidence = f"{int(study.correct.sum()):,} of {len(study.rows):,} answers are right."
         title = "Too few answers to compare signals"

@@ -10,11 +10,11 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.showing import threshold_text
 from calibrant.artifacts import save
 from calibrant.decide.threshold_results import Threshold
-from calibrant.llm.answers.logs.findings import _notes_of, _verdict_of, kinds
-from calibrant.llm.answers.logs.study import AnswerStudy, _option_logits, save_options
+from calibrant.llm.answers.logs.study import AnswerStudy, option_logits, save_options
 from calibrant.llm.answers.rows import write_rows
 from calibrant.llm.answers.signal_calibrator import SignalFit
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.show.answer_findings import _notes_of, _verdict_of, kinds
 from calibrant.show.metrics import diagram, risk_chart
 from calibrant.show.pages import SEVERITY_NAMES, Snippet, document
 from calibrant.show.report.view import parts_table
@@ -47,7 +47,7 @@ def save_answer_report(study: AnswerStudy, folder: str | os.PathLike[str]) -> li
         drawn = reliability_diagrams({"before": study.before, "calibrated": study.after})
         save_figure(drawn, target / _PICTURE)
         names.append(_PICTURE)
-    if _option_logits(study.rows) is not None:
+    if option_logits(study.rows) is not None:
         save_options(study.rows, target / _OPTIONS)
         names.append(_OPTIONS)
     with replacing(target / _PAGE) as temporary:
@@ -142,14 +142,13 @@ def _threshold(found: Threshold) -> Table:
 
 
 def _signals(fit: SignalFit) -> Table:
-    weights = {name: weight for name, _, weight in fit.calibrator.table().rows}
     rows = []
     for name, alone in fit.alone.items():
         cells = dict(zip(alone, alone.table(), strict=True))
         raw = percent(fit.raw[name]["ece"].value) if name in fit.raw else "-"
         has = percent(fit.calibrator.coverage_[name], 0)
         figures = (cells["nll"][1], cells["auroc"][1], cells["auroc"][2])
-        rows.append((name, has, raw, *figures, weights[name]))
+        rows.append((name, has, raw, *figures, f"{fit.calibrator.weights[name]:.2f}"))
     headings = ("signal", "answers", "ECE as it is", "NLL with a map", "AUROC", "interval")
     return Table((*headings, "weight"), rows)
 

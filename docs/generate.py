@@ -7,6 +7,7 @@ import shutil
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from textwrap import indent
 from typing import get_origin
 
 TITLES = {
@@ -302,6 +303,9 @@ def notebook_of(page: str) -> str:
                 part = re.sub(r"(?m)^(?=\w)", "!", part)
         else:
             part = re.sub(r"\{\w+\}`([^`<]*?)(?: <[^>]*>)?`", r"`\1`", part)  # roles of Sphinx
+            part = re.sub(
+                r"```\w+\n(.*?)```\n", lambda code: indent(code[1], "    "), part, flags=re.DOTALL
+            )
         if part.strip():
             source = part.strip().splitlines(keepends=True)
             cell = {"cell_type": kind, "id": f"cell-{i}", "metadata": {}, "source": source}

@@ -162,10 +162,15 @@ def parse_options(owner: str, options: Options, texts: Mapping[str, str]) -> dic
 
 def unknown_option(owner: str, typed: str, options: Options) -> ValueError:
     """Return the error for an option that does not exist, with the nearest one and all others."""
-    choices = [
-        name if option.default is option.empty else f"{name} (default {option.default!r})"
-        for name, option in options.items()
-    ]
+
+    def shown(name: str, default: Any) -> str:
+        if default is inspect.Parameter.empty:
+            return name
+        # computed ones, such as e to the power of 3, have more digits than anybody reads
+        text = f"{default:.3g}" if isinstance(default, float) else repr(default)
+        return f"{name} (default {text})"
+
+    choices = [shown(name, option.default) for name, option in options.items()]
     has = f"its options are {comma_separated(choices)}" if choices else "it has none"
     return ValueError(f"{owner} has no option {typed!r}: {did_you_mean(typed, options)}{has}")
 

@@ -242,6 +242,9 @@ def test_one_temperature_takes_no_options():
 def test_an_unknown_option_of_a_head_is_named():
     with pytest.raises(ValueError, match="mlp head has no option 'hidden': its options are units"):
         fit_head(simulated_table(30), "mlp", options={"hidden": 3})
+    # e^3, with the digits that one reads
+    with pytest.raises(ValueError, match=r"no option 'caps': did you mean cap\?.*\(default 20\.1\)"):
+        fit_head(simulated_table(30), "ats", options={"caps": 5})
 
 
 def test_a_device_that_is_not_there():

@@ -243,7 +243,7 @@ def test_an_unknown_option_of_a_head_is_named():
     with pytest.raises(ValueError, match="mlp head has no option 'hidden': its options are units"):
         fit_head(simulated_table(30), "mlp", options={"hidden": 3})
     # e^3, with the digits that one reads
-    with pytest.raises(ValueError, match=r"no option 'caps': did you mean cap\?.*\(default 20\.1\)"):
+    with pytest.raises(ValueError, match=r"option 'caps': did you mean cap\?.*\(default 20\.1\)"):
         fit_head(simulated_table(30), "ats", options={"caps": 5})
 
 

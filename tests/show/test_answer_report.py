@@ -37,7 +37,7 @@ def test_findings_of_confidences_that_are_too_high(study):
     assert "Confidence tells right answers from wrong ones" in found
     promise = found["A threshold with a guarantee"].evidence
     assert promise.startswith(
-        "With 90 % certainty, at most 50 % of the accepted answers are wrong."
+        "With 95 % certainty, at most 50 % of the accepted answers are wrong."
     )
     off = found["Some kinds of questions are off after calibration"].evidence
     assert "<i>b (" in off

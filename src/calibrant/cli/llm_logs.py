@@ -38,7 +38,7 @@ SHARE: Any = {"type": click.FloatRange(0, 1, True, True), "metavar": "FRACTION"}
 @GRADES
 @SKIP_BAD
 @_option("--max-error", **SHARE, default=0.1, help="Largest share of errors.")
-@_option("--certainty", **SHARE, default=0.9, help="Probability that the guarantee holds.")
+@_option("--certainty", **SHARE, default=0.95, help="Probability that the guarantee holds.")
 def report(file: str, out: str, max_error: float, certainty: float, **reading: Any) -> None:
     """Measure the confidences of graded answers, and calibrate them.
 

@@ -1,12 +1,15 @@
 """A map and a threshold from a log, on data of known truth."""
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, study_answers
+from calibrant.cli.llm_gate import fit as gate_verb
+from calibrant.cli.llm_logs import report as report_verb
+from calibrant.llm import AnswerCalibrator, Log, SignalCalibrator, fit_gate, study_answers
 from calibrant.llm.answers.logs.study import _rescored, option_logits, save_options
 from calibrant.llm.answers.rows import AnswerRows
 from calibrant.show.answer_findings import _notes_of
@@ -47,7 +50,7 @@ def test_the_threshold_is_that_of_the_other_half(study):
     assert held_out.sum() == study.threshold.n == 1000
     again = AnswerCalibrator().fit(study.confidence[~held_out], study.correct[~held_out])
     limit = again.control(
-        study.confidence[held_out], study.correct[held_out], max_error=0.3, certainty=0.9
+        study.confidence[held_out], study.correct[held_out], max_error=0.3, certainty=0.95
     )
     assert study.threshold == limit
     chances = again.predict(study.confidence)
@@ -55,6 +58,14 @@ def test_the_threshold_is_that_of_the_other_half(study):
     accepted = np.array([not row["abstains"] for row in study.rows])
     np.testing.assert_array_equal(accepted, chances >= limit.threshold)
     assert (~study.correct[accepted]).mean() < 0.3
+
+
+def test_guarantees_have_one_default_certainty():
+    functions = (cal.threshold, AnswerCalibrator.control, fit_gate, study_answers)
+    found = [signature(one).parameters["certainty"].default for one in functions]
+    for verb in (report_verb, gate_verb):
+        found += [option.default for option in verb.params if option.name == "certainty"]
+    assert found == [0.95] * 6
 
 
 def test_the_promise_is_kept_in_most_draws(monkeypatch):

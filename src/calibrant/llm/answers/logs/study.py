@@ -135,7 +135,7 @@ class AnswerStudy:
 
 
 def study_answers(
-    log: Log, *, max_error: float = 0.1, certainty: float = 0.9, seed: int = 0
+    log: Log, *, max_error: float = 0.1, certainty: float = 0.95, seed: int = 0
 ) -> AnswerStudy:
     """Fit a map to the answers of a log, and find a threshold that keeps a guarantee.
 

@@ -709,6 +709,9 @@ def test_the_predicted_class_of_two_is_kept_if_asked_for(rng):
     assert kept.keeps_argmax
     assert set(names_of(kept)) <= set(KEEPING)
     np.testing.assert_array_equal(kept.predict_proba(odds) > 0.5, odds > 0)
+    odds, labels = rarer(rng, 20_000)
+    best = np.where(odds > 0, np.maximum(odds - 2, 0), odds - 2)  # of all that keep it
+    assert cal.nll(kept.transform(odds), labels) < cal.nll(best, labels) + 0.02
 
 
 def test_calibrated_log_odds_are_mostly_left_alone(rng):

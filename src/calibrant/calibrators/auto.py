@@ -39,14 +39,13 @@ MATRIX = "sms_blend"
 KEEPING = ("none", "ts", "beta", "blend", "top_and_rest", *WITH_FEATURES)
 CHANGING = ("none", "ts", "beta", *WITH_FEATURES, MATRIX)
 FREE = (*KEEPING, MATRIX)
-TWO_KEEPING = tuple(name for name in KEEPING if name != "top_and_rest")
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
 )
-"""Candidates of more than two classes where the predicted one is kept, where others are clearly
-better, and where all is allowed; of two classes where it is kept, and else maps of P(y = 1). Each
-leaves the top class calibrated: ``sms`` alone does not."""
+"""Candidates where the predicted class is kept, where others are clearly better, and where all is
+allowed; and maps of P(y = 1), for two classes unless the predicted one is kept. Each leaves the top
+class calibrated: ``sms`` alone does not."""
 MIN_EXAMPLES = 50  # number of examples below which a choice would be a guess
 SHRUNK, SHRUNK_BELOW = "shrunk_ts", 500
 """The safe choice, and the number of examples below which it replaces ``ts`` and doing nothing."""
@@ -102,9 +101,9 @@ class Auto(RecordsCalibrator):
     candidates : sequence of str, optional
         Names of any methods. By default ``none``, ``ts``, ``beta``, with features ``gc`` and
         ``procal``, and parts that were made for it: ``blend`` (:class:`Blend`) and
-        ``top_and_rest`` (:class:`TopAndRest`). Two classes have maps of P(y = 1) instead: ``none``,
-        ``ts``, ``sigmoid``, ``venn_abers``, and the parts ``robust_sigmoid``
-        (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
+        ``top_and_rest`` (:class:`TopAndRest`). For two classes, unless ``keep_argmax`` is True,
+        they are maps of P(y = 1): ``none``, ``ts``, ``sigmoid``, ``venn_abers``, and the parts
+        ``robust_sigmoid`` (:class:`RobustSigmoid`) and ``quadratic`` (:class:`QuadraticScaling`).
     keep_argmax : "auto" or bool
         Whether the predicted class is kept: always (True), or not necessarily (False), with
         ``sms_blend`` as one more candidate. By default predictions of more than two classes change
@@ -286,8 +285,8 @@ class Auto(RecordsCalibrator):
     def _usable(self, data: _Data, clear: bool) -> list[str]:
         """Names of the candidates that the data suffice for; ``clear`` if others predict better."""
         usual: Sequence[str] = CHANGING if clear else KEEPING
-        if data.records.classes == 2:
-            usual = TWO_KEEPING if self.keep_argmax is True else TWO_CLASSES
+        if data.records.classes == 2 and self.keep_argmax is not True:
+            usual = TWO_CLASSES
         elif self.keep_argmax is False:
             usual = FREE
         if len(data.records) < SHRUNK_BELOW:

@@ -37,6 +37,11 @@ def test_unknown_rule_is_refused():
         AnswerCalibrator(stage="spline")  # type: ignore[arg-type]
 
 
+def succession(prob, n):
+    """Laplace's rule of succession: two more answers, one of them right, for n graded ones."""
+    return (n * prob + 1) / (n + 2)
+
+
 def drawn_answers(rng, n, truth):
     """Confidences over all of (0, 1), and outcomes drawn from a curve of their log-odds."""
     sure = rng.beta(1.2, 1.2, n)
@@ -48,7 +53,7 @@ def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
     fitted = AnswerCalibrator(stage="sigmoid").fit(sure, right)
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
     wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
-    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
+    np.testing.assert_allclose(fitted.predict(sure), succession(wanted, 3000), atol=1e-4)
     np.testing.assert_allclose(fitted.state()["learned"]["line"], [0.6, -1.2], atol=0.15)
 
 
@@ -58,7 +63,8 @@ def test_beta_is_a_logistic_regression_on_two_logarithms(rng):
     inputs = np.stack([np.log(sure), -np.log1p(-sure)], 1)
     other = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, right)
     assert (other.coef_ > 0).all()  # the constraints do not bind
-    np.testing.assert_allclose(fitted.predict(sure), other.predict_proba(inputs)[:, 1], atol=1e-3)
+    wanted = succession(other.predict_proba(inputs)[:, 1], 5000)
+    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-3)
 
 
 def test_isotonic_is_that_of_sklearn(rng):
@@ -66,11 +72,10 @@ def test_isotonic_is_that_of_sklearn(rng):
     sure = sure.round(2).clip(0.01, 0.99)  # ties
     fitted = AnswerCalibrator(stage="isotonic").fit(sure, right)
     other = IsotonicRegression(out_of_bounds="clip").fit(sure, right)
-    least = 0.5 / 800
-    wanted = np.clip(other.predict(sure), least, 1 - least)
+    wanted = succession(other.predict(sure), 800)
     np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-6)
     between = rng.random(200)
-    wanted = np.clip(other.predict(between), least, 1 - least)
+    wanted = succession(other.predict(between), 800)
     np.testing.assert_allclose(fitted.predict(between), wanted, atol=0.01)
 
 
@@ -87,6 +92,34 @@ def test_calibrated_confidences_rise_and_are_right_on_average(stage, rng):
     assert np.abs(found - truth[2000:]).mean() < 0.03
     # nothing is certain, so that the likelihood of new answers is finite
     assert 0 < found.min() < found.max() < 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_answer_is_surer_than_the_graded_ones_can_show(stage, rng):
+    sure, right = drawn_answers(rng, 60, lambda s: s > 0)  # nothing contradicts any certainty
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = AnswerCalibrator(stage=stage).fit(sure, right)
+    ends = fitted.predict([0.0, 1e-9, 1 - 1e-9, 1.0])
+    assert ends.min() >= 1 / 62
+    assert ends.max() <= 61 / 62
+    assert ends[-1] > 0.9
+    # a thousand times as many show more
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        many = AnswerCalibrator(stage=stage).fit(np.tile(sure, 1000), np.tile(right, 1000))
+    assert 61 / 62 < many.predict([1.0])[0] <= 60_001 / 60_002
+
+
+@pytest.mark.parametrize("stage", ["sigmoid", "beta"])
+def test_the_limit_keeps_the_order_and_the_ties(stage, rng):
+    sure, right = drawn_answers(rng, 100, lambda s: expit(2 * s))
+    fitted = AnswerCalibrator(stage=stage).fit(sure, right)
+    new = np.unique(rng.beta(0.5, 0.5, 2000).round(4))
+    free = AnswerCalibrator.from_state({**fitted.state(), "least": 0.0})
+    assert (np.diff(free.predict(new)) > 0).sum() == (np.diff(fitted.predict(new)) > 0).sum()
+    assert (np.diff(fitted.predict(new)) >= 0).all()
+    np.testing.assert_allclose(fitted.predict(new), succession(free.predict(new), 100))
 
 
 def test_tiny_products_keep_their_order():
@@ -143,7 +176,7 @@ def test_zero_and_one_are_replaced_by_halfway_values(rng):
     moved = logit(np.clip(sure, 0.1, 0.975))
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)
     wanted = other.predict_proba(moved[:, None])[:, 1]
-    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
+    np.testing.assert_allclose(fitted.predict(sure), succession(wanted, 1000), atol=1e-4)
     # values between, which fit has not seen, never fall below their lower neighbours
     assert (np.diff(fitted.predict(np.linspace(0, 1, 2001))) >= 0).all()
     # 0 and 1 that fit has not seen are no more certain than any other
@@ -161,7 +194,7 @@ def test_zeros_and_ones_alone_are_worth_their_shares(stage, rng):
     right = np.where(sure == 1, rng.random(300) < 0.8, rng.random(300) < 0.3)
     fitted = AnswerCalibrator(stage=stage).fit(sure, right)
     low, middle, high = fitted.predict([0, 0.5, 1])
-    shares = [right[sure == 0].mean(), right[sure == 1].mean()]
+    shares = [succession(right[sure == said].mean(), 300) for said in (0, 1)]
     assert [low, high] == pytest.approx(shares, abs=1e-4)
     assert low < middle < high
 
@@ -172,7 +205,7 @@ def test_one_confidence_alone_is_worth_its_share(stage, value):
     right = np.arange(200) < 120
     fitted = AnswerCalibrator(stage=stage).fit(np.full(200, value), right)
     found = fitted.predict([0, value, 1])
-    assert found[1] == pytest.approx(0.6, abs=1e-4)
+    assert found[1] == pytest.approx(succession(0.6, 200), abs=1e-4)
     assert 0.1 < found[0] <= found[1] <= found[2] < 0.95
 
 
@@ -193,7 +226,8 @@ def test_all_right_or_all_wrong_warns(stage, right, number, answers):
     with pytest.warns(UserWarning, match="nearly all, are right or wrong"):
         fitted = AnswerCalibrator(stage=stage).fit(some, np.full(number, right))
     found = fitted.predict(some)
-    assert ((found >= 0.75) if right else (found <= 0.25)).all()
+    most = succession(1.0, number)
+    np.testing.assert_allclose(found if right else 1 - found, most, atol=0.02)
 
 
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
@@ -298,6 +332,8 @@ THRESHOLD = error_threshold(0.5, 0.5, 0.1, 0.2, 9, 0.25, 0.95)
         ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob must be 2"),
         ("sigmoid", {"limits": [0.9, 0.1]}, "limits must rise between 0 and 1"),
         ("sigmoid", {"limits": [0.0, 0.5]}, "limits must rise between 0 and 1"),
+        ("sigmoid", {"least": 0.5}, r"least must be in \[0, 0.5\), got 0.5"),
+        ("sigmoid", {"least": None}, "least must be 1 finite numbers"),
         ("sigmoid", {"source": {"confidence": None}}, "source must have texts"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
     ],

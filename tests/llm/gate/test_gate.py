@@ -22,7 +22,8 @@ def limit(value, coverage=0.5):
 def identity(source):
     """A map that leaves confidences as they are."""
     state = AnswerCalibrator(stage="sigmoid").fit([0.2, 0.6, 0.7], [0, 1, 0]).state()
-    state |= {"learned": {"line": [1.0, 0.0]}, "limits": None, "source": source._asdict()}
+    state |= {"learned": {"line": [1.0, 0.0]}, "limits": None, "least": 0.0}
+    state["source"] = source._asdict()
     return AnswerCalibrator.from_state(state)
 
 

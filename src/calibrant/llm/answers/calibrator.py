@@ -45,16 +45,13 @@ def _fit_stage(stage: Map, odds: FloatArray, correct: BoolArray) -> tuple[Learne
         differ = stage == "sigmoid" or 0 < correct.mean() < 1
         return {"line": solution.x}, solution.converged and differ
     if correct.all() or not correct.any():
-        level = (correct.sum() + 0.5) / (len(correct) + 1)
-        return {"odds": np.zeros(1), "prob": np.array([level])}, False
+        return {"odds": np.zeros(1), "prob": np.array([correct.mean()])}, False
     single = odds.astype(np.float32)
     knots, hits = isotonic.counted(single[correct], None)
     misses = isotonic.nothing(knots)
     isotonic.tally(knots, single[~correct], None, misses)
     curve = isotonic.pooled(knots, hits, misses)
-    # a step without errors does not prove that none will occur: half an answer is kept back
-    least = 0.5 / len(odds)
-    return {"odds": as_float64(curve.odds), "prob": np.clip(curve.prob, least, 1 - least)}, True
+    return {"odds": as_float64(curve.odds), "prob": as_float64(curve.prob)}, True
 
 
 def _apply_stage(stage: Map, odds: FloatArray, learned: Learned) -> FloatArray:
@@ -150,6 +147,10 @@ class AnswerCalibrator(AnswerMap):
     - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for fewer than a hundred graded answers;
     - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
+    However sure an answer is, n graded ones do not show that all like it are right. The chance is
+    therefore :math:`(n p + 1) / (n + 2)`, with the probability p of the map: Laplace's rule of
+    succession, which keeps the order of the answers.
+
     Confidences of 0 or 1 have no log-odds. Sigmoid and beta replace them by values halfway to the
     nearest other confidence of :meth:`fit`, or to 1/2; those that the source says are aggregates of
     token probabilities, where 1 is a rounded number, by the log-odds of :math:`1 - 10^{-9}`.
@@ -165,6 +166,8 @@ class AnswerCalibrator(AnswerMap):
         Origin of the confidences, as far as it was stated.
     limits_ : (float, float) or None
         Replacements of confidences of 0 and 1.
+    least_ : float
+        Smallest chance, 1 / (n + 2); the largest is as far from 1.
     threshold_ : Threshold or None
         Set by :meth:`control`.
 
@@ -183,6 +186,7 @@ class AnswerCalibrator(AnswerMap):
         self.stage = stage
         self.learned_: Learned | None = None
         self.limits_: tuple[float, float] | None = None
+        self.least_ = 0.0
         self.threshold_: Threshold | None = None
         self.source_ = Source()
 
@@ -199,7 +203,7 @@ class AnswerCalibrator(AnswerMap):
         _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = _fit_stage(self.stage, odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
-        self.source_ = origin
+        self.source_, self.least_ = origin, 1 / (len(odds) + 2)
         if not converged:
             checks.warn(
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
@@ -258,13 +262,14 @@ class AnswerCalibrator(AnswerMap):
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
+            "least": self.least_,
             **self._origin(),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        _check_state(state, ("stage", "learned", "limits", "threshold", "source"), cls)
+        _check_state(state, ("stage", "learned", "limits", "least", "threshold", "source"), cls)
         made, learned = cls(stage=state["stage"]), state["learned"]
         # by the learned values of each kind of map, or their number
         sizes = {"sigmoid": {"line": 2}, "beta": {"line": 3}}.get(made.stage)
@@ -272,6 +277,9 @@ class AnswerCalibrator(AnswerMap):
             sizes = dict.fromkeys(("odds", "prob"), max(1, np.size(learned["odds"])))
         _check_state(learned, tuple(sizes), cls)
         made.learned_ = {name: _finite_numbers(learned[name], n, name) for name, n in sizes.items()}
+        (made.least_,) = _finite_numbers([state["least"]], 1, "least").tolist()
+        if not 0 <= made.least_ < 0.5:
+            raise ValueError(f"least must be in [0, 0.5), got {made.least_:g}")
         if state["limits"] is not None:
             low, high = _finite_numbers(state["limits"], 2, "limits").tolist()
             if not 0 < low < high < 1:
@@ -286,7 +294,7 @@ class AnswerCalibrator(AnswerMap):
         return self.learned_
 
     def _probs(self, odds: FloatArray) -> FloatArray:
-        return _apply_stage(self.stage, odds, self._fitted())
+        return self.least_ + (1 - 2 * self.least_) * _apply_stage(self.stage, odds, self._fitted())
 
     def _odds(self, confidence: Values, limits: tuple[float, float] | None) -> FloatArray:
         """Return the log-odds of confidences, all of them finite."""

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from torch import nn
 
 import calibrant as cal
 from calibrant._core import chunks
+from calibrant._core.chunks import examples
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.features.multicalibration import Multicalibration
+from calibrant.calibrators.logpartition import tabulate
+from calibrant.calibrators.objectives import PROPER, _with_likelihood, pointwise, soft_ece
 from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, make_calibrator
 from tests.support.calibrators import EVERY_METHOD, beside, make
@@ -374,3 +378,40 @@ def test_updates_stay_on_the_device_of_the_stream(device):
     on_cpu.update(logits[100:], labels[100:])
     assert there.device == there.recent_.labels.device == device
     torch.testing.assert_close(there.temperature_.cpu(), on_cpu.temperature_)
+
+
+def test_searches_there_have_the_curves_and_objectives_of_the_cpu(device, rng):
+    if device == WITHOUT_FLOAT64:
+        pytest.skip(FITS_ON_CPU)
+    logits, labels = drawn(rng, 300, 12, 2.0)
+    weight = rng.exponential(size=300)
+    records = tabulate(examples(logits, labels, weight))
+    there: Any = records.on(device)
+    beyond, within = rng.uniform(-4, 4, 300), rng.uniform(-2, 2, 300)
+    for u in (beyond, within, 0.7, -4.0, 4.0):
+        b = np.exp(u)
+        given = torch.from_numpy(b).to(device) if np.ndim(u) else b
+        for found, wanted in zip(there.log_partition(given), records.log_partition(b), strict=True):
+            assert found.device == device
+            # of one sharpness the CPU computes in single precision
+            atol = 1e-9 if np.ndim(u) else 1e-5
+            np.testing.assert_allclose(found.cpu().numpy(), wanted, rtol=0, atol=atol)
+    mixed = partial(_with_likelihood, soft_ece, 0.3)
+    measures: list[Any] = [*PROPER.values(), soft_ece, pointwise, mixed]
+    for measure in measures:
+        for u in (beyond, within):
+            found, wanted = measure(there, torch.from_numpy(u).to(device)), measure(records, u)
+            assert float(found.value) == pytest.approx(float(wanted.value), abs=1e-9)
+            np.testing.assert_allclose(found.gradient.cpu().numpy(), wanted.gradient, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["smart", "pts"])
+def test_networks_there_are_those_of_the_cpu_for_many_examples(device, method):
+    """The CPU joins points of one input by lines, and parts in bins on a grid."""
+    logits, labels = tensors(*drawn(np.random.default_rng(8), 3000, 5, temperature=1.8, scale=2.5))
+    plain, there = new(method).fit(logits, labels), new(method)
+    there.fit(logits.to(device), labels.to(device))
+    assert there.solution_.value == pytest.approx(plain.solution_.value, abs=1e-5)
+    found, wanted = there.temperature(logits.to(device)).cpu(), plain.temperature(logits)
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
+    assert float((found / wanted - 1).abs().mean()) < 1e-3

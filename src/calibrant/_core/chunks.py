@@ -289,9 +289,16 @@ def _logits_of_classes(examples: Examples, values: Logits) -> Tensor:
     return torch.cat([torch.zeros_like(chunk), chunk], -1) if examples.one_logit else chunk
 
 
-def chunk_slices(count: int) -> list[slice]:
-    """Return slices of examples whose few numbers each stay in a core's cache."""
-    return [slice(i, i + _RUN_LENGTH) for i in range(0, count, _RUN_LENGTH)]
+def chunk_slices(values: NDArray[Any] | Tensor) -> list[slice]:
+    """Return slices of examples whose few numbers each stay in a core's cache; one for a GPU."""
+    on_cpu = not isinstance(values, Tensor) or values.device.type == "cpu"
+    step = _RUN_LENGTH if on_cpu else max(len(values), 1)
+    return [slice(i, i + step) for i in range(0, len(values), step)]
+
+
+def namespace(values: Any) -> Any:
+    """Return the module whose functions take an array: NumPy, or torch for a tensor."""
+    return torch if isinstance(values, Tensor) else np
 
 
 def raw_chunks(

@@ -474,7 +474,7 @@ def _smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
     cuts = np.union1d(ends, at)
     node, part = np.polynomial.legendre.leggauss(4)  # exact for products of two cubics
     gram, pull = np.zeros((knots, knots)), np.zeros(knots)
-    for run in chunk_slices(len(cuts) - 1):
+    for run in chunk_slices(cuts[1:]):
         low, high = cuts[:-1][run, None], cuts[1:][run, None]
         t = (low + high + (high - low) * node).ravel() / 2
         values, weight = basis(t), ((high - low) * part).ravel()

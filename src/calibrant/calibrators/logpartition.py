@@ -30,7 +30,7 @@ from torch import Tensor
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Examples, LabelledRows, top_class
+from calibrant._core.chunks import Examples, LabelledRows, has_float64, top_class
 
 LOWEST = 0.05  # sharpness of the first node: a temperature of 20
 OCTAVES = 9  # doublings of the sharpness that the nodes span: temperatures down to 0.04
@@ -57,6 +57,8 @@ class Curve(NamedTuple):
 
 def _softplus(x: FloatArray) -> Curve:
     """Return ``log(1 + exp(x))`` and its derivative, the logistic function, each ``(n,)``."""
+    if isinstance(x, Tensor):
+        return Curve(torch.nn.functional.softplus(x, threshold=40), x.sigmoid())
     # np.logaddexp and expit take many times longer than np.exp
     small = np.abs(x)
     np.exp(np.negative(small, out=small), out=small)
@@ -99,7 +101,8 @@ class Records:
     @cached_property
     def share(self) -> FloatArray:
         """Weights as shares of their sum, ``(n,)``."""
-        return np.asarray(self.weight / self.weight.sum())
+        share: FloatArray = self.weight / self.weight.sum()
+        return share
 
     def scale_free(self) -> Records:
         """Return these with weights that are 1 on average, so that only their ratios matter."""
@@ -168,6 +171,15 @@ class Records:
         """Return the same records, quick where the sharpness moves little from call to call."""
         return _Tracked(**{field.name: getattr(self, field.name) for field in fields(Records)})
 
+    def on(self, device: torch.device) -> Records:
+        """Return records for searches on a device, if it has float64: tracked, or with tensors."""
+        if device.type == "cpu" or not has_float64(device):
+            return self.tracked()
+        columns: Any = {field.name: getattr(self, field.name) for field in fields(Records)}
+        for name in ("table", "own_gap", "mean_gap", "correct", "weight"):
+            columns[name] = chunks.as_tensor(columns[name]).to(device)
+        return _OnDevice(**columns, source=self)
+
 
 COLUMNS = [field.name for field in fields(Records)][:-1]
 
@@ -178,6 +190,46 @@ class _Tracked(Records):
     @cached_property
     def _pieces(self) -> _Pieces:
         return _Pieces(self.table)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnDevice(Records):
+    """Records whose columns for objectives are tensors on a device, and so are their curves."""
+
+    source: Records
+
+    @cached_property
+    def _windows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Powers 0 to 7, the places of windows ``(n, 8)`` in the table, and their weights."""
+        table: Any = self.table
+        power = torch.arange(2 * _WINDOW, device=table.device)
+        rows = torch.arange(0, table.numel(), 2 * (self._last + 1), device=table.device)
+        # from powers to the weights of a window in R, and in its slope by log b
+        rise = np.diag(np.arange(1.0, 2 * _WINDOW), 1) * self.density / math.log(2)
+        weights = np.concatenate([_HERMITE.T, rise @ _HERMITE.T], axis=1)
+        return power, rows[:, None] + power, torch.from_numpy(weights).to(table.device)
+
+    def log_rest(self, sharpness: Any) -> Any:
+        """Return R and dR/dlog b as tensors, for one sharpness or a tensor ``(n,)``."""
+        table: Any = self.table
+        b, device = sharpness, table.device
+        if not isinstance(b, Tensor):
+            b = torch.full((len(self),), float(b), dtype=torch.float64, device=device)
+        position = (b.log2() - math.log2(LOWEST)) * self.density
+        low, high = torch.stack(torch.aminmax(position)).tolist() if len(self) else (0, 0)
+        inside = low >= 0 and high <= self._last
+        at = position if inside else position.clamp(0, self._last)
+        first = (at.long() - 1).clamp_(0, self._last + 1 - _WINDOW)
+        power, places, weights = self._windows
+        windows = table.take(torch.add(places, first[:, None], alpha=2))[:, None]
+        of_window = ((at - first - _CENTRE)[:, None] ** power @ weights).view(-1, 2, 2 * _WINDOW)
+        value, slope = (windows * of_window).sum(-1).T
+        if not inside:
+            beyond = ((position < 0) | (position > self._last)).cpu().numpy()
+            exact = self.source.take(beyond).log_rest(b.cpu().numpy()[beyond])
+            which = torch.from_numpy(beyond).to(device)
+            value[which], slope[which] = (torch.from_numpy(x).to(device) for x in exact)
+        return Curve(value, slope)
 
 
 class _Pieces:
@@ -194,13 +246,13 @@ class _Pieces:
         """Return R and its slope by the node number at positions ``(n,)`` among the nodes."""
         first = _first_node(position, self.nodes)
         stale = np.flatnonzero(first != self.first)
-        for run in chunks.chunk_slices(len(stale)):
+        for run in chunks.chunk_slices(stale):
             rows = stale[run]
             self.coefficients[:, rows] = (self.windows[rows, 2 * first[rows]] @ _HERMITE).T
         self.first = first
         x = position - first - _CENTRE
         result = Curve(np.empty(len(x)), np.empty(len(x)))
-        for run in chunks.chunk_slices(len(x)):
+        for run in chunks.chunk_slices(x):
             # Horner's scheme, and its derivative
             highest, *others = self.coefficients[::-1, run]
             value, slope, at = result.value[run], result.slope[run], x[run]

@@ -12,8 +12,9 @@ would only extrapolate.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant._core.checks import FloatArray
-from calibrant._core.chunks import chunk_slices
+from calibrant._core.chunks import chunk_slices, namespace
 from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, Solution, adam
 from calibrant.calibrators import objectives
@@ -33,7 +34,7 @@ from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 _Layers: TypeAlias = list[tuple[FloatArray, FloatArray]]
-_MAX_POINTS = 1000  # largest number of inputs at which a network of one input is computed
+_MAX_POINTS = 1000  # inputs of one column at which the CPU computes a network at most
 _MIN_TEMPERATURE = 0.1  # least temperature of a network: T = softplus(...) + 0.1
 _RATE = 5e-3  # of Adam
 
@@ -62,8 +63,9 @@ def trained(
     steps: int,
     patience: int,
     seed: int,
+    device: torch.device,
 ) -> tuple[dict[str, FloatArray], Solution]:
-    """Train a network of inputs ``(n, width)`` by Adam on all examples.
+    """Train a network of inputs ``(n, width)`` by Adam on all examples, computed on a device.
 
     It starts at one temperature for all, the best one or 1 for ``start="identity"``, or at that of
     random weights. It ends after ``steps``, or after as many without progress as its ``patience``.
@@ -82,12 +84,15 @@ def trained(
     deviation = np.where(high > low, np.sqrt(share @ (held - mean) ** 2) + 1e-8, 1.0)
     values = {"mean_": mean, "deviation_": deviation, "low_": low, "high_": high}
 
-    best = best_sharpness(records, warns=True).x[0]
+    there = records.on(device)
+    scaled: Any = np.asarray((held - mean) / deviation)
+    if isinstance(there.own_gap, Tensor):
+        scaled = torch.from_numpy(scaled).to(device)
+    best = best_sharpness(there, warns=True).x[0]
     first = {"ts": float(np.exp(-best)), "identity": 1.0, "random": None}[start]
     widths = (inputs.shape[1], *hidden, 1)
-    measure = partial(objective, records.tracked())
     solution = adam(
-        _network_objective(np.asarray((held - mean) / deviation), widths, measure),
+        _network_objective(scaled, widths, partial(objective, there)),
         _initial(widths, first, seed),
         steps=steps,
         rate=_RATE,
@@ -141,9 +146,10 @@ def _network_objective(
     inputs: FloatArray, widths: Sequence[int], measure: Callable[[FloatArray], objectives.Measured]
 ) -> Objective:
     """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
-    # in NumPy, as the measure is: autograd takes a fifth longer and rounds differently
-    points, join = inputs, None
-    if inputs.shape[1] == 1 and len(inputs) > _MAX_POINTS:
+    # NumPy, or torch on a device; autograd takes a fifth longer and rounds differently
+    points: Any = inputs
+    xp, join = namespace(inputs), None
+    if xp is np and inputs.shape[1] == 1 and len(inputs) > _MAX_POINTS:
         # Of one input the log-sharpness is smooth but for a few kinks, so straight lines join its
         # values at some: half of them are quantiles, half lie in equal steps.
         values = inputs[:, 0]
@@ -159,19 +165,27 @@ def _network_objective(
         points = x[:, None]
         join = csr_array((weights.ravel(), places.ravel(), ends), (len(values), len(x)))
     split = None if join is None else join.T.tocsr()
-    runs = chunk_slices(len(points))
-    columns = [np.ascontiguousarray(points[run].T) for run in runs]
+    runs = chunk_slices(points)
+    columns = [points[run].T.copy() if xp is np else points[run].T.contiguous() for run in runs]
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
-        layers = _layers(parameters, widths)
+        there: Any = parameters
+        if xp is torch:
+            there = torch.from_numpy(parameters).to(points.device)
+        layers = _layers(there, widths)
         values = [_activations(layers, each) for each in columns]
-        above_floor, rise = _softplus(np.concatenate([output[0] for *_, output in values]))
+        above_floor, rise = _softplus(xp.concatenate([output[0] for *_, output in values]))
         temperature = above_floor + _MIN_TEMPERATURE
-        log_sharpness = -np.log(temperature)
-        value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
+        log_sharpness = -xp.log(temperature)
+        measured: Any = measure(log_sharpness if join is None else join @ log_sharpness)
+        value, slope = measured
         back = -(slope if split is None else split @ slope) * rise / temperature
         parts = [_back(layers, v, back[None, run]) for v, run in zip(values, runs, strict=True)]
-        return value, np.sum(parts, axis=0)
+        gradient: Any = reduce(operator.add, parts)
+        if xp is np:
+            return float(value), gradient
+        found = torch.cat([value[None], gradient]).cpu().numpy()  # the only wait
+        return float(found[0]), found[1:]
 
     return value_and_gradient
 
@@ -183,8 +197,13 @@ def _activations(layers: _Layers, inputs: FloatArray) -> list[FloatArray]:
         values.append(_product(weight.T, values[-1]))
         values[-1] += bias[:, None]
         if len(values) <= len(layers):
-            np.maximum(values[-1], 0, out=values[-1])
+            _rectify(values[-1])
     return values
+
+
+def _rectify(values: FloatArray) -> None:
+    """Overwrite negative values by 0."""
+    values.relu_() if isinstance(values, Tensor) else np.maximum(values, 0, out=values)
 
 
 def _back(layers: _Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
@@ -196,7 +215,7 @@ def _back(layers: _Layers, values: list[FloatArray], back: FloatArray) -> FloatA
         back = _product(weight, back)
         back *= above > 0
         gradients += [back.sum(1), (below @ back.T).ravel()]
-    return np.concatenate(gradients[::-1])
+    return namespace(back).concatenate(gradients[::-1])  # type: ignore[no-any-return]
 
 
 def _product(left: FloatArray, right: FloatArray) -> FloatArray:
@@ -256,6 +275,7 @@ class ParametrizedTemperatureScaling(TemperatureCalibrator):
             steps=self.steps,
             patience=100,
             seed=self.seed,
+            device=self.device,
         )
         self._store(**values)
 

@@ -1,20 +1,24 @@
 r"""Objectives of temperatures, from the log-partition table, with gradients in closed form.
 
 An objective takes records and the log-sharpness :math:`u = -\log T`, one for all examples or one
-for each ``(n,)``, and returns its value with its derivative by each example's ``u`` ``(n,)``.
+for each ``(n,)``, and returns its value with its derivative by each example's ``u`` ``(n,)``. Of
+records on a device all of them are tensors there, which nothing waits for.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache, partial, reduce
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from scipy.special import expit
+from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant._core.chunks import chunk_slices
+from calibrant._core.chunks import chunk_slices, namespace
 from calibrant.calibrators.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
@@ -32,7 +36,7 @@ Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
 
 BINS = 15
 _CENTRES = (np.arange(BINS) + 0.5) / BINS
-_GRID_FROM = 1000  # examples from which on a grid is faster
+_GRID_FROM = 1000  # examples from which on a grid is faster, on the CPU
 _GRID = 2048  # steps of the confidence between which the parts in the bins are interpolated
 _NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
@@ -41,23 +45,23 @@ def nll(
     records: Records, u: LogSharpness, *, smoothing: float = 0.0, curve: Curve | None = None
 ) -> Measured:
     r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
-    b, share = np.exp(u), records.share
+    b, share = _exp(u), records.share
     value, slope = curve or records.log_partition(b)
     gap = records.own_gap
     if smoothing:
         gap = (1 - smoothing) * gap + smoothing * records.mean_gap
     linear = b * gap
-    return Measured(float(share @ (linear + value)), share * (linear + slope))
+    return Measured(share @ (linear + value), share * (linear + slope))
 
 
 def brier(records: Records, u: LogSharpness) -> Measured:
     r"""Mean of :math:`\sum_k (p_k - [k = y])^2 = 1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`."""
-    b, share = np.exp(u), records.share
+    b, share = _exp(u), records.share
     value, slope = records.log_partition(b)
     value2, slope2 = records.log_partition(2 * b)
-    true, squares = np.exp(-b * records.own_gap - value), np.exp(value2 - 2 * value)
+    true, squares = _exp(-b * records.own_gap - value), _exp(value2 - 2 * value)
     gradient = 2 * true * (b * records.own_gap + slope) + squares * (slope2 - 2 * slope)
-    return Measured(float(share @ (1 - 2 * true + squares)), share * gradient)
+    return Measured(share @ (1 - 2 * true + squares), share * gradient)
 
 
 def _mse(records: Records, u: LogSharpness) -> Measured:
@@ -103,7 +107,8 @@ def soft_ece(
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one.
     """
-    gaps = _gridded_gaps if len(records) >= _GRID_FROM else _binned_gaps
+    on_cpu = not isinstance(records.own_gap, Tensor)
+    gaps = _gridded_gaps if on_cpu and len(records) >= _GRID_FROM else _binned_gaps
     penalty = partial(gaps, sigma=sigma, delta=delta)
     return _by_confidence(penalty, records, u, curve)
 
@@ -133,13 +138,11 @@ def pointwise(
     def penalty(
         confidence: FloatArray, outcome: BoolArray, share: FloatArray
     ) -> tuple[float, FloatArray]:
-        part = _memberships(confidence, sigma)
-        wrong, right = (np.sqrt((a - _CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
-        cost = np.where(outcome, right[:, None], wrong[:, None])
-        own = _CENTRES @ part
+        part, centres = _memberships(confidence, sigma), _centres_for(confidence)
+        cost = ((outcome - centres[:, None]) ** 2 + delta**2) ** 0.5 - delta
         value = (part * cost).sum(0)
-        moved = (part * cost * (_CENTRES[:, None] - own)).sum(0) / sigma**2
-        return float(share @ value), share * moved
+        moved = (part * cost * (centres[:, None] - centres @ part)).sum(0) / sigma**2
+        return share @ value, share * moved
 
     return _by_confidence(penalty, records, u, curve)
 
@@ -148,7 +151,7 @@ def _with_likelihood(
     objective: Callable[..., Measured], weight: float, records: Records, u: LogSharpness
 ) -> Measured:
     """An objective plus the weighted negative log-likelihood, from one look at the table."""
-    curve = records.log_partition(np.exp(u))
+    curve = records.log_partition(_exp(u))
     value, gradient = objective(records, u, curve=curve)
     if not weight:
         return Measured(value, gradient)
@@ -163,8 +166,8 @@ def _by_confidence(
     curve: Curve | None,
 ) -> Measured:
     """A penalty on (confidence, outcome, share), with the chain rule through the table."""
-    curve = curve or records.log_partition(np.exp(u))
-    confidence = np.exp(-curve.value)
+    curve = curve or records.log_partition(_exp(u))
+    confidence = _exp(-curve.value)
     result, gradient = penalty(confidence, records.correct, records.share)
     gradient *= -confidence
     gradient *= curve.slope
@@ -175,15 +178,14 @@ def _binned_gaps(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
-    gap = confidence - outcome
-    parts = [_memberships(confidence[run], sigma) for run in chunk_slices(len(confidence))]
-    together = list(zip(chunk_slices(len(confidence)), parts, strict=True))
-    weighed = np.stack([share, share * gap], axis=1)
-    mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
+    xp, centres, gap = namespace(confidence), _centres_for(confidence), confidence - outcome
+    together = [(run, _memberships(confidence[run], sigma)) for run in chunk_slices(confidence)]
+    weighed = xp.stack([share, share * gap], 1)
+    mass, total = reduce(operator.add, [part @ weighed[run] for run, part in together]).T
     value, rest, pull = _penalty(mass, total, delta)
     # d part / d confidence = part * (centre - mean centre of the example) / sigma^2
-    factors = np.stack([_CENTRES, rest, _CENTRES * rest, pull, _CENTRES * pull])
-    gradient = np.empty(len(confidence))
+    factors = xp.stack([centres, rest, centres * rest, pull, centres * pull])
+    gradient = xp.empty_like(confidence)
     for run, part in together:
         own, at_rest, far_rest, at_pull, far_pull = factors @ part
         moved = far_rest - own * at_rest + gap[run] * (far_pull - own * at_pull)
@@ -216,14 +218,32 @@ def _gridded_gaps(
     return value, along
 
 
+def _exp(values: Any) -> Any:
+    """Return exponentials of a number, an array or a tensor."""
+    return values.exp() if isinstance(values, Tensor) else np.exp(values)
+
+
+def _centres_for(confidence: FloatArray) -> FloatArray:
+    """Return the centres of the bins ``(bins,)``, as a tensor for one."""
+    if not isinstance(confidence, Tensor):
+        return _CENTRES
+    return _centres_on(confidence.device)
+
+
+@lru_cache(maxsize=8)
+def _centres_on(device: torch.device) -> Any:
+    return torch.from_numpy(_CENTRES).to(device)
+
+
 def _penalty(
     mass: FloatArray, total: FloatArray, delta: float
 ) -> tuple[float, FloatArray, FloatArray]:
     """Value of :func:`soft_ece`, and its derivatives by the masses and totals ``(bins,)``."""
-    mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
-    root = np.sqrt(mean**2 + delta**2)
-    pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
-    return float(mass @ (root - delta)), root - delta - mean * pull, pull
+    mean = total / (mass + (mass == 0))  # 0 in place of 0 / 0
+    root = namespace(mass).sqrt(mean**2 + delta**2)
+    pull = mean / (root + (root == 0))
+    excess = root - delta
+    return mass @ excess, excess - mean * pull, pull
 
 
 def _on_grid(cell: IntArray, along: FloatArray, values: FloatArray) -> FloatArray:
@@ -242,6 +262,9 @@ def _parts_on_grid(sigma: float) -> FloatArray:
 
 def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
+    if isinstance(confidence, Tensor):  # fewer kernels, of which each goes through the memory once
+        away = confidence - _centres_for(confidence)[:, None]
+        return away.square_().mul_(-0.5 / sigma**2).softmax(0)
     if sigma > _NARROW:  # kernels over that at the middle centre
         # With equal steps between the centres, one exponential and products give them all:
         # (c - 1/2)^2 - (c - 1/2 - j / BINS)^2 = 2 (c - 1/2) j / BINS - (j / BINS)^2

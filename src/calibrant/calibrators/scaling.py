@@ -216,7 +216,7 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
     @cache
     def measured(u: float) -> tuple[float, float]:
         value, gradient = measure(records, u)
-        return value, float(gradient.sum())
+        return float(value), float(gradient.sum())
 
     low, high = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
     values = [measured(u)[0] for u in (low, 0.0, high)]

@@ -143,6 +143,7 @@ class SMART(TemperatureCalibrator):
             steps=self.steps,
             patience=_PATIENCE,
             seed=self.seed,
+            device=self.device,
         )
         self._store(**values)
 

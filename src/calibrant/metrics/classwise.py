@@ -127,7 +127,7 @@ class ClassBins:
             self._add_entries(column, probs[:, 1], own, weights, moved=False)
         if len(self.products):
             weights = _ones(labels) if weight is None else weight
-            for rows in chunk_slices(len(probs)):
+            for rows in chunk_slices(probs):
                 tags = None if column is None else column[rows]
                 self._add_products(probs[rows], labels[rows], weights[rows], tags)
 

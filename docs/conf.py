@@ -100,7 +100,7 @@ def _draw_figures(app):
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
-    page, before = (Path(app.srcdir) / "plots.md").read_text(encoding="utf-8"), os.getcwd()
+    page, before = (Path(app.srcdir) / "report.md").read_text(encoding="utf-8"), os.getcwd()
     with TemporaryDirectory() as scratch:
         os.chdir(scratch)  # examples write files, and the report names the one it was made of
         try:

@@ -75,7 +75,7 @@ MORE = {
         "answers.asking.draw_answers",
         *("answers.signals.by_entailment", "answers.signals.by_embedding"),
         "answers.signals.top_token_confidence",
-        *("answers.logs.study.AnswerStudy", "answers.logs.reading.Log"),
+        "answers.logs.study.AnswerStudy",
         *("answers.fields.field_rows", "answers.questions.short_prompt"),
         "answers.requesting.RequestPlan",
         *("answers.requesting.Asked", "answers.requesting.read_asked"),

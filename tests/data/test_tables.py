@@ -216,6 +216,20 @@ def test_a_table_keeps_its_columns_in_other_tables(tmp_path):
     assert list(pd.read_csv(tmp_path / "a.csv")) == list(alone)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_names_that_begin_with_an_underscore(suffix, tmp_path):
+    """They are usual in databases, and are no columns of the unnamed split."""
+    frame, arrays = table()
+    frame = frame.drop(columns="split").assign(id=[f"a{i}" for i in range(200)], _id="x", __part=1)
+    save_predictions(tmp_path / f"in{suffix}", {name: frame[name].to_numpy() for name in frame})
+    cal.apply(cal.fit(arrays, method="ts"), tmp_path / f"in{suffix}", tmp_path / f"out{suffix}")
+    for name in ("in", "out"):
+        split = open_dataset(tmp_path / f"{name}{suffix}").split()
+        assert split.read("id").tolist() == frame["id"].tolist()
+        assert set(split.read("_id").tolist()) == {"x"}
+        assert [key for key in split.further if key.startswith("_")] == ["_id", "__part"]
+
+
 def test_parquet_with_lists_is_read_as_before(tmp_path):
     arrays = {"logits": np.eye(3), "labels": np.arange(3), "p": np.ones(3), "split": np.arange(3)}
     save_predictions(tmp_path / "a.parquet", arrays)

@@ -243,10 +243,10 @@ def _split_names(keys: Iterable[str]) -> list[str]:
 def _owner(key: str, names: Collection[str]) -> tuple[str, str]:
     """Return the longest of ``names`` that starts ``key``, and the column that remains.
 
-    >>> _owner("noise_3_labels", ["noise", "noise_3"]), _owner("sample_weight", ["noise"])
-    (('noise_3', 'labels'), ('', 'sample_weight'))
+    >>> _owner("noise_3_labels", ["noise", "noise_3"]), _owner("_id", ["", "noise"])
+    (('noise_3', 'labels'), ('', '_id'))
     """
-    ends = [i for i, character in enumerate(key) if character == "_" and key[:i] in names]
+    ends = [i for i in range(1, len(key)) if key[i] == "_" and key[:i] in names]
     return (key[: ends[-1]], key[ends[-1] + 1 :]) if ends else ("", key)
 
 

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from calibrant import fit
+from calibrant._core.class_names import ClassNumbers
 from calibrant.data import save_predictions
+from calibrant.estimate import estimate_performance
 from calibrant.estimate.sampling import _allocate, _make_plan, _read_labels, choose_labels
 
 
@@ -79,16 +82,42 @@ def test_labels_of_a_file(tmp_path, rng):
     assert lines[0] == "row,predicted,confidence,inclusion_probability,label"
     filled = [lines[0], lines[1] + "1", *lines[2:]]
     path.write_text("\n".join(filled))
-    labels, inclusion = _read_labels(path, 50)
+    numbers = ClassNumbers(["0", "1"])
+    labels, inclusion = _read_labels(path, 50, numbers)
     assert np.flatnonzero(labels != -100).tolist() == [sample.row[0]]
     assert inclusion[sample.row[0]] == pytest.approx(sample.inclusion[0])
     for text, message in (
         ("row,class\n1,2", "columns row and label"),
         ("", "columns row and label, got nothing"),
         ("row,label\n50,1", r"row must be in \[0, 50\)"),
-        ("row,label\n1,cat", "whole numbers"),
+        ("row,label\n1,cat", "line 2: label is an unknown class 'cat': choose from 0, 1"),
+        ("row,label\n1.5,1", "line 2: row and inclusion_probability must be numbers"),
         ("row,label\n1,1\n1,0", "has a label already"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            _read_labels(path, 50)
+            _read_labels(path, 50, numbers)
+
+
+def test_labels_of_a_file_are_of_the_classes_that_it_names(tmp_path, rng):
+    """In whatever order the columns of the batch are, and by name, number or both."""
+    honest = 2 * rng.normal(size=(3000, 3))
+    labels = (honest + rng.gumbel(size=honest.shape)).argmax(1)
+    names, order = np.array(["cat", "dog", "owl"]), [2, 0, 1]
+    calibrator = fit({"logits": honest, "labels": labels, "class_names": names}, method="ts")
+    batch = {"logits": honest[:, order], "class_names": names[order]}
+    sample = choose_labels(batch, 900, calibrator=calibrator)
+    assert (names[order][sample.predicted] == names[honest.argmax(1)[sample.row]]).all()
+    sample.save(tmp_path / "a.csv")
+    head, *lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert {line.split(",")[1] for line in lines} == set(names)
+    by_number = np.argsort(order)[labels[sample.row]]
+    truth, estimates = (honest.argmax(1) == labels).mean(), []
+    for written in (names[labels[sample.row]], by_number, [f"{number}.0" for number in by_number]):
+        filled = [f"{line}{label}" for line, label in zip(lines, written, strict=True)]
+        (tmp_path / "b.csv").write_text("\n".join([head, *filled]))
+        result = estimate_performance(batch, labels=tmp_path / "b.csv", calibrator=calibrator)
+        assert result.status == "labels"
+        estimates.append(result["accuracy"])
+    assert estimates[0] == estimates[1] == estimates[2]
+    assert estimates[0].low < truth < estimates[0].high

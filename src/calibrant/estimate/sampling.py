@@ -31,6 +31,7 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import joined
+from calibrant._core.class_names import ClassNumbers, LabelError, class_order, kept_names
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import columns_frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator
@@ -78,22 +79,32 @@ class LabelSample:
     """Examples to label, in the order of the batch; arrays are ``(budget,)``."""
 
     row: IntArray
-    predicted: IntArray
+    predicted: IntArray  # numbers of classes in the order of the batch
     confidence: FloatArray
     inclusion: FloatArray  # probability of being chosen
     n: int  # examples of the batch
     gain: float  # labels chosen at random that would tell as much, for each of these
+    class_names: tuple[str, ...] | None = None  # of the batch
 
     def __repr__(self) -> str:
         size = f"{self.row.size:,} of {self.n:,} examples to label"
         return one_line(self, size, f"each worth {self.gain:.1f} chosen at random")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``.csv`` file with an empty column for the labels."""
-        with replacing(Path(path)) as target, target.open("w", newline="") as file:
+        """Write a ``.csv`` file with an empty column for the labels.
+
+        Classes are written by their names if they have any, else as numbers.
+        """
+        predicted = self.predicted
+        if self.class_names is not None:
+            predicted = np.array(self.class_names)[predicted]
+        with (
+            replacing(Path(path)) as target,
+            target.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.writer(file)
             writer.writerow(("row", "predicted", "confidence", INCLUSION, "label"))
-            values = (self.row, self.predicted, self.confidence.round(6), self.inclusion)
+            values = (self.row, predicted, self.confidence.round(6), self.inclusion)
             writer.writerows(
                 [*line, ""] for line in zip(*(v.tolist() for v in values), strict=True)
             )
@@ -144,10 +155,9 @@ def choose_labels(
     check_whole("budget", budget)
     if calibrator is not None:
         check_calibrator(calibrator)
-    chosen = _batch_split(data, probs=probs, features=features, split=split)
-    chosen = _with_known_labels(chosen, labels)
-    if calibrator is not None:
-        chosen = chosen.in_order(calibrator.class_names_)
+    given = _batch_split(data, probs=probs, features=features, split=split)
+    names = None if calibrator is None else calibrator.class_names_
+    chosen = _with_known_labels(given, labels).in_order(names)
     use = labels is not False and "labels" in chosen.keys
     summary = _summarise(chosen, calibrator, threshold=None, labels=use)
     cells, count = summary.unlabelled, summary.n - summary.rows.label.size
@@ -162,13 +172,15 @@ def choose_labels(
     shards = numbered.walk(task, "logits", "row", *columns, rows=chosen.chunk_rows)
     candidates = _smallest(_LabelCandidates(*joined(list(shards))), plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
+    order = class_order(names, given.dataset.class_names, given.path)
     return LabelSample(
         candidates.row,
-        candidates.predicted,
+        candidates.predicted if order is None else order[candidates.predicted],
         candidates.confidence,
         (plan.allotted / np.maximum(plan.size, 1))[candidates.stratum],
         summary.n,
         plan.gain,
+        kept_names(given.dataset.class_names),
     )
 
 
@@ -246,7 +258,9 @@ def _smallest(candidates: _LabelCandidates, allotted: IntArray) -> _LabelCandida
     return candidates.take(order[place < allotted[stratum]])
 
 
-def _read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatArray]:
+def _read_labels(
+    path: str | os.PathLike[str], n: int, numbers: ClassNumbers
+) -> tuple[IntArray, FloatArray]:
     """Read labels by row from a ``.csv`` file; lines without a label are left out.
 
     The file has columns ``row`` and ``label``, and ``inclusion_probability`` if it has to do with
@@ -267,10 +281,14 @@ def _read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatA
             continue
         place = f"{path}, line {reader.line_num}"
         try:
-            row, label = int(line["row"]), int(line["label"])
-            probability = float(line.get(INCLUSION) or 1)
+            (label,) = numbers(np.array([line["label"]]))
+        except LabelError as problem:
+            raise ValueError(f"{place}: label {problem}") from None
+        try:
+            row, probability = int(line["row"]), float(line.get(INCLUSION) or 1)
         except (TypeError, ValueError) as problem:
-            raise ValueError(f"{place}: row and label must be whole numbers ({problem})") from None
+            numeric = f"row and {INCLUSION} must be numbers"
+            raise ValueError(f"{place}: {numeric} ({problem})") from None
         if not 0 <= row < n:
             raise ValueError(f"{place}: row must be in [0, {n}), the batch's rows, got {row}")
         if labels[row] != IGNORED:
@@ -286,7 +304,8 @@ def _with_known_labels(
 ) -> Split:
     """Return a split with labels that were passed beside it, as an array or a ``.csv`` file."""
     if isinstance(labels, (str, os.PathLike)):
-        known, chance = _read_labels(labels, split.rows)
+        names = split.dataset.class_names or list(map(str, range(split.classes)))
+        known, chance = _read_labels(labels, split.rows, ClassNumbers(names))
         return split.with_column("labels", known).with_column(INCLUSION, chance)
     columns = {"labels": None if isinstance(labels, bool) else labels, INCLUSION: inclusion}
     for name, values in columns.items():

@@ -260,6 +260,10 @@ def test_grades_compare_with_the_truth():
         ({"tokens": None}, "no tokens"),
         ({"answer": "else"}, "another text"),
         ({"token_probs": [0.5]}, "one probability"),
+        ({"tokens": "{"}, "tokens that cannot be used"),
+        ({"token_probs": "high"}, "tokens that cannot be used"),
+        ({"top_logprobs": [{"x": math.nan}] * 8}, "of the top token 'x' that is not a number"),
+        ({"top_logprobs": ["x"] * 8}, "tokens that cannot be used: position 0 of top has no top"),
         ({"tokens": ["{", "}", "x"], "answer": "{", "token_probs": [1, 1]}, "one probability"),
     ],
 )
@@ -344,6 +348,20 @@ def test_documents_multiply_their_fields():
     rows[0]["calibrated"] = 0.9
     with pytest.raises(ValueError, match="the confidence of answer 3 must be a number"):
         documents_of(AnswerRows.of(rows))
+
+
+def test_a_document_needs_a_name():
+    with pytest.raises(ValueError, match="answer 2 has no question, which names the document"):
+        documents_of(AnswerRows.of([{"question": "1", "confidence": 0.5}, {"confidence": 0.5}]))
+
+
+def test_top_tokens_are_read_in_the_forms_of_services():
+    plain = answer_of({"a": 1}, top_logprobs=[{t: 0.0} for t in '{"a": 1}'])
+    shown = [{"top_logprobs": [{"token": t, "logprob": 0.0}]} for t in '{"a": 1}']
+    for kinds in (None, {"a": [1, 2]}):
+        assert field_rows({**plain, "top_logprobs": shown}, kinds=kinds) == field_rows(
+            plain, kinds=kinds
+        )
 
 
 def test_probabilities_are_never_above_one():

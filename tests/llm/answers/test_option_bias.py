@@ -68,6 +68,16 @@ def test_a_model_without_a_preference_is_rarely_suspected():
     assert rejected <= 18
 
 
+@pytest.mark.parametrize("wrong", [-100, -1, 3])
+def test_labels_must_be_options(wrong):
+    with pytest.raises(ValueError, match="labels be from 0 to 2, got 3 questions and labels"):
+        option_bias(np.eye(3), [0, 1, wrong])
+    with pytest.raises(ValueError, match="no NaN"):
+        option_bias(np.full((3, 3), np.nan), [0, 1, 2])
+    with pytest.raises(ValueError, match="got 0 questions"):
+        option_bias(np.empty((0, 3)), np.empty(0, int))
+
+
 def test_forms_of_the_result(rng):
     found = option_bias(rng.normal(size=(20, 3)), rng.integers(3, size=20))
     assert found.letters == ("A", "B", "C")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,24 @@ LOGGED = {"correct": 1}
 def test_what_is_refused(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         fit_answers(read_answers(written(tmp_path / "x.jsonl", *rows)))
+
+
+def test_questions_of_any_kind_are_told_from_rows_without_one():
+    asked: list[Any] = [1, None, 0, 0, "1", None]
+    rows = [{} if one is None else {"question": one} for one in asked]
+    assert AnswerRows.of(rows).groups.tolist() == [0, 1, 2, 2, 3, 4]
+
+
+def test_no_answers_at_all_are_named():
+    for use in (AnswerRows.confidences, AnswerRows.source, fit_answers):
+        with pytest.raises(ValueError, match="there are no answers"):
+            use(AnswerRows([], []))
+
+
+def test_a_cell_that_is_too_long_for_csv_is_named(tmp_path):
+    write_rows(tmp_path / "long.csv", [{"token_probs": [0.5] * 50_000, "correct": True}])
+    with pytest.raises(ValueError, match=r"field larger than field limit .*: write it as \.jsonl"):
+        read_answers(tmp_path / "long.csv")
 
 
 def test_damaged_files_and_other_formats(tmp_path):

@@ -190,6 +190,16 @@ def test_refusals(rng):
             quiet_gate(rows, **{"max_error": 0.1, **options})
 
 
+def test_answers_that_are_all_cut_off_are_too_few(rng):
+    with pytest.raises(ValueError, match=r"needs 30 independent graded answers .*, got 0"):
+        quiet_gate(graded_answers(rng, 60, truncated=True), max_error=0.5)
+    with pytest.raises(ValueError, match=r"needs 30 independent graded answers .*, got 0"):
+        quiet_gate([], max_error=0.5)
+
+
 def test_repeated_questions_are_warned_of(rng):
+    chat = [{"role": "user", "content": "q"}]
+    with pytest.warns(UserWarning, match="59 answers are to questions that others answer as well"):
+        fit_gate(graded_answers(rng, 60, question=chat), max_error=0.5)
     with pytest.warns(UserWarning, match="59 answers are to questions that others answer as well"):
         fit_gate(graded_answers(rng, 60, question="q"), max_error=0.5)

@@ -106,6 +106,13 @@ def test_answers_without_a_usable_confidence_are_for_a_person(gate):
     assert "answer 2" in said[1].reason
 
 
+def test_tokens_that_cannot_be_read_are_for_a_person(gate):
+    row = {"confidence": 0.95, "kind": "a", "source": "judge", "answer": "Lima"}
+    for tokens, probs in ((["Lima"], 5), ("Lima", [0.9]), (["Lima"], "0.9"), (["Lima"], None)):
+        (one,) = verdicts(gate, {**row, "tokens": tokens, "token_probs": probs})
+        assert one.verdict == "person"
+
+
 def scored(text, tokens, **about):
     return {"answer": text, "tokens": tokens, "token_probs": [0.9] * len(tokens), **about}
 

@@ -140,6 +140,11 @@ def option_bias(logits: Values, labels: Values) -> OptionBias:
             f"{np.shape(labels)}"
         )
     n, letters = scores.shape
+    if not n or np.isnan(scores).any() or not ((right >= 0) & (right < letters)).all():
+        raise ValueError(
+            f"logits must hold questions and no NaN, and labels be from 0 to {letters - 1}, got "
+            f"{n} questions and labels {right}: leave out questions without a right option"
+        )
     chosen, true = (np.eye(letters)[numbers] for numbers in (scores.argmax(-1), right))
     prob = np.exp(log_softmax(scores, axis=-1)).mean(0)
     # Wald's test that differences (n, letters), which sum to 0, have the mean 0

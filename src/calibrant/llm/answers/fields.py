@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import FloatArray, warn
+from calibrant.llm.answers.logprobs import top_of_position
 from calibrant.llm.answers.logs.reading import Log
 from calibrant.llm.answers.rows import (
     SOURCE_KEYS,
+    WRONG_FORM,
     AnswerRows,
     Row,
     _grade_of,
@@ -118,12 +120,18 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, row: Row, place: str) -> Tokens:
         """Return the tokens of a row of answers; raise unless they spell the answer."""
-        texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
-        if not texts or "token_probs" not in row:
-            raise BadDocument(place, "has no tokens with token_probs: request logprobs")
-        texts, probs = [str(one) for one in texts], _token_probs_of(row, place)
-        shown = _unpacked_cell(row.get("top_logprobs")) or []
-        top = [{str(t): math.exp(min(v, 0.0)) for t, v in one.items()} for one in shown]
+        try:
+            texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
+            if not texts or "token_probs" not in row:
+                raise BadDocument(place, "has no tokens with token_probs: request logprobs")
+            texts, probs = [str(one) for one in texts], _token_probs_of(row, place)
+            shown = _unpacked_cell(row.get("top_logprobs")) or []
+            logs = [top_of_position(one, number, place) for number, one in enumerate(shown)]
+            top = [{token: math.exp(min(v, 0.0)) for token, v in one.items()} for one in logs]
+        except BadDocument:
+            raise
+        except WRONG_FORM as error:
+            raise BadDocument(place, f"has tokens that cannot be used: {error}") from error
         if len(texts) != len(probs) or (top and len(top) != len(texts)):
             raise BadDocument(place, "has not one probability for each of its tokens")
         if str(row.get("answer", "")).strip() not in "".join(texts):
@@ -322,7 +330,9 @@ def documents_of(fields: AnswerRows) -> AnswerRows:
     key = "calibrated" if any("calibrated" in row for row in fields.rows) else "confidence"
     documents: dict[str, list[tuple[str, Row]]] = {}
     for place, row in zip(*fields, strict=True):
-        documents.setdefault(str(row.get("question")), []).append((place, row))
+        if row.get("question") in (None, ""):
+            raise ValueError(f"{place} has no question, which names the document of a field")
+        documents.setdefault(str(row["question"]), []).append((place, row))
     rows = []
     for name, members in documents.items():
         chances = [_stated_number({"confidence": row.get(key)}, place) for place, row in members]
@@ -332,6 +342,6 @@ def documents_of(fields: AnswerRows) -> AnswerRows:
         row |= {"source": f"product of {key}", "confidence": math.prod(chances)}
         if "correct" in first:
             right = all(_grade_of(one, place) for place, one in members)
-            row["correct"] = right and not int(first.get("missing", 0))
+            row["correct"] = right and not int(first.get("missing") or 0)
         rows.append(row)
     return AnswerRows([f"document {name}" for name in documents], rows)

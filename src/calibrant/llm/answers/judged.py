@@ -37,6 +37,7 @@ def read_judged(
     (array([7., 3.]), array([ 1., nan]))
     """
     answers = file if isinstance(file, AnswerRows) else read_answers(file)
+    answers.source()  # of one judge
     low, high = _VOTES if scale is None else (float(end) for end in scale)
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"scale must be the lowest and the highest score, got {low:g},{high:g}")
@@ -70,7 +71,6 @@ def read_judged(
         lengths = _numbers(answers, "length", every, wanted, lambda x: x > 0)
     elif "answer" in keys:
         lengths = np.array([max(1.0, len(str(row.get("answer", "")))) for row in answers.rows])
-    answers.source()  # of one judge
     return JudgedAnswers(
         judge,
         human,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calibrant.llm.answers import topk
 from calibrant.llm.heads.documents import BadDocument
 
 
@@ -46,10 +47,18 @@ def token_material(logprobs: Any, place: str) -> dict[str, Any]:
     ]
     row: dict[str, Any] = {"tokens": _token_texts(content), "token_probs": probs}
     shown = [
-        {each["token"]: each["logprob"] for each in one.get("top_logprobs") or ()}
-        for one in content
+        top_of_position(one, n, place) if one.get("top_logprobs") else {}
+        for n, one in enumerate(content)
     ]
     return {**row, "top_logprobs": shown} if any(shown) else row
+
+
+def top_of_position(position: Any, number: int, place: str) -> dict[str, float]:
+    """Return the log-probabilities of the top tokens of a position; raise unless they are such."""
+    shown = topk._shown(position, number)
+    for token, logprob in shown:
+        _probability(logprob, f"the top token {token!r:.20}", place)
+    return topk._by_token(shown)
 
 
 def _token_texts(content: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -157,7 +157,8 @@ class AnswerRows(NamedTuple):
     def groups(self) -> IntArray:
         """Number of the question of each answer; one without a question has its own."""
         known: dict[str, int] = {}
-        keys = [repr(row.get("question") or n) for n, row in enumerate(self.rows)]
+        asked = [row.get("question") for row in self.rows]
+        keys = [f"row {n}" if q in (None, "") else repr(q) for n, q in enumerate(asked)]
         return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
     def where(self, chosen: BoolArray | IntArray) -> AnswerRows:
@@ -189,7 +190,9 @@ class AnswerRows(NamedTuple):
         return answer_confidence(tokens, rule), source._replace(confidence=rule)
 
     def source(self) -> Source:
-        """Source of all rows; raise if they differ."""
+        """Source of all rows; raise if they differ, or if there are none."""
+        if not self.rows:
+            raise ValueError("there are no answers: one or more are needed")
         sources = [
             Source(**{part: str(row.get(key) or "") for part, key in SOURCE_KEYS.items()})
             for row in self.rows
@@ -261,6 +264,9 @@ def _placed_rows(file: Path) -> Iterator[Item]:
                 yield place, cells if is_whole else BadDocument(place, wrong)
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error})") from error
+        except csv.Error as error:  # of long cells, for instance
+            problem = f"{file} cannot be read after line {reader.line_num} ({error})"
+            raise ValueError(f"{problem}: write it as .jsonl") from error
 
 
 def _parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:

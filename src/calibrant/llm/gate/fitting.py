@@ -14,7 +14,6 @@ and a mean loss of r, have the p-value of Hoeffding and Bentkus (Bates et al. 20
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -221,8 +220,7 @@ def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:
                 "not independent: choose unit='turn' or unit='conversation'"
             )
         first[str(name)] = place
-    asked = Counter(row.get("question") for row in answers.rows if row.get("question"))
-    repeated = sum(count - 1 for count in asked.values())
+    repeated = len(named) - np.unique(answers.groups).size
     if repeated:
         warn(
             f"{repeated:,} answers are to questions that others answer as well, so that they are "
@@ -251,7 +249,7 @@ def _parts(numbers: IntArray, first: float, verified: bool, rng: np.random.Gener
 
     Answers of a unit are in one part.
     """
-    units = int(numbers.max()) + 1
+    units = np.unique(numbers).size
     if units < _MIN_UNITS:
         raise ValueError(
             f"a gate needs {_MIN_UNITS} independent graded answers or conversations, got {units}: "

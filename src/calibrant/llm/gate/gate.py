@@ -413,10 +413,14 @@ def _unscored(row: Row) -> str:
     answer = row.get("answer")
     if isinstance(answer, str) and not answer.strip():
         return "the answer is empty"
-    texts = _unpacked_cell(row.get("tokens", row.get("token_texts")))
-    if "token_probs" not in row or not isinstance(texts, list):
+    texts, probs = row.get("tokens", row.get("token_texts")), row.get("token_probs")
+    try:
+        texts, count = _unpacked_cell(texts), None if probs is None else len(_unpacked_cell(probs))
+    except (TypeError, ValueError):
+        return "its tokens or token_probs cannot be read"
+    if count is None or not isinstance(texts, list):
         return ""
-    if len(texts) != len(_unpacked_cell(row["token_probs"])):
+    if len(texts) != count:
         return "it has not one probability for each of its tokens"
     if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
         return (

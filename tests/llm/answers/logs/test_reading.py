@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from calibrant.llm import read_answers, read_log
+from calibrant.llm.answers.logprobs import token_material
+from calibrant.llm.heads.documents import BadDocument
 from tests.support.chat_server import completion
 
 
@@ -55,6 +57,35 @@ def test_a_batch_with_outcomes_in_another_file(tmp_path):
         read_log(file, grades=tmp_path / "twice.jsonl")
 
 
+def test_grades_of_ids_that_are_numbers(tmp_path):
+    file = written(tmp_path / "log.jsonl", [{"id": i, "confidence": 0.5} for i in range(3)])
+    (tmp_path / "graded.csv").write_text("id,correct\n2,yes\n1,no\n0,no\n")
+    log = read_log(file, grades=tmp_path / "graded.csv")
+    assert log.answers.grades().tolist() == [False, False, True]
+    lines = [{**pair(), "id": i} for i in range(2)]
+    ids = [row["id"] for row in read_log(written(tmp_path / "chats.jsonl", lines)).answers.rows]
+    assert ids == ["0", "1"]
+
+
+def test_one_grade_is_not_that_of_two_answers(tmp_path):
+    file = written(tmp_path / "log.jsonl", [batch(0), batch(1), batch(0)])
+    written(tmp_path / "graded.jsonl", [{"id": f"q{i}", "correct": 1} for i in range(2)])
+    with pytest.raises(ValueError, match=r"line 3 of .* repeats the id 'q0'"):
+        read_log(file, grades=tmp_path / "graded.jsonl")
+    assert len(read_log(file).answers.rows) == 3
+
+
+def test_top_tokens_with_one_text_are_added_and_have_probabilities():
+    shown = [{"token": "\ufffd", "logprob": -1.0}, {"token": "\ufffd", "logprob": -2.0}]
+    token = {"token": "a", "logprob": -1.0, "top_logprobs": [*shown, {"token": "a", "logprob": -3}]}
+    (top,) = token_material([token], "it")["top_logprobs"]
+    added = math.log(math.exp(-1) + math.exp(-2))
+    assert top == {"\ufffd": pytest.approx(added), "a": pytest.approx(-3)}
+    token["top_logprobs"] = [{"token": "b", "logprob": math.nan}]
+    with pytest.raises(BadDocument, match="of the top token 'b' that is not a number up to 0"):
+        token_material([token], "it")
+
+
 def test_responses_of_the_newer_interface(tmp_path):
     token = {"token": "Lima", "logprob": math.log(0.8), "top_logprobs": []}
     part = {"type": "output_text", "text": "Lima", "logprobs": [token]}
@@ -80,6 +111,7 @@ def test_responses_of_the_newer_interface(tmp_path):
             "of token 1 .'a'. that is no",
         ),
         (pair(correct=1, response=completion(choices=[])), "has no choices"),
+        (pair(correct=1, response=completion(choices=["Lima"])), "another form than OpenAI's"),
         (pair(correct=1, response=completion(text=None)), "has no text"),
         (pair(correct=1, response="<html>"), "is not a chat completion, got '<html>'"),
         (pair(correct=1, response=completion(tokens={})), "request logprobs=True"),

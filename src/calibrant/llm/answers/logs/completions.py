@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibrant.llm.answers.logprobs import token_material
-from calibrant.llm.answers.rows import Row
+from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.heads.documents import BadDocument
 
 _KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
@@ -41,10 +41,11 @@ def _answer(line: Mapping[str, Any], place: str, outcome: str | None) -> Row:
     kept = {name: line[name] for name in _KEPT if name in line}
     if outcome is not None and outcome in line:
         kept["correct"] = line[outcome]
-    named = line.get("custom_id") or line.get("id") or body.get("id")
+    names = line.get("custom_id"), line.get("id"), body.get("id")
+    named = next((str(name) for name in names if name not in (None, "")), "")
     about = _request_source(request) if request else {"prompt": "chat", "head": "none"}
     question = line.get("question") or _question_of(_asked_in(request) or line.get("messages"))
-    return {"id": str(named or ""), "question": str(question), **about, **answer, **kept}
+    return {"id": named, "question": str(question), **about, **answer, **kept}
 
 
 def _asked_in(request: Mapping[str, Any]) -> Any:
@@ -76,8 +77,19 @@ def _chat_form(system: str) -> str:
 def _completion(body: Any, place: str, number: int = 0) -> Row:
     """Return answer, model and token probabilities of a completion or response.
 
-    ``number`` is that of the choice. Tool calls, refusals and filtered answers raise BadDocument.
+    ``number`` is that of the choice. Tool calls, refusals, filtered answers and bodies of another
+    form raise BadDocument.
     """
+    try:
+        return _content(body, place, number)
+    except BadDocument:
+        raise
+    except WRONG_FORM as error:
+        told = f"{type(error).__name__}: {error}"
+        raise BadDocument(place, f"has another form than OpenAI's ({told:.120})") from error
+
+
+def _content(body: Any, place: str, number: int) -> Row:
     if not isinstance(body, Mapping):
         raise BadDocument(place, f"is not a chat completion, got {body!r:.60}")
     if body.get("error"):

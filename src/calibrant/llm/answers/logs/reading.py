@@ -198,7 +198,7 @@ def _joined(
         return items
     known: dict[str, Row] = {}
     for place, row in zip(*read_answers(grades), strict=True):
-        named = next((str(row[name]) for name in _IDS if name in row), None)
+        named = _id_of(row)
         if named is None or named in known:
             problem = "has no id" if named is None else f"repeats the id {named!r:.60}"
             raise ValueError(f"{place} {problem}: every answer needs one line")
@@ -206,11 +206,20 @@ def _joined(
         known[named] = {name: row[name] for name in _JOINED if name in row}
 
     def add(row: Row, place: str) -> Row:
-        if row.get("id") not in known:
-            raise BadDocument(place, f"has the id {row.get('id')!r:.60}, not in {grades}")
-        return {**row, **known[row["id"]]}
+        named = _id_of(row)
+        if named is None or named not in known:
+            raise BadDocument(place, f"has the id {named!r:.60}, not in {grades}")
+        if named in graded:
+            raise BadDocument(place, f"repeats the id {named!r:.60}: {grades} grades one answer")
+        graded.add(named)
+        return {**row, **known[named]}
 
+    graded = set[str]()
     return _converted(items, add)
+
+
+def _id_of(row: Row) -> str | None:
+    return next((str(row[name]) for name in _IDS if row.get(name) not in (None, "")), None)
 
 
 def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | None:

@@ -370,6 +370,32 @@ def test_shards_of_a_file_and_files_of_probs(rng, tmp_path):
     assert watch.seen == 90
 
 
+def test_ids_of_files_are_the_same_as_whole_numbers_and_with_a_point(rng, tmp_path):
+    """A table with a missing value, in whatever row, has 7.0 for 7."""
+    logits, labels = drawn(rng, 60, 3, 2.0)
+    numbers = np.arange(60)
+    file = save_day(tmp_path / "today.npz", logits, labels, order_id=numbers)
+    watch = Monitor().update_file(file, ids="order_id")
+    for ids in (numbers.astype(float), numbers.astype(str), numbers.astype(float).astype(str)):
+        file = save_day(tmp_path / "today.npz", logits, labels, order_id=ids)
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            watch.update_file(file, ids="order_id")
+    assert watch.seen == 60
+    versions = np.array([f"{i}.0.0" for i in range(60)])
+    file = save_day(tmp_path / "today.npz", logits, labels, order_id=versions)
+    assert watch.update_file(file, ids="order_id").seen == 120
+
+
+@pytest.mark.parametrize("missing", [np.nan, "", "None"])
+def test_missing_ids_are_refused(missing, rng, tmp_path):
+    logits, labels = drawn(rng, 60, 3, 2.0)
+    ids = np.arange(60).astype(type(missing))
+    ids[31] = missing
+    file = save_day(tmp_path / "today.npz", logits, labels, order_id=ids)
+    with pytest.raises(ValueError, match=r"today.npz: ids must be of every row, .* row 31 is mi"):
+        Monitor().update_file(file, ids="order_id")
+
+
 def test_ids_of_a_file(rng, tmp_path):
     logits, labels = three_outputs(rng, 60)
     half = np.where(np.arange(60) < 40, labels, -100)
@@ -384,7 +410,7 @@ def test_ids_of_a_file(rng, tmp_path):
     with pytest.raises(ValueError, match="has no number in this split"):
         watch.update_file(file, ids="number")
     save_day(file, logits, labels, order_id=np.zeros(60, int))
-    with pytest.raises(ValueError, match="ids must differ"):
+    with pytest.raises(ValueError, match=r"today.npz: ids must differ .* but example 1 has that"):
         watch.update_file(file, ids="order_id")
 
 

@@ -78,7 +78,7 @@ def test_a_bad_reference():
         (lambda w: w.update([[1.0, 0.0]], [0]), ValueError, "by their ids, got logits: pass ids"),
         (lambda w: w.update([[1.0, 0.0]], [0], ids=["p", "q"]), ValueError, "one id per row"),
         (lambda w: w.update([[1.0, 0.0]] * 2, [0, 0], ids=[7, "7"]), ValueError, "must differ"),
-        (lambda w: w.update([[1.0, 0.0]], [0], ids=[7.0]), TypeError, "whole numbers or text"),
+        (lambda w: w.update([[1.0, 0.0]], [0], ids=[7.5]), TypeError, "whole numbers or text"),
         (lambda w: w.update([[1.0, 0.0]], [0], window=1.5), TypeError, "whole number or a date"),
         (lambda w: w.update([[1.0, 0.0]], [0], window=-3), ValueError, "is before the first"),
         (lambda w: w.observe([0.5], [2]), ValueError, "outcome must be 0 or 1"),

@@ -32,6 +32,7 @@ from calibrant._core.class_names import (
     as_array,
     class_names_of,
     in_order,
+    is_missing,
     numbered,
     numbers_in_order,
 )
@@ -175,8 +176,12 @@ def as_ids(ids: Iterable[Id]) -> list[Id]:
         raise TypeError(f"ids must be a list, one for each example, got {ids!r}")
     values = ids.tolist() if isinstance(ids, (np.ndarray, Tensor)) else list(ids)
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-    for value in plain:
-        if isinstance(value, bool) or not isinstance(value, (int, str)):
+    for row, value in enumerate(plain):
+        if is_missing(str(value)):
+            raise ValueError(f"ids must be of every row, but that of row {row} is missing")
+        if isinstance(value, float) and value.is_integer():
+            plain[row] = int(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, str)):
             raise TypeError(f"ids must be whole numbers or text, got {value!r}: use str(id)")
     return plain
 
@@ -339,13 +344,19 @@ def _recognised(
 
 def _id_keys(ids: Iterable[Id], shape: tuple[int, ...]) -> Keys:
     """Return keys of the ids of rows, one for each label of the shape ``(n, ...)``."""
-    texts = [str(name).encode("utf-8", "replace") for name in as_ids(ids)]
+    texts = [_whole(str(name)).encode("utf-8", "replace") for name in as_ids(ids)]
     if len(texts) != shape[0]:
         raise ValueError(f"one id per row is wanted, got {len(texts)} for labels of shape {shape}")
     hashes = b"".join(blake2b(text, digest_size=8).digest() for text in texts)
     rows: Keys = np.frombuffer(hashes, "<u8").astype(np.uint64)
     places: Keys = np.arange(np.prod(shape[1:], dtype=int)).astype(np.uint64)
     return np.asarray(rows[:, None] + places * SPREAD).reshape(-1)
+
+
+def _whole(text: str) -> str:
+    """Return 7 for 7.0, as tables have it that lack a value in another row."""
+    number = text.removesuffix(".0")
+    return number if number.lstrip("-").isdecimal() else text
 
 
 def _score_keys(scores: Logits) -> Keys:

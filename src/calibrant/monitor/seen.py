@@ -116,8 +116,11 @@ class _SeenExamples:
         if not (came.by and len(came)):
             return _Known(new, late, again)
         self.check_comparable(came.by)
-        if came.by == "ids" and np.unique(came.keys).size < len(came):
-            raise ValueError("ids must differ within a delivery: number the examples")
+        if came.by == "ids" and (copies := np.flatnonzero(_occurrences(came.keys))).size:
+            raise ValueError(
+                f"ids must differ within a delivery, but example {copies[0]} has that of an "
+                "earlier one: number the examples"
+            )
         for overlap, values in self._same(came):
             seen = self.windows[overlap.window]
             mine, theirs = overlap.mine, overlap.theirs

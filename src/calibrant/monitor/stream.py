@@ -288,7 +288,8 @@ class Monitor(WithOptions):
         task = partial(_chunk_delivery, self.calibrator, ids)
         parts = list(chosen.map(task, *columns, rows=chosen.chunk_rows))
         delivery = _Delivery.joined(parts) if parts else _Delivery.of_pairs(NO_PAIRS, None)
-        known = self._seen.recognise(delivery.examples)
+        with located(chosen.path):
+            known = self._seen.recognise(delivery.examples)
         if known.nothing:
             checks.warn(f"{name} {AGAIN}, {_remedy(delivery.examples)}")
             return self._count(delivery, known)

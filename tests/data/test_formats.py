@@ -353,7 +353,9 @@ def test_parquet_lists_of_different_lengths(tmp_path, rows):
 def test_parquet_with_missing_values(tmp_path):
     table = pa.table({"logits": [[1.0, 2.0], [3.0, 4.0]], "labels": [0, None]})
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="labels has missing values"):
+    with pytest.raises(
+        ValueError, match="labels has missing values; drop or fill those rows, labels with -100"
+    ):
         open_dataset(tmp_path / "a.parquet").split("").read("labels")
 
 

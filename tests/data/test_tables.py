@@ -46,7 +46,10 @@ def test_rules(columns, scores, names, labels, others):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("label y p_0 p_1", "here has columns label and y, which do not go together"),
+        (
+            "label y p_0 p_1",
+            "label and y, which do not go together: .*, or say which columns count",
+        ),
         ("p_0 p_1 p_value", "columns p_0 and p_value"),
         ("p_0 p_1 prob_0", "columns p_0 and prob_0"),
         ("prob prob_a prob_b", "columns prob and prob_a"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrant._core.checks import IGNORED
 from calibrant._core.messages import comma_separated, needed
 from calibrant.data.formats import (
     Array,
@@ -110,7 +111,8 @@ class ParquetReader(Reader):
                 )
             values = column.flatten()
         if values.null_count and key not in self.optional:
-            raise NoArrayError(f"{self.path}: {key} has missing values; drop or fill those rows")
+            remedy = f"drop or fill those rows, labels with {IGNORED}"
+            raise NoArrayError(f"{self.path}: {key} has missing values; {remedy}")
         if header.dtype.kind == "U" or (header.dtype.kind in "biu" and values.null_count):
             texts = ["" if value is None else value for value in values.to_pylist()]
             flat = np.array(texts, dtype=str)

@@ -255,7 +255,8 @@ def _ordered(by_class: Mapping[str, str], where: str) -> list[str]:
 
 def _ambiguous(where: str, first: str, second: str) -> ValueError:
     return ValueError(
-        f"{where} has columns {first} and {second}, which do not go together: rename or remove one"
+        f"{where} has columns {first} and {second}, which do not go together: rename or remove "
+        "one, or say which columns count: --labels, --probs or --logits, as of open_dataset"
     )
 
 

@@ -88,10 +88,11 @@ class CsvFile(Reader):
         next(lines)
         for number, row in lines:
             if len(row) != width:
+                remedy = "quote text with commas, and write decimal points, not commas"
+                if len(row) < width:
+                    remedy = "write all columns; if the file ends here, it is incomplete"
                 raise self._error(
-                    number,
-                    f"{len(row)} fields, but the first line has {width}; write a field for every "
-                    "column, and a decimal point in place of a decimal comma",
+                    number, f"{len(row)} fields, but the first line has {width}; {remedy}"
                 )
             yield number, row
 

@@ -33,7 +33,7 @@ def test_every_cell_runs(page, tmp_path, monkeypatch):
         if not source.startswith("!"):
             exec(source, variables)
             continue
-        for line in source.splitlines():
+        for line in source.replace("\\\n", "").splitlines():
             words = shlex.split(line.removeprefix("!"), comments=True)
             if ">" in words:
                 words = words[: words.index(">")]

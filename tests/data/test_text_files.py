@@ -53,7 +53,10 @@ HEADER = "label,p_0,p_1\n"
     ("text", "message"),
     [
         (HEADER + "0,1,0\n0,1", "line 3: 2 fields, but the first line has 3; .* is incomplete"),
-        (HEADER + "0,1,0,5\n0,1,0\n", "line 2: 4 fields, but the first line has 3; .*commas"),
+        (
+            HEADER + "0,1,0,5\n0,1,0\n",
+            "line 2: 4 fields, but the first line has 3; .* a decimal point",
+        ),
         (HEADER + "0,1,0,\n", "line 2: 4 fields"),
         (HEADER + "0,0,5,0,5\n", "line 2: 5 fields.* a decimal point"),
         ("label;p_0;p_1\n0;0,5;0,5\n", "line 2: p_0 must be a number, got '0,5'; write a decimal"),

@@ -88,7 +88,9 @@ class CsvFile(Reader):
         next(lines)
         for number, row in lines:
             if len(row) != width:
-                remedy = "quote text with commas, and write decimal points, not commas"
+                remedy = (
+                    "quote text with commas, and write a decimal point in place of a decimal comma"
+                )
                 if len(row) < width:
                     remedy = "write all columns; if the file ends here, it is incomplete"
                 raise self._error(

@@ -272,6 +272,10 @@ def warn_of_copies(scores: Logits, labels: IntArray, *, probs: bool = False) -> 
     if not rows:
         return
     kept = labels[:rows] != IGNORED
+    if scores.ndim == 2 and not probs:  # rows that are copies are so in their first column
+        column = as_float64(scores[:rows, 0])[kept]
+        if len(column) - len(np.unique(column)) < _MIN_SHARE * len(column):
+            return  # usually, and in less time
     values, targets = as_float64(scores[:rows])[kept], labels[:rows][kept]
     count = len(values)
     if values.ndim == 1:

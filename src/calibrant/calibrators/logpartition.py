@@ -387,11 +387,12 @@ def _gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Gap
         top = top_class(chunk.logits)
         best = chunk.logits.gather(-1, top)
         own_gap = (best - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0].double()
-        if not torch.isfinite(own_gap).all():
+        if not (chunk.bounded or torch.isfinite(own_gap).all()):
             bad = ~torch.isfinite(own_gap).cpu().numpy()
             raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
-        gaps.clamp_(max=LARGEST_GAP)  # masked classes too, whose powers are then 0
+        if not chunk.bounded:  # masked classes too, whose powers are then 0
+            gaps.clamp_(max=LARGEST_GAP)
         yield _Gaps(chunk, top[:, 0], best, own_gap, gaps, scratch)
 
 
@@ -400,7 +401,7 @@ def _record(result: _Gaps, density: int) -> tuple[Tensor, ...]:
     chunk, top, best, own_gap, gaps, powers = result
     total = gaps.sum(-1)
     possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
-    if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
+    if not chunk.bounded and (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
         masked = torch.isneginf(chunk.logits)
         possible -= masked.sum(-1)
         total = gaps.masked_fill(masked, 0).sum(-1)

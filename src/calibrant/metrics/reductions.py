@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks, chunks
@@ -352,14 +353,14 @@ def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> R
             own = probs.gather(-1, torch.cat([soft.top, chunk.labels[:, None]], -1))
             claimed = own[:, 0] if examples.event is None else probs[:, examples.event]
             norm = torch.linalg.vector_norm(probs, dim=-1)
-            table = torch.column_stack([soft.loss(), own, norm, claimed]).cpu().numpy()
+            table = torch.column_stack([soft.loss(), own, norm, claimed])
             parts.append((soft.happened(examples.event), soft.happened(None), table))
             if sums is not None:
                 sums.update(probs, chunk.labels, chunk.weight, chunk.column)
         if sums is not None:
             sums.settle()
         # what is left to do for single rows is done once, since calls for small chunks add up
-        outcome, correct, figures = chunks.joined(parts or [_NO_FIGURES])
+        outcome, correct, figures = _at_once(parts) if parts else _NO_FIGURES
         loss, confidence, true, norms, stated = figures.T
         nll = loss - np.log(confidence)  # finite also where the probability underflows
         return Reduced(stated, outcome, confidence, correct, nll, 1 - 2 * true + norms**2)
@@ -375,12 +376,18 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
     """Reduce every labelled row to its pair, which takes half of the work of all figures."""
 
     def task(row_range: tuple[int, int]) -> Pairs:
-        parts = [soft.pairs(k) for soft in _softmaxes(examples, row_range)]
-        return Pairs(*chunks.joined(parts or [_NO_PAIRS]))
+        parts = [(soft.claimed(k), soft.happened(k)) for soft in _softmaxes(examples, row_range)]
+        return Pairs(*_at_once(parts)) if parts else _NO_PAIRS
 
     pairs = Pairs(*chunks.joined(chunks.on_threads(task, chunks.thread_ranges(examples))))
     checks.check_some(pairs.outcome.size)
     return pairs
+
+
+def _at_once(parts: list[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
+    """Join the columns of several chunks, and copy each to the CPU at once."""
+    columns = zip(*parts, strict=True)
+    return [torch.cat(column).cpu().numpy() for column in columns]
 
 
 _NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
@@ -396,16 +403,14 @@ class _Softmax(NamedTuple):
     powers: Tensor  # (rows, classes)
     total: Tensor  # (rows, 1)
 
-    def pairs(self, k: int | None) -> Pairs:
-        """Return the pairs of class k or, without k, of the prediction."""
+    def claimed(self, k: int | None) -> Tensor:
+        """Return the probability of class k or, without k, of the prediction, ``(rows,)``."""
         power = self.powers.gather(-1, self.top)[:, 0] if k is None else self.powers[:, k]
-        total = self.total[:, 0].cpu().numpy()
-        return Pairs(power.cpu().numpy() / total, self.happened(k))
+        return power / self.total[:, 0]
 
-    def happened(self, k: int | None) -> BoolArray:
+    def happened(self, k: int | None) -> Tensor:
         """Return whether the label is class k or, without k, the prediction, ``(rows,)``."""
-        claimed = self.top[:, 0] if k is None else k
-        return (self.chunk.labels == claimed).cpu().numpy()
+        return self.chunk.labels == (self.top[:, 0] if k is None else k)
 
     def loss(self) -> Tensor:
         """Return by how much the logit of the label is below the largest, ``(rows,)``."""

@@ -13,7 +13,7 @@ from torch import nn
 import calibrant as cal
 from calibrant._core import chunks
 from calibrant._core.chunks import examples
-from calibrant.calibrators import isotonic
+from calibrant.calibrators import isotonic, logpartition
 from calibrant.calibrators.average import Average
 from calibrant.calibrators.features.multicalibration import Multicalibration
 from calibrant.calibrators.logpartition import tabulate
@@ -380,9 +380,10 @@ def test_updates_stay_on_the_device_of_the_stream(device):
     torch.testing.assert_close(there.temperature_.cpu(), on_cpu.temperature_)
 
 
-def test_searches_there_have_the_curves_and_objectives_of_the_cpu(device, rng):
+def test_searches_there_have_the_curves_and_objectives_of_the_cpu(device, rng, monkeypatch):
     if device == WITHOUT_FLOAT64:
         pytest.skip(FITS_ON_CPU)
+    monkeypatch.setattr(logpartition, "DEVICE_FROM", 1)
     logits, labels = drawn(rng, 300, 12, 2.0)
     weight = rng.exponential(size=300)
     records = tabulate(examples(logits, labels, weight))
@@ -406,8 +407,9 @@ def test_searches_there_have_the_curves_and_objectives_of_the_cpu(device, rng):
 
 
 @pytest.mark.parametrize("method", ["smart", "pts"])
-def test_networks_there_are_those_of_the_cpu_for_many_examples(device, method):
+def test_networks_there_are_those_of_the_cpu_for_many_examples(device, method, monkeypatch):
     """The CPU joins points of one input by lines, and parts in bins on a grid."""
+    monkeypatch.setattr(logpartition, "DEVICE_FROM", 1000)
     logits, labels = tensors(*drawn(np.random.default_rng(8), 3000, 5, temperature=1.8, scale=2.5))
     plain, there = new(method).fit(logits, labels), new(method)
     there.fit(logits.to(device), labels.to(device))

@@ -38,6 +38,9 @@ TOP = 10  # number of the smallest gaps of an example that are kept
 _WINDOW = 4  # nodes of an interpolation; with a value and a slope at each the degree is 7
 _CENTRE = (_WINDOW - 1) / 2
 LARGEST_GAP = 1e30  # gaps are cut here, so that squares and means of them stay finite in float32
+DEVICE_FROM = 1 << 14
+"""Examples from which on a search on a GPU takes less time than on the CPU: calls of its kernels
+take as long for few."""
 LEAST_REST = 1e-37  # sums without the top class are cut here: a confidence of 1 - 1e-37
 
 
@@ -172,8 +175,8 @@ class Records:
         return _Tracked(**{field.name: getattr(self, field.name) for field in fields(Records)})
 
     def on(self, device: torch.device) -> Records:
-        """Return records for searches on a device, if it has float64: tracked, or with tensors."""
-        if device.type == "cpu" or not has_float64(device):
+        """Return records for searches: tensors on a device if that is worth it, or tracked."""
+        if len(self) < DEVICE_FROM or device.type == "cpu" or not has_float64(device):
             return self.tracked()
         columns: Any = {field.name: getattr(self, field.name) for field in fields(Records)}
         for name in ("table", "own_gap", "mean_gap", "correct", "weight"):
@@ -401,7 +404,8 @@ def _record(result: _Gaps, density: int) -> tuple[Tensor, ...]:
     chunk, top, best, own_gap, gaps, powers = result
     total = gaps.sum(-1)
     possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
-    if not chunk.bounded and (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
+    # masked, or as good as that: only -inf is impossible
+    if not chunk.bounded and (total >= LARGEST_GAP).any():
         masked = torch.isneginf(chunk.logits)
         possible -= masked.sum(-1)
         total = gaps.masked_fill(masked, 0).sum(-1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
@@ -384,7 +384,7 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
     return pairs
 
 
-def _at_once(parts: list[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
+def _at_once(parts: Sequence[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
     """Join the columns of several chunks, and copy each to the CPU at once."""
     columns = zip(*parts, strict=True)
     return [torch.cat(column).cpu().numpy() for column in columns]

@@ -114,6 +114,10 @@ class AnswerMap(WithOptions):
         )
         return self.threshold_
 
+    def _limit_text(self) -> str:
+        limit = self.threshold_
+        return "" if limit is None else f"threshold={threshold_text(limit.threshold)}"
+
     def abstains(self, confidence: Values) -> BoolArray:
         """Return True for confidences of :meth:`predict` that are below the threshold."""
         if self.threshold_ is None:
@@ -162,14 +166,12 @@ class AnswerCalibrator(AnswerMap):
     Attributes
     ----------
     learned_ : dict of arrays
-    source_ : Source
-        Origin of the confidences, as far as it was stated.
     limits_ : (float, float) or None
         Replacements of confidences of 0 and 1.
     least_ : float
         Smallest chance, 1 / (n + 2); the largest is as far from 1.
-    threshold_ : Threshold or None
-        Set by :meth:`control`.
+    source_, threshold_
+        As for :class:`AnswerMap`.
 
     Examples
     --------
@@ -246,9 +248,7 @@ class AnswerCalibrator(AnswerMap):
             return one_line(self, f"stage={self.stage!r}, not fitted")
         few = {name: values for name, values in self.learned_.items() if values.size <= 3}
         learned = [f"{n}=[{', '.join(f'{v:.4g}' for v in values)}]" for n, values in few.items()]
-        found = self.threshold_
-        limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
-        return one_line(self, self.stage, *learned, limit)
+        return one_line(self, self.stage, *learned, self._limit_text())
 
     def describe(self) -> str:
         """Describe the map in a sentence."""

@@ -236,7 +236,8 @@ def _ask_choices_each(
         for question in questions
         for order in orders
     ]
-    prompts, first_token = _choice_prompts(shown, shots), LengthLimit(1, end_ids(model, tokenizer))
+    prompts = [_choice_prompt(question, shots) for question in shown]
+    first_token = LengthLimit(1, end_ids(model, tokenizer))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
     runs = _calibrated_generations(model, tokenizer, prompts, heads, first_token, batch)
     for name, generation, first in runs:
@@ -248,14 +249,6 @@ def _ask_choices_each(
         name: PermutedChoices(np.concatenate(parts).reshape(shape), labels, orders)
         for name, parts in logits.items()
     }
-
-
-def _choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
-    prompts = []
-    for question in questions:
-        own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(_choice_prompt(question, own))
-    return prompts
 
 
 def ask_true(
@@ -290,11 +283,17 @@ def ask_true(
 def _spellings(tokenizer: Any, word: str) -> list[int]:
     """Tokens of a word: with or without a space before it, capitalised or not."""
     forms = [f"{space}{form}" for space in (" ", "") for form in (word, word.lower())]
-    coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
-    single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
+    single = _single_tokens(tokenizer, forms)
     if not single:
         raise ValueError(f"the tokenizer has no token of its own for {word!r}")
-    return sorted(single)
+    return sorted({*single.values()})
+
+
+def _single_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
+    """Return the tokens of those texts that are one token of their own."""
+    coded = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return {text: int(ids[0]) for text, ids in coded.items() if len(ids) == 1 and ids[0] != unknown}
 
 
 def ask_texts_each(
@@ -386,13 +385,11 @@ def _choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
     They follow a space; or nothing, if the choices after a space are not single tokens, as with
     tokenizers that put a space before every text.
     """
-    unknown = getattr(tokenizer, "unk_token_id", None)
     for prefix in (" ", ""):
-        coded = [tokenizer.encode(f"{prefix}{name}", add_special_tokens=False) for name in choices]
-        single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {unknown}
-        if len(single) == len(coded):
-            return [int(tokens[0]) for tokens in coded]
-    names = [name for name, tokens in zip(choices, coded, strict=True) if len(tokens) > 1]
+        single = _single_tokens(tokenizer, [f"{prefix}{name}" for name in choices])
+        if len({*single.values()}) == len(choices):
+            return list(single.values())
+    names = [name for name in choices if name not in single]
     raise ValueError(
         f"the tokenizer has no token of its own for {', '.join(map(repr, names or choices))}: pass "
         "likelihoods of whole answers to choice_logits_from_likelihoods"

@@ -43,11 +43,6 @@ def answer_confidence(token_probs: Answers, aggregate: Aggregator = "geometric")
     >>> answer_confidence([[0.9, 0.4], [0.5]])
     array([0.6, 0.5])
     """
-    return np.exp(_log_confidence(token_probs, aggregate))
-
-
-def _log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
-    """Logarithm of :func:`~calibrant.llm.answer_confidence`, also where a product underflows."""
     checks.check_choice("aggregate", aggregate, AGGREGATORS)
     answers = _token_arrays(token_probs)
     probs, lengths = np.concatenate(answers), np.array([*map(len, answers)])
@@ -68,7 +63,7 @@ def _log_confidence(token_probs: Answers, aggregate: str) -> FloatArray:
             found = logs[starts]
         case _:
             found = np.minimum.reduceat(logs, starts)
-    return np.asarray(np.minimum(found, 0.0))
+    return np.asarray(np.exp(np.minimum(found, 0.0)))
 
 
 def _token_arrays(token_probs: Answers) -> list[FloatArray]:

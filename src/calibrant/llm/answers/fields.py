@@ -133,7 +133,7 @@ class Tokens(NamedTuple):
         except WRONG_FORM as error:
             raise BadDocument(place, f"has tokens that cannot be used: {error}") from error
         if len(texts) != len(probs) or (top and len(top) != len(texts)):
-            raise BadDocument(place, "has not one probability for each of its tokens")
+            raise BadDocument(place, "does not have one probability for each of its tokens")
         if str(row.get("answer", "")).strip() not in "".join(texts):
             raise BadDocument(place, "has tokens that spell another text than its answer")
         return cls(texts, np.cumsum([*map(len, texts)]).tolist(), probs, top)
@@ -235,7 +235,7 @@ def field_rows(
         The kinds of fields that answers may have, such as ``items/*/price``, each with its allowed
         values or None.
     place : str
-        Of the answer, for errors: that it is no JSON, or has not the probabilities that it needs.
+        Of the answer, for errors: that it is not JSON, or lacks probabilities that it needs.
 
     Examples
     --------

@@ -228,7 +228,8 @@ def check_lengths(
         choices._encoded_choices(model, tokenizer, asked.questions, asked.shots)
         return
     if asked.form == "letters":
-        prompts, longest = choices._choice_prompts(asked.questions, asked.shots), 1
+        prompts = [question_sets._choice_prompt(one, asked.shots) for one in asked.questions]
+        longest = 1
     else:
         prompts, longest = asked.prompts(tokenizer), asked.longest(max_new_tokens)
     asking._checked_prompts(model, tokenizer, prompts, longest)

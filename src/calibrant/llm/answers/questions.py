@@ -138,9 +138,11 @@ def _subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Que
 def _choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
     """Make a prompt of the usual form for MMLU, after which a space and the letter follow.
 
-    ``shots`` are solved examples, usually the first five of ``dev`` with the same subject.
+    ``shots`` are solved examples, of which those with the same subject are shown, or all if none
+    has it.
     """
-    solved = [f"{_lettered(one)} {LETTERS[one.answer]}" for one in shots]
+    own = [one for one in shots if one.subject == question.subject] or shots
+    solved = [f"{_lettered(one)} {LETTERS[one.answer]}" for one in own]
     start = ""
     if question.subject:
         topic = question.subject.replace("_", " ")
@@ -200,10 +202,7 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
     >>> exact_match("the Beatles." + chr(10) + "Q: ...", ["Beatles", "The Fab Four"])
     True
     """
-    if isinstance(references, str):
-        raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = _normalised(answer.strip().split("\n", 1)[0])
-    return bool(text) and any(text == _normalised(one) for one in references)
+    return _normalised(answer.strip().split("\n", 1)[0]) in _plain_references(references)
 
 
 def _contains_reference(answer: str, references: Iterable[str]) -> bool:
@@ -212,7 +211,12 @@ def _contains_reference(answer: str, references: Iterable[str]) -> bool:
     It is for answers in sentences. What surrounds the reference is not looked at, so that "not
     Lima" counts as right.
     """
+    text = f" {_normalised(answer)} "
+    return any(f" {one} " in text for one in _plain_references(references))
+
+
+def _plain_references(references: Iterable[str]) -> list[str]:
+    """Normalise references; those of which nothing is left match no answer."""
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = f" {_normalised(answer)} "
-    return any(f" {_normalised(one)} " in text for one in references if _normalised(one))
+    return [plain for plain in map(_normalised, references) if plain]

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -343,49 +344,38 @@ def request_answers(
     target = Path(out)
     if target.suffix != ".jsonl":
         raise ValueError(f"{target} must be .jsonl, got the suffix {target.suffix!r}")
-    try:
-        with locked(target, wait=False):
-            return _collect(questions, service, plan, target, concurrency)
-    except BlockingIOError as error:
-        raise ValueError(f"another process writes {target}: wait for it") from error
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(target, wait=False))
+        except BlockingIOError as error:
+            raise ValueError(f"another process writes {target}: wait for it") from error
+        left = _left(questions, plan, target)
+        done, failures, in_a_row = len(questions) - len(left), list[str](), 0
+        if target.exists():  # a killed process may not have finished the last line
+            with target.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
+        def told(what: str) -> ValueError:
+            return ValueError(
+                f"{what}: {failures[-1]}; {len(failures):,} questions have no answer, those "
+                f"finished are in {target}: the same command asks the others"
+            )
 
-def _collect(
-    questions: Sequence[Asked],
-    service: Service,
-    plan: RequestPlan,
-    target: Path,
-    concurrency: int,
-) -> int:
-    left = _left(questions, plan, target)
-    done, failures, in_a_row = len(questions) - len(left), list[str](), 0
-    if target.exists():  # a killed process may not have finished the last line
-        with target.open("rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-
-    def told(what: str) -> ValueError:
-        return ValueError(
-            f"{what}: {failures[-1]}; {len(failures):,} questions have no answer, those finished "
-            f"are in {target}: the same command asks the others"
-        )
-
-    pool = ThreadPoolExecutor(concurrency)
-    try:
+        pool = ThreadPoolExecutor(concurrency)
+        stack.callback(pool.shutdown, cancel_futures=True)
         tasks = [pool.submit(_answer_row, plan, asked, service) for asked in left]
-        with target.open("a", encoding="utf-8") as stream:
-            for number, task in enumerate(as_completed(tasks), start=1):
-                try:
-                    stream.write(json.dumps(task.result()) + "\n")
-                    stream.flush()
-                    in_a_row = 0
-                except (ServiceError, BadDocument) as error:
-                    failures.append(_without_key(printable(str(error))))
-                    in_a_row += 1
-                    if getattr(error, "status", None) in FINAL or in_a_row == _MAX_FAILURES:
-                        raise told("stopped") from None
-                report(done + number, len(questions))
-    finally:
-        pool.shutdown(cancel_futures=True)
+        stream = stack.enter_context(target.open("a", encoding="utf-8"))
+        for number, task in enumerate(as_completed(tasks), start=1):
+            try:
+                stream.write(json.dumps(task.result()) + "\n")
+                stream.flush()
+                in_a_row = 0
+            except (ServiceError, BadDocument) as error:
+                failures.append(_without_key(printable(str(error))))
+                in_a_row += 1
+                if getattr(error, "status", None) in FINAL or in_a_row == _MAX_FAILURES:
+                    raise told("stopped") from None
+            report(done + number, len(questions))
     if failures:
         raise told(f"{len(failures):,} of {len(left):,} failed")
     return len(left)

@@ -23,7 +23,7 @@ from scipy.special import expit, logit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.showing import one_line, threshold_text
+from calibrant._core.showing import one_line
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import (
     AnswerCalibrator,
@@ -160,10 +160,8 @@ class SignalCalibrator(AnswerMap):
         Of scores to chances; None if there were too few answers to fit one.
     coverage_ : dict
         Share of the answers of the fit that have each signal.
-    source_ : Source
-        Model, prompt and head of the answers, as far as they were stated.
-    threshold_ : Threshold or None
-        Set by :meth:`control`.
+    source_, threshold_
+        As for :class:`~calibrant.llm.answers.calibrator.AnswerMap`.
 
     Examples
     --------
@@ -266,9 +264,7 @@ class SignalCalibrator(AnswerMap):
     def __repr__(self) -> str:
         if self.regression_ is None:
             return one_line(self, f"stage={self.stage!r}, not fitted")
-        limit = self.threshold_
-        end = "" if limit is None else f"threshold={threshold_text(limit.threshold)}"
-        return one_line(self, self.describe(), end)
+        return one_line(self, self.describe(), self._limit_text())
 
     @property
     def weights(self) -> dict[str, float]:

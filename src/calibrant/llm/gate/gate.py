@@ -421,7 +421,7 @@ def _unscored(row: Row) -> str:
     if count is None or not isinstance(texts, list):
         return ""
     if len(texts) != count:
-        return "it has not one probability for each of its tokens"
+        return "it does not have one probability for each of its tokens"
     if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
         return (
             "its tokens make up another text than the answer, so that a part of it was not scored"

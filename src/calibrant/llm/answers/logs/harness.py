@@ -88,13 +88,8 @@ def _sample_files(path: Path) -> list[Path]:
     return list(newest.values())
 
 
-def _read_samples(path: Path, outcome: str | None) -> Iterator[Item]:
-    """Yield the answers of a file of samples, of a folder of them, or beside ``results_*.json``."""
-    for file in _sample_files(path):
-        yield from _answers(file, outcome)
-
-
 def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a file of samples; ``outcome`` is a metric, or metric and filter."""
     metric, _, wanted = (outcome or "").partition(",")
     run, filters = _HarnessRun.of(file), dict[str, None]()
 

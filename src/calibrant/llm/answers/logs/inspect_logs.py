@@ -33,28 +33,25 @@ _LARGEST_LOG, _EXPANSION = 1 << 29, 200
 _AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
-def _inspect_files(folder: Path) -> list[Path]:
-    """Return the logs of Inspect in a folder and those within it, by name."""
+def _inspect_files(path: Path) -> list[Path]:
+    """Return the logs of Inspect in a folder and those within it, by name; or a log itself."""
+    if not path.is_dir():
+        return [path]
 
     def is_log(file: Path) -> bool:
         whole = _parsed(file.read_bytes(), str(file))
         return isinstance(whole, Mapping) and "eval" in whole
 
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".eval", ".json"))
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".eval", ".json"))
     return [file for file in files if file.suffix == ".eval" or is_log(file)]
 
 
-def _read_inspect(path: Path, outcome: str | None) -> Iterator[Item]:
-    """Yield the answers of a log, or of all logs of a folder, one for each question.
+def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
+    """Yield the answers of a log, one for each question.
 
     ``outcome`` is the name of the scorer, by default the first. Answers of further epochs are
     ``samples`` of the first one.
     """
-    for file in _inspect_files(path) if path.is_dir() else [path]:
-        yield from _answers(file, outcome)
-
-
-def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
     about, samples = _document(file) if file.suffix == ".json" else _archive(file)
     scorers = dict[str, None]()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -144,8 +145,12 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[Item]]] = {
     "answers": lambda file, outcome: _converted(
         _placed_rows(file), lambda row, _: _with_outcome(_with_token_probs(row), outcome)
     ),
-    "lm_eval": harness._read_samples,
-    "inspect": inspect_logs._read_inspect,
+    "lm_eval": lambda path, outcome: chain.from_iterable(
+        harness._answers(file, outcome) for file in harness._sample_files(path)
+    ),
+    "inspect": lambda path, outcome: chain.from_iterable(
+        inspect_logs._answers(file, outcome) for file in inspect_logs._inspect_files(path)
+    ),
     "openai": lambda file, outcome: _converted(
         _placed_rows(file), lambda line, place: completions._answer(line, place, outcome)
     ),
@@ -236,5 +241,6 @@ def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | 
         if any(row.get(key) for key in _SIGNALS):
             signals_of(alone)
     except ValueError as error:
-        return BadDocument(place, f"cannot be used: {error}".replace(place, "it"))
+        said = str(error).replace(f" of {place}", "").replace(place, "it")
+        return BadDocument(place, f"cannot be used: {said}")
     return None

@@ -4,7 +4,7 @@
 
 Reads ``*/predictions.npz``, ``zoo/*.npz`` and ``*/shift.npz`` of a folder. Every fit is on val,
 every figure from test (or the shifted test sets); few samples are drawn from val
-ten times, on four of the files.
+ten times, on four of the files. All methods but auto are fitted on records of the logits.
 """
 
 import csv
@@ -85,19 +85,12 @@ def indicators(path: Path):
 def few_samples(path: Path):
     if label(path) not in FEW:
         return
-    val, test = tables(path)
-    for size in (size for size in SIZES if size <= len(val)):
+    count = len(tables(path)[0])
+    for size in (size for size in SIZES if size <= count):
         for repetition in range(10):
-            chosen = np.random.default_rng(repetition).permutation(len(val))[:size]
+            chosen = np.sort(np.random.default_rng(repetition).permutation(count)[:size])
             for name in ("none", "ts", "smart", "odds", "auto"):
-                fitted = VARIANTS[name]().fit_records(val.take(np.sort(chosen)))
-                yield (
-                    "samples",
-                    label(path),
-                    size,
-                    name,
-                    *figures(fitted.predict_records(test), test),
-                )
+                yield "samples", label(path), size, name, *measured(VARIANTS[name](), path, chosen)
 
 
 def shifted(path: Path):
@@ -112,23 +105,37 @@ def shifted(path: Path):
             yield "shift", label(path), split, name, *figures(fitted.predict_records(table), table)
 
 
-def measured(calibrator, path: Path):
+def measured(calibrator, path: Path, chosen=None):
+    """The figures of test after a fit on val, or on chosen examples of it."""
     val, test = tables(path)
-    return figures(calibrator.fit_records(val).predict_records(test), test)
+    chosen = np.arange(len(val)) if chosen is None else chosen
+    if isinstance(calibrator, cal.Auto):  # some of its candidates need the logits
+        (logits, labels), others = arrays(path)
+        data = calibrator.fit(logits[chosen], labels[chosen]).transform(others[0]), others[1]
+        return texts(cal.ece(*data), cal.nll(*data), cal.auroc(*data))
+    return figures(calibrator.fit_records(val.take(chosen)).predict_records(test), test)
 
 
 def figures(claims, table):
-    confidence = np.clip(claims.confidence, 0, 1)
-    ranked = cal.auroc(confidence=confidence, outcome=table.correct)
-    found = cal.ece(confidence=confidence, outcome=table.correct), claims.nll.mean(), ranked
-    return tuple(f"{value:.6f}" for value in found)
+    data = {"confidence": np.clip(claims.confidence, 0, 1), "outcome": table.correct}
+    return texts(cal.ece(**data), claims.nll.mean(), cal.auroc(**data))
+
+
+def texts(*values: float):
+    return [f"{value:.6f}" for value in values]
+
+
+@cache
+def arrays(path: Path):
+    """Logits and labels of val and of test."""
+    file = cal.open_dataset(path)
+    parts = [file.split(name) for name in ("val", "test")]
+    return [(part.read("logits"), part.read("labels")) for part in parts]
 
 
 @cache
 def tables(path: Path):
-    file = cal.open_dataset(path)
-    parts = [file.split(name) for name in ("val", "test")]
-    return [tabulate(examples(part.read("logits"), part.read("labels"))) for part in parts]
+    return [tabulate(examples(*part)) for part in arrays(path)]
 
 
 def label(path: Path) -> str:

@@ -20,6 +20,7 @@ from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.objectives import PROPER, _with_likelihood, pointwise, soft_ece
 from calibrant.calibrators.records import TemperatureCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, make_calibrator
+from calibrant.calibrators.top_label import _confidence_objective
 from tests.support.calibrators import EVERY_METHOD, beside, make
 from tests.support.pretended_device import WITHOUT_FLOAT64
 from tests.support.simulate import drawn, drawn_tags
@@ -417,3 +418,37 @@ def test_networks_there_are_those_of_the_cpu_for_many_examples(device, method, m
     found, wanted = there.temperature(logits.to(device)).cpu(), plain.temperature(logits)
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
     assert float((found / wanted - 1).abs().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_isotonic_sums_between_hits_are_those_of_the_cpu(device, rng, weighted):
+    if device == WITHOUT_FLOAT64:
+        pytest.skip(FITS_ON_CPU)
+    for digits in (0, 1, 6):  # all, many and no ties
+        hits = np.unique(rng.normal(size=20).round(digits).astype(np.float32))
+        found, wanted = isotonic.nothing(hits), isotonic.nothing(hits)
+        for size in (1, 7, 300):
+            odds = rng.normal(size=size).round(digits).astype(np.float32)
+            odds[rng.random(size) < 0.1] = -np.inf
+            weight = rng.exponential(size=size) if weighted else None
+            there = None if weight is None else torch.from_numpy(weight).to(device)
+            isotonic.tally(hits, odds, weight, wanted)
+            isotonic._tally_there(hits, torch.from_numpy(odds).to(device), there, found)
+        np.testing.assert_allclose(found.mass, wanted.mass, rtol=1e-12, atol=1e-10)
+        np.testing.assert_array_equal(found.largest, wanted.largest)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_log_odds_of_answers_have_the_objective_of_the_cpu(device, rng, weight, monkeypatch):
+    monkeypatch.setattr(logpartition, "DEVICE_FROM", 1)
+    inputs, share = rng.normal(size=(200, 3)), rng.dirichlet(np.ones(200))
+    correct = rng.random(200) < 0.6
+    there, plain = (
+        _confidence_objective(inputs, correct, share, weight, place)
+        for place in (device, torch.device("cpu"))
+    )
+    for parameters in rng.normal(size=(5, 3)):
+        value, gradient = there(parameters)
+        wanted, slope = plain(parameters)
+        assert value == pytest.approx(wanted, abs=1e-12)
+        np.testing.assert_allclose(gradient, slope, rtol=0, atol=1e-12)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
@@ -259,6 +260,18 @@ def tally(hit_odds: _Odds, odds: _Odds, weight: FloatArray | None, into: _Betwee
     into.largest[at] = np.maximum(into.largest[at], odds[end - 1])
 
 
+def _tally_there(hit_odds: _Odds, odds: Tensor, weight: Tensor | None, into: _Between) -> None:
+    """As :func:`tally`, on a device, where all numbers are many more than the hits."""
+    odds, order = odds.sort()
+    ends = torch.searchsorted(odds, torch.from_numpy(hit_odds).to(odds.device))
+    bounds = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(odds))
+    until = bounds if weight is None else F.pad(weight[order].cumsum(0), (1, 0))[bounds]
+    last = odds[(bounds[1:] - 1).clamp(min=0)]
+    largest = torch.where(bounds.diff() > 0, last, -torch.inf)
+    into.mass[:] += until.diff().cpu().numpy()
+    np.maximum(into.largest, largest.cpu().numpy(), out=into.largest)
+
+
 def pooled(hit_odds: _Odds, hits: FloatArray, misses: _Between) -> _StepCurve:
     """The ends of the steps of an isotonic regression; ``hits`` are the weights at ``hit_odds``."""
     total, left, right = hits + misses.mass[1:], hit_odds, np.maximum(hit_odds, misses.largest[1:])
@@ -329,9 +342,12 @@ def _others(examples: Examples, temperature: float, hit_odds: _Odds, run: _Run) 
     for chunk, odds in _odds_chunks(examples, temperature, run):
         # to where masked classes are: below every hit, where the curve is 0 however many there are
         odds.scatter_(-1, chunk.labels[:, None], -torch.inf)
-        weight = None if examples.weight is None else examples.weight[chunk.number]
-        weight = None if weight is None else np.repeat(weight, examples.classes)
-        tally(hit_odds, odds.cpu().numpy().ravel(), weight, result)
+        weight = chunk.weight
+        weight = None if weight is None else weight.repeat_interleave(examples.classes)
+        if odds.device.type != "cpu":
+            _tally_there(hit_odds, odds.view(-1), weight, result)
+            continue
+        tally(hit_odds, odds.numpy().ravel(), None if weight is None else weight.numpy(), result)
     return result
 
 

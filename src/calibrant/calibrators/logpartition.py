@@ -176,12 +176,17 @@ class Records:
 
     def on(self, device: torch.device) -> Records:
         """Return records for searches: tensors on a device if that is worth it, or tracked."""
-        if len(self) < DEVICE_FROM or device.type == "cpu" or not has_float64(device):
+        if not worth_moving(len(self), device):
             return self.tracked()
         columns: Any = {field.name: getattr(self, field.name) for field in fields(Records)}
         for name in ("table", "own_gap", "mean_gap", "correct", "weight"):
             columns[name] = chunks.as_tensor(columns[name]).to(device)
         return _OnDevice(**columns, source=self)
+
+
+def worth_moving(count: int, device: torch.device) -> bool:
+    """Return whether a search over so many examples takes less time on a device."""
+    return count >= DEVICE_FROM and device.type != "cpu" and has_float64(device)
 
 
 COLUMNS = [field.name for field in fields(Records)][:-1]

@@ -154,7 +154,7 @@ class OddsScaling(TopLabelMap):
         inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            _confidence_objective(inputs, outcome, share, calibration),
+            _confidence_objective(inputs, outcome, share, calibration, self.device),
             np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
@@ -322,7 +322,7 @@ class TopAndRest(Calibrator):
         weight = examples.labelled_weight()
         weight = np.ones(len(right)) if weight is None else weight
         inputs = np.concatenate([odds, np.ones((len(right), 1))], axis=1)
-        loss = _confidence_objective(inputs, right, weight / weight.sum(), 1.0)
+        loss = _confidence_objective(inputs, right, weight / weight.sum(), 1.0, self.device)
         start, pull = np.array(self.MEAN), PRIOR_EXAMPLES / weight.sum()
 
         def drawn(weights: FloatArray) -> tuple[float, FloatArray]:

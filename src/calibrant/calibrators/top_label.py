@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,12 +14,20 @@ from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.chunks import top_class
 from calibrant._core.solve import Objective, Solution, minimise_convex
 from calibrant.calibrators.base import BOUNDS, Calibrator
-from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, _softplus
+from calibrant.calibrators.logpartition import (
+    LARGEST_GAP,
+    LEAST_REST,
+    TOP,
+    Records,
+    _softplus,
+    worth_moving,
+)
 from calibrant.calibrators.objectives import _binned_gaps
 from calibrant.calibrators.records import RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.scaling import best_sharpness
 
 MAX_ODDS = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
+_CPU = torch.device("cpu")
 PRIOR_EXAMPLES = 10.0
 """Examples that a guess is worth, such as the best single temperature for that of the rest."""
 
@@ -245,20 +253,32 @@ class TopLabelMap(OddsCalibrator):
 
 
 def _confidence_objective(
-    inputs: FloatArray, correct: BoolArray, share: FloatArray, weight: float
+    inputs: FloatArray,
+    correct: BoolArray,
+    share: FloatArray,
+    weight: float,
+    device: torch.device = _CPU,
 ) -> Objective:
-    """Likelihood of being right under log-odds linear in the inputs, plus weighted soft ECE."""
+    """Likelihood of being right under log-odds linear in the inputs, plus weighted soft ECE.
 
-    def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
-        odds = inputs @ parameters
+    It is computed on the device, if there are enough examples for that.
+    """
+    columns: Any = inputs, correct, share
+    if moved := worth_moving(len(inputs), device):
+        columns = [torch.from_numpy(x.astype(np.float64)).to(device) for x in columns]
+    inputs, correct, share = columns
+
+    def value_and_gradient(parameters: Any) -> tuple[float, FloatArray]:
+        odds = inputs @ (torch.from_numpy(parameters).to(device) if moved else parameters)
         cost, confidence = _softplus(odds)
-        value = float(share @ (cost - correct * odds))
+        value: Any = share @ (cost - correct * odds)
         gradient = share * (confidence - correct)
         if weight:
             gap, by_confidence = _binned_gaps(confidence, correct, share, sigma=0.05, delta=1e-3)
-            value += weight * gap
+            value = value + weight * gap
             gradient = gradient + weight * by_confidence * confidence * (1 - confidence)
-        return value, gradient @ inputs
+        found: Any = gradient @ inputs
+        return float(value), found.cpu().numpy() if moved else found
 
     return value_and_gradient
 

@@ -123,7 +123,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
     from calibrant._core.checks import warn
     from calibrant.artifacts import load
     from calibrant.llm.answers.rows import check_suffix, read_answers, write_rows
-    from calibrant.llm.gate.gate import CAREFUL, Gate
+    from calibrant.llm.gate.gate import DECISIONS, Gate
     from calibrant.llm.gate.watch import judge_rows
 
     if out is not None:
@@ -138,7 +138,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
         with _until_closed():
             for row in rows:
                 click.echo(json.dumps(row))
-    counts = {name: sum(row["verdict"] == name for row in rows) for name in CAREFUL}
+    counts = {name: sum(row["verdict"] == name for row in rows) for name in DECISIONS}
     say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
     reasons = Counter(filter(None, map(_reason, rows, answers.places)))
     for reason, count in reasons.most_common(_MOST_REASONS):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibrant.llm.answers.requesting import (
-    STATE,
+    CONFIDENCE_REQUEST,
     Asked,
     RequestPlan,
     _p_true_of,
@@ -87,7 +87,7 @@ def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
     assert row["prompt"].startswith("chat, system ")
     main, one, two, verdict = chats.requests
     assert main["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert main["messages"][-1]["content"] == f"Capital of Peru?\n\n{STATE}"
+    assert main["messages"][-1]["content"] == f"Capital of Peru?\n\n{CONFIDENCE_REQUEST}"
     assert one["temperature"] == two["temperature"] == 1
     assert "Proposed answer: Lima\n" in verdict["messages"][-1]["content"]
     assert all(request["seed"] == 7 for request in chats.requests)

@@ -9,7 +9,7 @@ import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.rows import AnswerRows, Source, SourceError
 from calibrant.llm.gate.gate import Band, DriftReference, Terms, _unscored
-from calibrant.llm.gate.serving import Judge
+from calibrant.llm.gate.serving import LiveGate
 from calibrant.show import box
 from tests.support.graded_answers import graded_answers
 from tests.support.thresholds import error_threshold
@@ -268,7 +268,7 @@ def test_maps_of_signals(drift, tmp_path):
     with pytest.raises(
         ValueError, match="this gate is for stated, judge, which no service returns"
     ):
-        Judge(again)
+        LiveGate(again)
 
 
 def test_a_gate_that_accepts_nothing_says_so(drift):

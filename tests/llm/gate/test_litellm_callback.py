@@ -237,6 +237,6 @@ def test_the_state_is_that_of_the_watch(token_gate, tmp_path, monkeypatch):
     from calibrant.llm.gate.litellm_callback import GateCallback
 
     file = WatchFile(tmp_path / "watch.json", token_gate)
-    assert "is missing" in GateCallback(token_gate, state=file.path).judge.withdrawn
+    assert "is missing" in GateCallback(token_gate, state=file.path).live.withdrawn
     file.start()
-    assert GateCallback(token_gate, state=file.path).judge.withdrawn == ""
+    assert GateCallback(token_gate, state=file.path).live.withdrawn == ""

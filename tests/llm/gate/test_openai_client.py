@@ -13,7 +13,7 @@ from calibrant.llm import fit_gate
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.gate import serving
 from calibrant.llm.gate.openai_client import gated
-from calibrant.llm.gate.serving import Judge
+from calibrant.llm.gate.serving import LiveGate
 from calibrant.llm.gate.watch import WatchFile
 from tests.support.fake_upstream import MODEL, SURE, UNSURE, Upstream
 from tests.support.graded_answers import graded_answers
@@ -310,42 +310,42 @@ def test_a_missing_or_damaged_state_promises_nothing(token_gate, state, caplog, 
     else:
         state.path.unlink()
     with caplog.at_level(logging.ERROR):
-        judge = Judge(token_gate, state.path)
-    assert judge.withdrawn.startswith("the guarantee is withdrawn: ")
-    assert "is unknown; if it was not, start a new file" in judge.withdrawn
+        live = LiveGate(token_gate, state.path)
+    assert live.withdrawn.startswith("the guarantee is withdrawn: ")
+    assert "is unknown; if it was not, start a new file" in live.withdrawn
     assert str(state.path) in caplog.text
-    judge.note("a", 0.9)
-    judge.flush()
-    assert judge.withdrawn
+    live.note("a", 0.9)
+    live.flush()
+    assert live.withdrawn
     assert state.path.exists() is bool(damage)
-    judge.close()
+    live.close()
 
 
 def test_a_promise_that_was_withdrawn_stays_so_in_a_process(token_gate, state):
-    judge = Judge(token_gate, state.path)
-    assert judge.withdrawn == ""
+    live = LiveGate(token_gate, state.path)
+    assert live.withdrawn == ""
     state.path.unlink()
-    judge.flush()
-    assert "is missing" in judge.withdrawn
+    live.flush()
+    assert "is missing" in live.withdrawn
     state.start()
-    judge.flush()
-    assert "is missing" in judge.withdrawn
-    judge.close()
+    live.flush()
+    assert "is missing" in live.withdrawn
+    live.close()
 
 
 def test_notes_survive_a_disk_that_is_full(token_gate, state, monkeypatch, caplog):
-    judge = Judge(token_gate, state.path)
-    judge.note("a", 0.9)
+    live = LiveGate(token_gate, state.path)
+    live.note("a", 0.9)
     with monkeypatch.context() as patch:
         patch.setattr(WatchFile, "update", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        judge.flush()
+        live.flush()
     assert "full" in caplog.text
-    assert judge.withdrawn == ""
-    judge.close()
+    assert live.withdrawn == ""
+    live.close()
     assert state.read().confidences.seen == 1
 
 
 def test_gates_for_other_confidences_are_refused(rng):
-    gate = fit_gate(graded_answers(rng, 300, source="judge"), max_error=0.5)
-    with pytest.raises(ValueError, match="this gate is for judge, which no service returns"):
-        Judge(gate)
+    gate = fit_gate(graded_answers(rng, 300, source="live"), max_error=0.5)
+    with pytest.raises(ValueError, match="this gate is for live, which no service returns"):
+        LiveGate(gate)

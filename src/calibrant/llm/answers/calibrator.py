@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FOLDS = 5
-_SAME = 1e-6
+_MIN_RANGE = 1e-6
 """Smallest range of predictions that counts as different."""
 
 Learned = dict[str, FloatArray]
@@ -211,7 +211,7 @@ class AnswerCalibrator(AnswerMap):
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
                 "nearly all, are right or wrong; grade more answers"
             )
-        elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < _SAME:
+        elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < _MIN_RANGE:
             checks.warn(
                 f"confident answers are not right more often among these {len(odds):,}: every "
                 f"answer gets the same chance, {100 * outcome.mean():.0f} %; grade more, or use "

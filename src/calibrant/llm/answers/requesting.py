@@ -38,13 +38,13 @@ from calibrant.llm.models.services import FINAL, Service, ServiceError, _without
 
 _MAX_FAILURES = 10
 """Questions in a row without an answer, after which no more are asked."""
-STATE = (
+CONFIDENCE_REQUEST = (
     "After the answer, write on a last line of its own how likely it is that your answer is "
     "correct, in percent, as in\nConfidence: 70%"
 )
 """Request for a stated confidence, below the question."""
 _STATEMENT = re.compile(r"\n[^\w\n]*(?:confidence|probability)\b[^\n]*\s*\Z", re.IGNORECASE)
-_TOP = 20
+_MAX_TOP = 20
 """Top tokens that are requested for P(True), the most that OpenAI returns."""
 _PER_TOKEN, _PER_REQUEST = 4, 8
 """Bytes of a token, about, and tokens that a request takes besides its texts."""
@@ -180,7 +180,7 @@ class RequestPlan:
         first = [{"role": "system", "content": self.system}] if self.system else []
         *before, last = asked.messages
         if self.stated:
-            last = {**last, "content": f"{_question_of([last])}\n\n{STATE}"}
+            last = {**last, "content": f"{_question_of([last])}\n\n{CONFIDENCE_REQUEST}"}
         return [*first, *before, last]
 
     def tokens(self, asked: Asked) -> tuple[int, int]:
@@ -255,7 +255,7 @@ def _without_statement(reply: Row) -> Row:
 def _verdict(plan: RequestPlan, asked: Asked, row: Row, service: Service, place: str) -> Row:
     """Return P(True) as a signal; as the confidence if there are no token probabilities."""
     prompt = verdict_prompt(Question(asked.question, ()), row["answer"])
-    fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
+    fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": _MAX_TOP}
     reply = _completion(service([_said(prompt)], _fields(plan, fields)), place)
     shown = reply.get("top_logprobs") or []
     if not shown:

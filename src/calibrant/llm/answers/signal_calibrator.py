@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RIDGE = 1.0
-_FEWEST = 10
+_MIN_FOR_FOLDS = 10
 """Right and wrong answers each, and questions, that calibration on held-out folds needs."""
 _ENOUGH_TO_HAVE_A_SIGNAL = 10
 """Answers of which some should have a signal that those of the fit had."""
@@ -333,7 +333,7 @@ def _with_signals(answers: AnswerRows) -> AnswerRows:
 
 def _enough_for_folds(right: BoolArray, groups: IntArray) -> bool:
     """Return True if every fold can leave right and wrong answers to the others."""
-    return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _FEWEST)
+    return bool(min(right.sum(), (~right).sum(), len(np.unique(groups))) >= _MIN_FOR_FOLDS)
 
 
 def _as_table(signals: Signals) -> FloatArray:

@@ -37,8 +37,21 @@ Same: TypeAlias = Callable[[str, str], bool]
 
 _WORD = re.compile(r"(?:(?<![\w.])[-+])?\d[\d,]*(?:\.\d+)?|\w+[+#]*")
 _ARTICLES = {"a", "an", "the"}
-_REMEMBERED = 4096
+_MAX_EMBEDDINGS = 4096
 """Texts whose embeddings are kept."""
+_VOTES = {
+    **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),
+    **dict.fromkeys(("no", "false", "wrong", "incorrect", "fail"), 0.0),
+    **dict.fromkeys(("tie", "uncertain", "unsure", "partial"), 0.5),
+}
+"""Worth of a vote."""
+_LARGEST_VOCABULARY = 1 << 18
+"""Tokens of the largest vocabularies in use."""
+UNREAD = "unread"
+"""Key of a row for the reasons why material gave no signal."""
+_Found = dict[str, float | None]
+_Computed = dict[str, float | str]
+"""Signals by name, or the reasons why material gives none."""
 
 
 def _plain_text(text: str) -> str:
@@ -77,7 +90,7 @@ def by_embedding(embed: Callable[[list[str]], Any], *, min_cosine: float = 0.9) 
     if not -1 <= min_cosine <= 1:
         raise ValueError(f"min_cosine must be in [-1, 1], got {min_cosine}")
 
-    @lru_cache(_REMEMBERED)
+    @lru_cache(_MAX_EMBEDDINGS)
     def direction(text: str) -> FloatArray:
         (vector,) = as_float64(embed([text]))
         length = float(np.linalg.norm(vector))
@@ -150,16 +163,6 @@ def _check_texts(texts: Sequence[str]) -> None:
         raise ValueError("samples must hold one text or more, got none")
 
 
-_VOTES = {
-    **dict.fromkeys(("yes", "true", "right", "correct", "pass"), 1.0),
-    **dict.fromkeys(("no", "false", "wrong", "incorrect", "fail"), 0.0),
-    **dict.fromkeys(("tie", "uncertain", "unsure", "partial"), 0.5),
-}
-"""Worth of a vote."""
-_LARGEST_VOCABULARY = 1 << 18
-"""Tokens of the largest vocabularies in use."""
-
-
 def top_token_confidence(
     top: TopLogprobs, *, vocabulary: int = _LARGEST_VOCABULARY
 ) -> dict[str, float]:
@@ -195,14 +198,6 @@ def top_token_confidence(
     rest = np.clip(1 - probs.sum(1), 0, hidden * np.where(shown, probs, np.inf).min(1))
     entropy = -xlogy(probs, probs).sum(1) - xlogy(rest, rest / np.maximum(hidden, 1))
     return {**found, "top_entropy": float(np.exp(-entropy.mean()))}
-
-
-UNREAD = "unread"
-"""Key of a row for the reasons why material gave no signal."""
-
-_Found = dict[str, float | None]
-_Computed = dict[str, float | str]
-"""Signals by name, or the reasons why material gives none."""
 
 
 def signals_of(

@@ -38,11 +38,13 @@ LEVELS = {
     **dict.fromkeys(("extremely confident", "absolutely sure", "completely sure"), 0.9),
 }
 """Confidences by the words for a level."""
+# the longest first, so that "very likely" is not read as "likely"
+_PHRASES = sorted({**LIKELIHOODS, **LEVELS}.items(), key=lambda pair: -len(pair[0]))
 _BARE = ("very low", "low", "medium", "moderate", "high", "very high")
 """Levels that must stand alone or before a noun: "low" alone may be about anything."""
 OFF_SCALE = "the number is off the scale"
 """Begin of the reason why a number without a percent sign is not read."""
-_LONGEST = 4000
+_MAX_READ = 4000
 """Characters at the end of a text that are read: confidences are stated after the answer."""
 
 _NOUN = r"(?:confidence|certainty|probability|likelihood|chance)"
@@ -138,7 +140,7 @@ def _on_scale(number: float, scale: float) -> Stated:
 
 
 def _from_text(said: str, scale: float) -> Stated:
-    said = said[-_LONGEST:]
+    said = said[-_MAX_READ:]
     start, end = said.find("{"), said.rfind("}")
     try:
         fields = json.loads(said[start : end + 1]) if 0 <= start < end else None
@@ -217,7 +219,3 @@ def _from_words(text: str) -> Stated:
     if len(found) > 1:
         return Stated(None, f"it has the words {printable(' and '.join(found.values()))}")
     return Stated(next(iter(found))) if found else Stated(None, "it has no number or known word")
-
-
-# the longest first, so that "very likely" is not read as "likely"
-_PHRASES = sorted({**LIKELIHOODS, **LEVELS}.items(), key=lambda pair: -len(pair[0]))

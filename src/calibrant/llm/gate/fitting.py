@@ -37,7 +37,7 @@ from calibrant.llm.gate.gate import Band, DriftReference, Gate, Terms, Unit, _un
 
 _MIN_UNITS = 30
 """Independent answers or conversations below which nothing can be guaranteed."""
-_ENOUGH = 10
+_MIN_WRONG_OF_KIND = 10
 """Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
 
 
@@ -267,7 +267,7 @@ def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str,
 
     Decided by the first part alone: in the others, the kinds are then a matter of chance.
     """
-    enough = math.ceil(_ENOUGH / terms.max_error)
+    enough = math.ceil(_MIN_WRONG_OF_KIND / terms.max_error)
     known, counts = np.unique(kinds[parts == 0], return_counts=True)
     expected = counts * (parts == 1).sum() / (parts == 0).sum()
     own: list[tuple[str, ...]] = [(str(kind),) for kind in known[expected >= enough]]

@@ -45,7 +45,7 @@ _CUTS = 8
 """Confidences at which shares are compared."""
 _SHARES = (_CUTS - np.arange(_CUTS) - 0.5) / _CUTS
 """Shares of answers above the cuts, one in the middle of each bin of a monitor."""
-_BINS, _MANY = 10, 1000
+_BINS, _MIN_FOR_ALL_BINS = 10, 1000
 """Bins of the test of grades, half of them for fewer graded answers than many."""
 _WINDOW = 100
 """Answers between the beginnings of drift that are tested for."""
@@ -74,7 +74,7 @@ class DriftReference(NamedTuple):
         over = confidence[half:, None] >= cuts
         shares = np.broadcast_to(_SHARES, over.shape).ravel(), over.ravel()
         watched = Monitor(reference=shares, bins=_CUTS, tolerance=_TOLERANCE, **settings)
-        bins = _BINS if len(confidence) >= _MANY else _BINS // 2
+        bins = _BINS if len(confidence) >= _MIN_FOR_ALL_BINS else _BINS // 2
         grades = Monitor(reference=(confidence, correct), bins=bins, **settings)
         return cls(cuts, grades, watched)
 
@@ -96,7 +96,7 @@ class DriftReference(NamedTuple):
 
 Unit = Literal["answer", "turn", "conversation"]
 Decision = Literal["accept", "verify", "person"]
-CAREFUL: tuple[Decision, ...] = ("accept", "verify", "person")
+DECISIONS: tuple[Decision, ...] = ("accept", "verify", "person")
 """Decisions, the most careful one last."""
 _PROMISES = {
     "answer": "at most {} of the accepted answers are wrong",
@@ -143,7 +143,7 @@ class Terms(NamedTuple):
     def promises(self) -> dict[Decision, str]:
         """Return what is guaranteed about each decision, in words."""
         error, certain = _percent(self.max_error), _percent(self.certainty)
-        texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
+        texts: dict[Decision, str] = dict.fromkeys(DECISIONS, "")
         texts["accept"] = f"With {certain} certainty, {_PROMISES[self.unit].format(error)}."
         if self.verifier_misses is not None:
             wrong = _PROMISES[self.unit].replace("accepted ", "").replace(" are", " to verify are")

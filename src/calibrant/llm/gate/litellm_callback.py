@@ -14,7 +14,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from calibrant.artifacts import load
 from calibrant.llm.gate.gate import Gate
-from calibrant.llm.gate.serving import Call, Form, Judge, _async_chunks_with_verdict
+from calibrant.llm.gate.serving import Call, Form, LiveGate, _async_chunks_with_verdict
 
 _FORMS: dict[str, Form] = {
     **dict.fromkeys(("completion", "acompletion"), "chat"),
@@ -22,7 +22,7 @@ _FORMS: dict[str, Form] = {
     **dict.fromkeys(("responses", "aresponses"), "responses"),
 }
 """Forms of requests by LiteLLM's types of calls."""
-_MOST = 10_000
+_MAX_OPEN = 10_000
 """Requests that may be open at a time."""
 
 
@@ -46,7 +46,7 @@ class GateCallback(CustomLogger):
         self, gate: str | os.PathLike[str] | Gate, *, state: str | os.PathLike[str] | None = None
     ) -> None:
         super().__init__()
-        self.judge = Judge(gate if isinstance(gate, Gate) else load(gate, Gate), state)
+        self.live = LiveGate(gate if isinstance(gate, Gate) else load(gate, Gate), state)
         self._calls: dict[str, Call] = {}  # by LiteLLM's identifier of the request
 
     async def async_pre_call_hook(
@@ -57,10 +57,10 @@ class GateCallback(CustomLogger):
         if form is None:
             return data
         headers = (data.get("proxy_server_request") or {}).get("headers") or {}
-        call = Call(self.judge, data, form, headers)
+        call = Call(self.live, data, form, headers)
         data.update(call.sent)
         self._calls[str(data.get("litellm_call_id"))] = call
-        while len(self._calls) > _MOST:  # of requests that failed or whose clients have gone
+        while len(self._calls) > _MAX_OPEN:  # of requests that failed or whose clients have gone
             del self._calls[next(iter(self._calls))]
         return data
 

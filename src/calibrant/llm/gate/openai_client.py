@@ -13,7 +13,7 @@ from calibrant.llm.gate.serving import (
     KIND_HEADER,
     Call,
     Form,
-    Judge,
+    LiveGate,
     _async_chunks_with_verdict,
     _chunks_with_verdict,
 )
@@ -42,30 +42,30 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes.
     """
-    judge, found = Judge(gate, state), cast(Any, client)
+    live, found = LiveGate(gate, state), cast(Any, client)
     resources: dict[Form, Any] = {"chat": found.chat.completions, "completions": found.completions}
     if hasattr(found, "responses"):
         resources["responses"] = found.responses
     for form, resource in resources.items():
-        resource.create = _judged(resource.create, judge, form)
+        resource.create = _with_verdict(resource.create, live, form)
     return client
 
 
-def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..., Any]:
+def _with_verdict(create: Callable[..., Any], live: LiveGate, form: Form) -> Callable[..., Any]:
     @wraps(create)
-    def judged(**request: Any) -> Any:
+    def answered(**request: Any) -> Any:
         headers = dict(request.get("extra_headers") or {})
         own = {name: value for name, value in headers.items() if name.lower() != KIND_HEADER}
         if own != headers:
             request["extra_headers"] = own
-        call = Call(judge, request, form, headers)
+        call = Call(live, request, form, headers)
 
         def returned(result: Any) -> Any:
             if not request.get("stream"):
                 return call.finish(result)
             is_async = hasattr(result, "__aiter__")
             chunks = _async_chunks_with_verdict if is_async else _chunks_with_verdict
-            return _JudgedStream(result, chunks(result, call))
+            return _StreamWithVerdict(result, chunks(result, call))
 
         async def awaited(result: Any) -> Any:
             return returned(await result)
@@ -73,10 +73,10 @@ def _judged(create: Callable[..., Any], judge: Judge, form: Form) -> Callable[..
         result = create(**call.sent)
         return awaited(result) if inspect.isawaitable(result) else returned(result)
 
-    return judged
+    return answered
 
 
-class _JudgedStream:
+class _StreamWithVerdict:
     """A stream of the client, or an asynchronous one, with the verdict; all else is its own."""
 
     def __init__(self, stream: Any, chunks: Any) -> None:
@@ -94,13 +94,13 @@ class _JudgedStream:
     async def __anext__(self) -> Any:
         return await anext(self._chunks)
 
-    def __enter__(self) -> _JudgedStream:
+    def __enter__(self) -> _StreamWithVerdict:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    async def __aenter__(self) -> _JudgedStream:
+    async def __aenter__(self) -> _StreamWithVerdict:
         return self
 
     async def __aexit__(self, *_: object) -> None:

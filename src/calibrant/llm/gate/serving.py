@@ -23,7 +23,7 @@ from calibrant.llm.answers.logs.completions import (
 )
 from calibrant.llm.answers.rows import WRONG_FORM, Row
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.gate.gate import CAREFUL, Gate, Verdict
+from calibrant.llm.gate.gate import DECISIONS, Gate, Verdict
 from calibrant.llm.gate.watch import GateWatch, WatchFile
 from calibrant.llm.heads.documents import BadDocument
 
@@ -35,12 +35,10 @@ KIND_HEADER = "x-calibrant-kind"
 """Header of a request with the kind of its question."""
 _PERIOD = 5.0
 """Seconds between two updates of the state."""
-_NONE = "the service returned no answer"
-_CUT = "the answer was cut off before its end"
 _OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
-class Judge:
+class LiveGate:
     """A gate in use, for confidences that can be computed from log-probabilities of tokens.
 
     ``state`` is the file of the drift watch. A thread adds the verdicts every few seconds, and
@@ -113,10 +111,10 @@ class Call:
     """
 
     def __init__(
-        self, judge: Judge, request: Mapping[str, Any], form: Form, headers: Mapping[str, str]
+        self, live: LiveGate, request: Mapping[str, Any], form: Form, headers: Mapping[str, str]
     ) -> None:
         kind = next((v for name, v in headers.items() if name.lower() == KIND_HEADER), "")
-        self.judge, self.request, self.form, self.kind = judge, dict(request), form, kind
+        self.live, self.request, self.form, self.kind = live, dict(request), form, kind
         # whether the request asks for log-probabilities, so that they are left in the response
         wanted, include = self.request.get("logprobs"), list(self.request.get("include") or ())
         if form == "responses":
@@ -164,7 +162,7 @@ class Call:
         """Return a last chunk for a stream that broke or has no end, with the verdict."""
         if self.verdict is not None or self._last is None:
             return []
-        self._judge_stream(_CUT)
+        self._judge_stream("the answer was cut off before its end")
         last = self._last.model_copy(deep=True)
         for choice in last.choices:
             if getattr(choice, "delta", None) is not None:
@@ -203,17 +201,17 @@ class Call:
         """Set the verdict, the most careful one of the choices, and note the first of these."""
         verdicts = [self._of_choice(body, number, problem) for number in numbers]
         if not verdicts:
-            self.verdict = Verdict.unknown(problem or _NONE).to_dict()
+            self.verdict = Verdict.unknown(problem or "the service returned no answer").to_dict()
             return
-        self.verdict = max(verdicts, key=lambda one: CAREFUL.index(one.verdict)).to_dict()
+        self.verdict = max(verdicts, key=lambda one: DECISIONS.index(one.verdict)).to_dict()
         if len(verdicts) > 1:
             each = [{"index": i, **one.to_dict()} for i, one in enumerate(verdicts)]
             self.verdict["choices"] = each
         # other choices, and later turns, depend on the first
-        first, judge = verdicts[0], self.judge
-        independent = judge.gate.terms.unit == "answer" or self._turn() == 1
+        first, live = verdicts[0], self.live
+        independent = live.gate.terms.unit == "answer" or self._turn() == 1
         if first.confidence is not None and independent:
-            judge.note(str(body.get("id") or ""), first.confidence)
+            live.note(str(body.get("id") or ""), first.confidence)
 
     def _of_choice(self, body: Mapping[str, Any], number: int, problem: str) -> Verdict:
         if self.request.get("echo"):
@@ -231,7 +229,7 @@ class Call:
             return Verdict.unknown(f"the response has another form than OpenAI's ({error})")
         if row["answer"].strip() and "token_probs" not in row:
             return Verdict.unknown("the service returned no log-probabilities")
-        return self.judge.gate.check_one(row, self.judge.withdrawn)
+        return self.live.gate.check_one(row, self.live.withdrawn)
 
     def _turn(self) -> int:
         """Return the number of the answer in its conversation, from 1."""

@@ -21,7 +21,7 @@ from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
 from calibrant.monitor.deliveries import Id, PendingPredictions, as_ids
 
 LOG = logging.getLogger(__name__)
-_START = (
+_UNKNOWN_STATE = (
     "whether the guarantee was withdrawn is unknown; if it was not, start a new file by calibrant "
     "llm gate watch GATE --state FILE --new"
 )
@@ -170,9 +170,11 @@ class WatchFile:
             record = state.pop("record")
             watch = GateWatch.from_state(state)
         except FileNotFoundError as error:
-            raise ValueError(f"{self.path} is missing: {_START}") from error
+            raise ValueError(f"{self.path} is missing: {_UNKNOWN_STATE}") from error
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-            raise ValueError(f"{self.path} cannot be read ({error!s:.200}): {_START}") from error
+            raise ValueError(
+                f"{self.path} cannot be read ({error!s:.200}): {_UNKNOWN_STATE}"
+            ) from error
         if watch.gate != self.gate.fingerprint():
             raise ValueError(f"{self.path} watches another gate: name a file of this one")
         return watch, None if record is None else Path(record)

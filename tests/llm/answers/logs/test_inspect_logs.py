@@ -107,7 +107,7 @@ HEADER = json.dumps({"eval": WHOLE["eval"]}).encode()
 def test_a_sample_that_is_too_large_when_decompressed_is_left_out(tmp_path, monkeypatch):
     good = {f"samples/{s['id']}.json": json.dumps(s).encode() for s in WHOLE["samples"][:2]}
     members = {"header.json": HEADER, **good, "samples/z.json": b"[]" + b" " * 10**6}
-    monkeypatch.setattr(inspect_logs, "_LARGEST", 10**6)
+    monkeypatch.setattr(inspect_logs, "_MAX_MEMBER", 10**6)
     deflated = tmp_path / "deflated.eval"
     with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -124,7 +124,7 @@ def test_a_small_log_of_very_many_bytes_is_refused(tmp_path, monkeypatch):
     members = {"header.json": HEADER}
     members |= {f"samples/{i}.json": b"[]" + b" " * 10**6 for i in range(9)}
     file = zstandard_archive(tmp_path / "log.eval", members)
-    monkeypatch.setattr(inspect_logs, "_LARGEST_LOG", 8 * 10**6)
+    monkeypatch.setattr(inspect_logs, "_MAX_LOG", 8 * 10**6)
     with pytest.raises(ValueError, match=r"holds 9 MB when decompressed: convert the log by"):
         read_log(file)
     monkeypatch.setattr(inspect_logs, "_EXPANSION", 10**4)

@@ -26,9 +26,9 @@ _LENGTHS = 26
 _GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
 _ATTACHMENT = "attachment://"
-_LARGEST = 1 << 26
+_MAX_MEMBER = 1 << 26
 """Bytes of a member when it is decompressed; JSON takes several times that when it is parsed."""
-_LARGEST_LOG, _EXPANSION = 1 << 29, 200
+_MAX_LOG, _EXPANSION = 1 << 29, 200
 """Bytes of all members, whose texts are kept; more only as so many times the size of the file."""
 _AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
@@ -187,7 +187,7 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
     if header is None:
         raise ValueError(f"{file} is a zip archive without header.json: it is not a log of Inspect")
     size = sum(member.file_size for member in members.values())
-    if size > max(_LARGEST_LOG, _EXPANSION * file.stat().st_size):
+    if size > max(_MAX_LOG, _EXPANSION * file.stat().st_size):
         raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {_AS_JSON}")
     names = sorted(name for name in members if name.startswith("samples/"))
     samples = ((f"{name} of {file}", _object(file, members[name])) for name in names)
@@ -197,9 +197,9 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
 def _object(file: Path, member: zipfile.ZipInfo) -> Any:
     """Return the object of JSON in a member of an archive, or why there is none."""
     place = f"{member.filename} of {file}"
-    if member.file_size > _LARGEST:
+    if member.file_size > _MAX_MEMBER:
         size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
-        return BadDocument(place, f"{size}, up to {_LARGEST / 1e6:,.0f} are read: {_AS_JSON}")
+        return BadDocument(place, f"{size}, up to {_MAX_MEMBER / 1e6:,.0f} are read: {_AS_JSON}")
     try:
         return _parsed(_content(file, member), place)
     except ImportError:

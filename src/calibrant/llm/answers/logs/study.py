@@ -36,49 +36,6 @@ from calibrant.workflows.evaluate import evaluate
 from calibrant.workflows.evaluate_answers import evaluate_answers
 
 _METRICS = ("accuracy", "ece", "nll", "brier")
-
-
-def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
-    """Return logits ``(questions, options)`` and labels; None unless all answers have both.
-
-    Options that a question has fewer of than others have -inf.
-    """
-    if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
-        return None
-    width = max(len(row["option_logits"]) for row in rows)
-    logits = np.full((len(rows), width), -np.inf)
-    for i, row in enumerate(rows):
-        logits[i, : len(row["option_logits"])] = row["option_logits"]
-    return logits, np.array([row["label"] for row in rows], dtype=np.int64)
-
-
-def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
-    """Write the options of answers as a prediction file, ``.npz`` with logits and labels."""
-    options = option_logits(rows)
-    if options is None:
-        raise ValueError(
-            f"{os.fspath(file)} is for multiple choice, and some answers have no log-probabilities "
-            "of options or no right one: write .jsonl or .csv"
-        )
-    with replacing(Path(file)) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, logits=options[0], labels=options[1])
-
-
-def _rescored(logits: FloatArray, labels: IntArray) -> tuple[dict[str, Evaluation], FloatArray]:
-    """Calibrate options, each question by a fit on other folds, and measure them again.
-
-    A preference of the model for some options is corrected, so that answers may change. Returns the
-    evaluations ``before`` and ``after``, in which accuracy is that of the likeliest option, and
-    the calibrated probabilities.
-    """
-    calibrated = calibrated_choices(logits, labels)
-    figures = {
-        name: evaluate(scores, labels, estimand="top_label", metrics=_METRICS)
-        for name, scores in (("before", logits), ("after", calibrated))
-    }
-    return figures, np.exp(calibrated)
-
-
 _MIN_ANSWERS = 20
 """Answers that a study needs, half of which the map is fitted on."""
 
@@ -221,3 +178,44 @@ def _figures(
         return confidence, source.confidence, before, fit.together, fit
     values = signal_values(signals_of(answers), [fit.best])[fit.best]
     return values, fit.best, fit.raw[fit.best], fit.together, fit
+
+
+def _rescored(logits: FloatArray, labels: IntArray) -> tuple[dict[str, Evaluation], FloatArray]:
+    """Calibrate options, each question by a fit on other folds, and measure them again.
+
+    A preference of the model for some options is corrected, so that answers may change. Returns the
+    evaluations ``before`` and ``after``, in which accuracy is that of the likeliest option, and
+    the calibrated probabilities.
+    """
+    calibrated = calibrated_choices(logits, labels)
+    figures = {
+        name: evaluate(scores, labels, estimand="top_label", metrics=_METRICS)
+        for name, scores in (("before", logits), ("after", calibrated))
+    }
+    return figures, np.exp(calibrated)
+
+
+def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
+    """Return logits ``(questions, options)`` and labels; None unless all answers have both.
+
+    Options that a question has fewer of than others have -inf.
+    """
+    if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
+        return None
+    width = max(len(row["option_logits"]) for row in rows)
+    logits = np.full((len(rows), width), -np.inf)
+    for i, row in enumerate(rows):
+        logits[i, : len(row["option_logits"])] = row["option_logits"]
+    return logits, np.array([row["label"] for row in rows], dtype=np.int64)
+
+
+def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:
+    """Write the options of answers as a prediction file, ``.npz`` with logits and labels."""
+    options = option_logits(rows)
+    if options is None:
+        raise ValueError(
+            f"{os.fspath(file)} is for multiple choice, and some answers have no log-probabilities "
+            "of options or no right one: write .jsonl or .csv"
+        )
+    with replacing(Path(file)) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, logits=options[0], labels=options[1])

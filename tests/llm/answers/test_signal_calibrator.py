@@ -204,6 +204,19 @@ def test_few_or_equal_answers_are_said_to_be_too_few():
     assert (fitted.predict(signals) < 1).all()
 
 
+def test_few_wrong_answers_do_not_show_that_others_are_surely_right():
+    rng = np.random.default_rng(0)
+    sure, right = rng.uniform(0.9, 1, 200), np.arange(200) >= 4
+    with pytest.warns(UserWarning, match="too few to calibrate"):
+        fitted = SignalCalibrator().fit({"a": np.where(right, sure, 0.01), "b": sure}, right)
+    assert fitted.map_ is None
+    assert fitted.regression_ is not None
+    chances = fitted.predict({"a": [0.01, 1.0], "b": [0.9, 1.0]})
+    assert 1 / 202 < chances[0] < 0.5 < chances[1] < 201 / 202
+    plain = fitted.regression_.score(np.array([[0.01, 0.9], [1.0, 1.0]]))
+    np.testing.assert_allclose(chances, (200 * plain + 1) / 202)
+
+
 def test_unfitted_maps_say_so():
     empty = SignalCalibrator()
     with pytest.raises(RuntimeError, match="not fitted"):

@@ -76,9 +76,12 @@ class AnswerMap(WithOptions):
         Origin of the confidences or signals, as far as it was stated.
     threshold_ : Threshold or None
         Set by :meth:`control`.
+    least_ : float
+        Smallest chance, 1 / (n + 2) after n graded answers; the largest is as far from 1.
     """
 
     source_: Source
+    least_: float
     threshold_: Threshold | None
 
     predict: Callable[..., FloatArray]
@@ -129,12 +132,19 @@ class AnswerMap(WithOptions):
 
     _repr_html_ = as_html
 
-    def _origin(self) -> dict[str, Any]:
+    def _supported(self, probs: FloatArray) -> FloatArray:
+        """Return chances that the graded answers can show, in the order of probabilities."""
+        return self.least_ + (1 - 2 * self.least_) * probs
+
+    def _shared_state(self) -> dict[str, Any]:
         limit = self.threshold_ and self.threshold_.state()
-        return {"threshold": limit, "source": self.source_._asdict()}
+        return {"least": self.least_, "threshold": limit, "source": self.source_._asdict()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take threshold and source from a saved state."""
+        """Take smallest chance, threshold and source from a saved state."""
+        (self.least_,) = _finite_numbers([state["least"]], 1, "least").tolist()
+        if not 0 <= self.least_ < 0.5:
+            raise ValueError(f"least must be in [0, 0.5), got {self.least_:g}")
         limit, self.source_ = state["threshold"], Source(**state["source"])
         if not all(isinstance(text, str) for text in self.source_):
             raise ValueError(f"source must have texts, got {state['source']!r:.80}")
@@ -168,9 +178,7 @@ class AnswerCalibrator(AnswerMap):
     learned_ : dict of arrays
     limits_ : (float, float) or None
         Replacements of confidences of 0 and 1.
-    least_ : float
-        Smallest chance, 1 / (n + 2); the largest is as far from 1.
-    source_, threshold_
+    source_, threshold_, least_
         As for :class:`AnswerMap`.
 
     Examples
@@ -262,8 +270,7 @@ class AnswerCalibrator(AnswerMap):
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
-            "least": self.least_,
-            **self._origin(),
+            **self._shared_state(),
         }
 
     @classmethod
@@ -277,9 +284,6 @@ class AnswerCalibrator(AnswerMap):
             sizes = dict.fromkeys(("odds", "prob"), max(1, np.size(learned["odds"])))
         _check_state(learned, tuple(sizes), cls)
         made.learned_ = {name: _finite_numbers(learned[name], n, name) for name, n in sizes.items()}
-        (made.least_,) = _finite_numbers([state["least"]], 1, "least").tolist()
-        if not 0 <= made.least_ < 0.5:
-            raise ValueError(f"least must be in [0, 0.5), got {made.least_:g}")
         if state["limits"] is not None:
             low, high = _finite_numbers(state["limits"], 2, "limits").tolist()
             if not 0 < low < high < 1:
@@ -294,7 +298,7 @@ class AnswerCalibrator(AnswerMap):
         return self.learned_
 
     def _probs(self, odds: FloatArray) -> FloatArray:
-        return self.least_ + (1 - 2 * self.least_) * _apply_stage(self.stage, odds, self._fitted())
+        return self._supported(_apply_stage(self.stage, odds, self._fitted()))
 
     def _odds(self, confidence: Values, limits: tuple[float, float] | None) -> FloatArray:
         """Return the log-odds of confidences, all of them finite."""

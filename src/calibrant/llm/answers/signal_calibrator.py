@@ -160,7 +160,7 @@ class SignalCalibrator(AnswerMap):
         Of scores to chances; None if there were too few answers to fit one.
     coverage_ : dict
         Share of the answers of the fit that have each signal.
-    source_, threshold_
+    source_, threshold_, least_
         As for :class:`~calibrant.llm.answers.calibrator.AnswerMap`.
 
     Examples
@@ -180,6 +180,7 @@ class SignalCalibrator(AnswerMap):
         self.regression_: Regression | None = None
         self.map_: AnswerCalibrator | None = None
         self.coverage_: dict[str, float] = {}
+        self.least_ = 0.0
         self.threshold_: Threshold | None = None
         self.source_ = Source()
 
@@ -210,6 +211,7 @@ class SignalCalibrator(AnswerMap):
         self.coverage_ = dict(zip(self.names_, (~np.isnan(values)).mean(0).tolist(), strict=True))
         self.source_, self.threshold_ = (source or Source())._replace(confidence=""), None
         self.regression_, self.map_ = Regression.fit(values, right), None
+        self.least_ = 1 / (len(right) + 2)
         if not _enough_for_folds(right, member):
             checks.warn(
                 f"{len(right):,} answers, {int(right.sum()):,} of them right, are too few to "
@@ -240,7 +242,8 @@ class SignalCalibrator(AnswerMap):
                 f"{comma_separated(map(printable, signals))}: pass NaN where an answer lacks one"
             )
         scores = fitted.score(_as_table({name: signals[name] for name in self.names_}))
-        return scores if self.map_ is None else self.map_.predict(scores)
+        # a map of the scores has the same limits
+        return self._supported(scores) if self.map_ is None else self.map_.predict(scores)
 
     def predict_rows(self, answers: AnswerRows) -> FloatArray:
         """Return the chance of each answer to be right; raise if they are of another source."""
@@ -285,13 +288,13 @@ class SignalCalibrator(AnswerMap):
             "coverage": [self.coverage_[name] for name in self.names_],
             "regression": {name: values.tolist() for name, values in learned.items()},
             "map": self.map_ and self.map_.state(),
-            **self._origin(),
+            **self._shared_state(),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        keys = ("stage", "names", "coverage", "regression", "map", "threshold", "source")
+        keys = ("stage", "names", "coverage", "regression", "map", "least", "threshold", "source")
         _check_state(state, keys, cls)
         made, names = cls(stage=state["stage"]), state["names"]
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)

@@ -336,5 +336,7 @@ def test_bad_input_is_refused_with_a_remedy(rng):
         PerformanceEstimator(threshold=1.5)
     with pytest.raises(ValueError, match="drift_level must be"):
         PerformanceEstimator(drift_level=-0.1)
+    with pytest.raises(ValueError, match="false_alarms must be"):
+        PerformanceEstimator(false_alarms=5)
     with pytest.raises(TypeError, match="either logits or probs"):
         cal.estimate_performance()

@@ -58,3 +58,20 @@ def test_an_alarm_ends_the_promise(rng, tmp_path):
         assert math.isnan(row["estimate_low"])
         assert not np.isnan(row["estimate"])
     assert watch.report().to_dict()["windows"][0]["estimate_low"] is None
+
+
+def test_a_night_without_examples_has_no_estimate(rng, tmp_path):
+    """Nor is one made again when nothing but labels comes."""
+    logits, labels = drawn(rng, 2000, 4)
+    estimator = PerformanceEstimator({"logits": logits[:1000], "labels": labels[:1000]})
+    save_predictions(tmp_path / "a.npz", {"logits": logits[1000:]})
+    save_predictions(tmp_path / "b.npz", {"logits": logits[:0]})
+    watch = Monitor().update_file(tmp_path / "a.npz", estimator=estimator)
+    with pytest.warns(UserWarning, match=r"b\.npz has no labelled examples: its window is empty"):
+        watch.update_file(tmp_path / "b.npz", estimator=estimator)
+    assert [row["promise"] for row in watch.report().windows] == ["holds", ""]
+    with pytest.raises(ValueError, match=r"b\.npz: nothing to measure"):
+        estimator.estimate(tmp_path / "b.npz")
+    estimator.window_estimate = None  # type: ignore[method-assign, assignment]  # not callable
+    save_predictions(tmp_path / "c.npz", {"logits": logits[1000:], "labels": labels[1000:]})
+    assert watch.update_file(tmp_path / "c.npz", estimator=estimator).seen == 1000

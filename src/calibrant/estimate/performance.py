@@ -125,7 +125,8 @@ class PerformanceEstimator:
         seed: int = 0,
     ) -> None:
         check_level(level)
-        for name, value in (("tolerance", tolerance), ("drift_level", drift_level)):
+        limits = {"tolerance": tolerance, "drift_level": drift_level, "false_alarms": false_alarms}
+        for name, value in limits.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
         if threshold is not None and not 0 < threshold < 1:

@@ -21,7 +21,7 @@ from calibrant._core.class_names import is_frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Split
 from calibrant.data.files import Data, as_dataset, is_data
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, located
 from calibrant.decide.probabilities import probabilities
 from calibrant.estimate.cells import (
     CELLS,
@@ -154,12 +154,12 @@ def _summarise(
     settings |= {"threshold": reach, "labelled_only": labelled_only}
     task = partial(_chunk_summary, calibrator, **settings)
     parts = split.map(task, *columns, rows=split.chunk_rows)
-    total = next(parts, None)
-    check_some(0 if total is None else split.rows)
-    assert total is not None
+    total: _PredictionSummary | None = None
     for part in parts:
-        total = total.plus(part)
-    check_some(total.n)
+        total = part if total is None else total.plus(part)
+    with located(split.path):
+        check_some(0 if total is None else total.n)
+    assert total is not None
     return total
 
 

@@ -293,7 +293,9 @@ class Monitor(WithOptions):
         if known.nothing:
             checks.warn(f"{name} {AGAIN}, {_remedy(delivery.examples)}")
             return self._count(delivery, known)
-        estimate = None if estimator is None else estimator.window_estimate(chosen)
+        estimate = None
+        if estimator is not None and known.new.any():
+            estimate = estimator.window_estimate(chosen)
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._columns, self._ids = dataset.named.words, ids

@@ -63,7 +63,7 @@ def leave_folder(namespace):
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/*.md"],
+    patterns=["README.md", "docs/*.md", "benchmarks/arena/README.md"],
     setup=enter_empty_folder,
     teardown=leave_folder,
 ).pytest()

@@ -11,7 +11,7 @@ from scipy import optimize
 from scipy.special import expit, logit, logsumexp, softmax
 
 import calibrant as cal
-from calibrant._core.chunks import examples
+from calibrant._core.chunks import examples, top_class
 from calibrant.calibrators.fit_inputs import told
 from calibrant.calibrators.logpartition import tabulate
 from calibrant.calibrators.parts import Blend, OddsScaling
@@ -20,7 +20,7 @@ from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     MAX_ODDS,
     _confidence_objective,
-    _log_rest,
+    _log_sum_without,
     _rest_sharpness,
     _top_odds,
     _with_log_odds,
@@ -116,7 +116,8 @@ def test_only_the_first_of_equals_is_the_top():
 def test_the_rest_is_the_sum_without_the_top(rng):
     logits = rng.normal(size=(50, 6))
     logits -= logits.max(-1, keepdims=True)
-    found = _log_rest(torch.from_numpy(logits))
+    values = torch.from_numpy(logits)
+    found = _log_sum_without(values, top_class(values))
     assert found.shape == (50, 1)
     np.testing.assert_allclose(-found[:, 0], odds_of(logits), rtol=1e-12)
     np.testing.assert_allclose(_top_odds(torch.from_numpy(logits)), -found, rtol=1e-12)
@@ -125,7 +126,7 @@ def test_the_rest_is_the_sum_without_the_top(rng):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_rest_of_one_possible_class_is_finite(dtype):
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, -500.0, -torch.inf]], dtype=dtype)
-    assert torch.isfinite(_log_rest(logits)).all()
+    assert torch.isfinite(_log_sum_without(logits, top_class(logits))).all()
     np.testing.assert_array_equal(_top_odds(logits), [[MAX_ODDS], [MAX_ODDS]])
     out = _with_log_odds(logits, torch.tensor([[2.0], [2.0]], dtype=dtype))
     np.testing.assert_allclose(out, [[0, -np.inf, -np.inf], [0, -2, -np.inf]], atol=1e-6)

@@ -414,6 +414,11 @@ class Calibrator(nn.Module):
         top = wide.amax(-1, keepdim=True)
         return self._finished(wide, top, self._transform(wide - top, top, features))
 
+    def _on_top_of(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated logits of logits ``(..., classes)`` whose largest is 0, as results are."""
+        level = torch.zeros_like(logits[..., :1])
+        return self._finished(logits, level, self._transform(logits, level, features))
+
     def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
         """Calibrated logits whose largest is 0 and, where guaranteed, at the argmax of ``wide``."""
         if self.keeps_argmax:

@@ -22,6 +22,7 @@ from calibrant.calibrators.affine import (
 )
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.logpartition import LARGEST_GAP, LEAST_REST, Records
+from calibrant.calibrators.network import _temperatures
 from calibrant.calibrators.objectives import nll
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.records import TemperatureCalibrator
@@ -33,7 +34,7 @@ from calibrant.calibrators.top_label import (
     TopLabelMap,
     _confidence_objective,
     _log_sum_without,
-    _top_odds,
+    _odds_above,
     _warn_of_bounds,
     record_odds,
 )
@@ -231,8 +232,14 @@ class Blend(OddsCalibrator):
         return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        by_margin = _top_odds(logits / self.smart._temperature(logits, top))
-        return (by_margin + self.odds._odds(logits, top)) / 2
+        return self._odds_over(logits.scatter(-1, top_class(logits), -torch.inf))
+
+    def _odds_over(self, others: Tensor) -> Tensor:
+        """New log-odds ``(..., 1)`` of the top class, whose logit of 0 is -inf among the others."""
+        margin = -others.amax(-1, keepdim=True)
+        temperatures = _temperatures(self.smart, margin), self.odds.temperature_.to(others.dtype)
+        by_margin, by_odds = (_odds_above(others / each) for each in temperatures)
+        return (by_margin + self.odds._map(by_odds)) / 2
 
 
 class TopAndRest(Calibrator):
@@ -315,7 +322,7 @@ class TopAndRest(Calibrator):
             logits = chunk.logits.double()
             top = logits.amax(-1, keepdim=True)
             at = top_class(logits)
-            both, _ = self._odds_and_shares(logits - top, top, at)
+            both, _ = self._odds_and_shares(logits - top, at)
             hit = at[:, 0] == chunk.labels
             parts.append((as_float64(both), hit.cpu().numpy()))
         odds, right = joined(parts)
@@ -333,16 +340,17 @@ class TopAndRest(Calibrator):
         limit = OddsScaling.LIMIT
         return minimise_within(drawn, start, [(0.0, limit), (0.0, limit), (-limit, limit)]).x
 
-    def _odds_and_shares(self, logits: Tensor, top: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _odds_and_shares(self, logits: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Both log-odds ``(..., 2)`` of the top class ``at``, and log-shares of the others."""
-        others = self.gaps._calibrated(self.matrix._calibrated(logits))
+        others = self.gaps._on_top_of(self.matrix._on_top_of(logits))
         shares = others - _log_sum_without(others, at)
+        by_blend = self.top._odds_over(logits.scatter(-1, at, -torch.inf))
         by_others = shares.gather(-1, at).clamp(_least_odds(logits), MAX_ODDS)
-        return torch.cat([self.top._odds(logits, top), by_others], -1), shares
+        return torch.cat([by_blend, by_others], -1), shares
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         at = top_class(logits)
-        both, shares = self._odds_and_shares(logits, top, at)
+        both, shares = self._odds_and_shares(logits, at)
         weights = self.weights_.to(logits.dtype)
         odds = (both @ weights[:2, None] + weights[2]).clamp(min=_least_odds(logits))
         return _below_top((shares - odds).scatter(-1, at, 0.0), odds)
@@ -429,7 +437,7 @@ class MatrixAndTop(Calibrator):
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return self.top._calibrated(self.matrix._calibrated(logits))
+        return self.top._on_top_of(self.matrix._on_top_of(logits))
 
 
 def structured(classes: int, count: int, penalty: float = 1.0) -> Structured:

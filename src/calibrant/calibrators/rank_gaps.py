@@ -105,8 +105,9 @@ class RankGaps(Calibrator):
             [torch.zeros_like(top), (-factors[:-1] * _gaps_of(first)).cumsum(-1)], -1
         )
         levels = torch.where(torch.isneginf(first), first, levels)
-        drops = _distances_below(first[..., -1:], logits)
-        lower = torch.where(torch.isneginf(logits), logits, levels[..., -1:] - factors[-1] * drops)
+        masked = torch.isneginf(logits)
+        drops = torch.where(masked, 0, first[..., -1:] - logits).clamp(min=0)
+        lower = torch.where(masked, logits, levels[..., -1:] - factors[-1] * drops)
         return lower.scatter(-1, order, levels)
 
 

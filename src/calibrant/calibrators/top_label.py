@@ -63,15 +63,14 @@ def _with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
     return (logits - _log_sum_without(logits, top) - odds).scatter(-1, top, 0.0)
 
 
-def _log_rest(logits: Tensor) -> Tensor:
-    """Logarithm of the sum over all classes but the top one, ``(..., 1)``; always finite."""
-    return _log_sum_without(logits, top_class(logits))
-
-
 def _log_sum_without(logits: Tensor, left_out: Tensor) -> Tensor:
     """Logarithm of the sum over all classes but one ``(..., 1)``; always finite."""
-    rest = logits.scatter(-1, left_out, -torch.inf).logsumexp(-1, keepdim=True)
-    return rest.clamp(min=-LARGEST_GAP)
+    return _log_sum(logits.scatter(-1, left_out, -torch.inf))
+
+
+def _log_sum(logits: Tensor) -> Tensor:
+    """Logarithm of the sum over all classes ``(..., 1)``; finite also where all are masked."""
+    return logits.logsumexp(-1, keepdim=True).clamp(min=-LARGEST_GAP)
 
 
 class OddsCalibrator(RecordsCalibrator):
@@ -176,7 +175,12 @@ def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
 
 def _top_odds(logits: Tensor, limit: float = MAX_ODDS) -> Tensor:
     """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
-    return (-_log_rest(logits)).clamp(-limit, limit)
+    return _odds_above(logits.scatter(-1, top_class(logits), -torch.inf), limit)
+
+
+def _odds_above(others: Tensor, limit: float = MAX_ODDS) -> Tensor:
+    """Log-odds ``(..., 1)`` of a class with logit 0 over others, among which it is -inf."""
+    return (-_log_sum(others)).clamp(-limit, limit)
 
 
 def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:

@@ -76,6 +76,12 @@ def test_letters_with_and_without_a_space():
         _choice_tokens(llama, ("AB", "C"))
 
 
+def test_a_choice_needs_a_log_probability():
+    for value in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="choice 'B' is not among the 2 tokens of question 0"):
+            choice_logits_from_top([{"A": -1.0, "B": value}], ("A", "B"))
+
+
 def test_whole_choices_by_likelihood():
     sums = np.array([[-3.0, -8.0, -2.0]])
     plain = np.exp(choice_logits_from_likelihoods(sums))[0]

@@ -319,9 +319,24 @@ def test_questions_of_every_form(tmp_path):
     assert [one.references for one in read_asked(tmp_path / "q.txt")] == [("x",), ("y",)]
 
 
+def test_right_answers_may_be_numbers(tmp_path):
+    rows = [{"question": f"{n}?", "answer": n, "id": n} for n in range(2)]
+    rows.append({"question": "both?", "references": [1, "one"]})
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_asked(tmp_path / "q.jsonl")
+    assert [one.references for one in found] == [("0",), ("1",), ("1", "one")]
+    assert [one.id for one in found] == ["0", "1", ""]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("q.jsonl", '{"messages": ["hi"]}', "line 1 of .* must have a question or messages"),
+        (
+            "q.jsonl",
+            '{"question": "a", "answer": {"b": 1}}',
+            "line 1 of .* texts or numbers as its",
+        ),
         ("q.jsonl", '{"text": "a"}', "line 1 of .* must have a question or messages, got text"),
         ("q.jsonl", "[1]", r"line 1 of .* must be an object, got \[1\]"),
         ("q.jsonl", "", "has no questions"),

@@ -432,7 +432,7 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
                 logs[i, at] = np.logaddexp(logs[i, at], value)
-        missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
+        missing = [c for c, v in zip(choices, logs[i], strict=True) if not np.isfinite(v)]
         if missing:
             raise ValueError(
                 f"choice {missing[0]!r} is not among the {len(_by_token(position))} tokens of "

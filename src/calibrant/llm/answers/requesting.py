@@ -111,15 +111,19 @@ def _said(text: str) -> dict[str, Any]:
 
 def _asked(row: Row, place: str) -> Asked:
     messages, question = row.get("messages"), row.get("question")
-    if isinstance(messages, list) and messages:
+    if isinstance(messages, list) and messages and all(isinstance(m, Mapping) for m in messages):
         chat = [dict(one) for one in messages]
     elif isinstance(question, str) and question.strip():
         chat = [_said(question)]
     else:
         raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
-    right = next((row[name] for name in _REFERENCES if row.get(name)), ())
-    references = (right,) if isinstance(right, str) else tuple(map(str, right))
-    return Asked(chat, references, str(row.get("id") or ""), str(row.get("kind") or ""))
+    named = (row.get(name) for name in _REFERENCES)
+    right = next((one for one in named if one not in (None, "", [])), [])
+    listed = right if isinstance(right, list) else [right]
+    if not all(isinstance(one, (str, int, float)) for one in listed):
+        raise ValueError(f"{place} must have texts or numbers as its references, got {right!r:.60}")
+    about = (str(row[name]) if row.get(name) is not None else "" for name in ("id", "kind"))
+    return Asked(chat, tuple(map(str, listed)), *about)
 
 
 @dataclass(frozen=True)

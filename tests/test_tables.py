@@ -76,11 +76,12 @@ def test_claims_about_small_reports(tables):
         row = dict(zip(headings, cells, strict=True))
         accused = int(row["not quite"]) + int(row["no"])
         if row["logits"] == "calibrated":
-            assert accused <= 4  # of 40, by tests at 5 %
+            assert accused <= 11  # of 100, by tests at 5 %: the 99 % quantile
             assert row["calibration helps"] in ("", "0")
         else:
             assert row["yes"] == "0"
-            assert row["logits"].startswith("1.5") or accused == 40
+        if row["logits"].startswith("3"):
+            assert min(accused, int(row["calibration helps"])) >= 97
 
 
 def test_claims_about_subgroups(tables):

@@ -77,8 +77,11 @@ def test_letters_with_and_without_a_space():
 
 
 def test_a_choice_needs_a_log_probability():
-    for value in (math.nan, -math.inf):
-        with pytest.raises(ValueError, match="choice 'B' is not among the 2 tokens of question 0"):
+    for value, message in (
+        (math.nan, "question 0 has a log-probability that is NaN"),
+        (-math.inf, "choice 'B' is not among the 2 tokens of question 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
             choice_logits_from_top([{"A": -1.0, "B": value}], ("A", "B"))
 
 

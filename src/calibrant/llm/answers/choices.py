@@ -428,11 +428,13 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
         raise TypeError(f"top must hold tokens with their log-probabilities, got {top!r:.80}")
     logs = np.full((len(shown), len(choices)), -np.inf)
     for i, position in enumerate(shown):
+        if np.isnan([value for _, value in position]).any():
+            raise ValueError(f"question {i} has a log-probability that is NaN: leave it out")
         for token, value in _by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
                 logs[i, at] = np.logaddexp(logs[i, at], value)
-        missing = [c for c, v in zip(choices, logs[i], strict=True) if not np.isfinite(v)]
+        missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
                 f"choice {missing[0]!r} is not among the {len(_by_token(position))} tokens of "

@@ -118,7 +118,7 @@ def _asked(row: Row, place: str) -> Asked:
     else:
         raise ValueError(f"{place} must have a question or messages, got {', '.join(row)}")
     named = (row.get(name) for name in _REFERENCES)
-    right = next((one for one in named if one not in (None, "", [])), [])
+    right: Any = next((one for one in named if one not in (None, "", [])), [])
     listed = right if isinstance(right, list) else [right]
     if not all(isinstance(one, (str, int, float)) for one in listed):
         raise ValueError(f"{place} must have texts or numbers as its references, got {right!r:.60}")

@@ -170,8 +170,7 @@ def _by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
     """
     total: dict[str, float] = {}
     for token, value in shown:
-        with np.errstate(invalid="ignore"):  # NaN is refused where it matters
-            total[token] = float(np.logaddexp(total.get(token, -np.inf), value))
+        total[token] = float(np.logaddexp(total.get(token, -np.inf), value))
     return total
 
 

@@ -215,7 +215,8 @@ class _OnDevice(Records):
         # from powers to the weights of a window in R, and in its slope by log b
         rise = np.diag(np.arange(1.0, 2 * _WINDOW), 1) * self.density / math.log(2)
         weights = np.concatenate([_HERMITE.T, rise @ _HERMITE.T], axis=1)
-        return power, rows[:, None] + power, torch.from_numpy(weights).to(table.device)
+        # a window begins at the node before that below a position
+        return power, rows[:, None] + power - 2, torch.from_numpy(weights).to(table.device)
 
     def log_rest(self, sharpness: Any) -> Any:
         """Return R and dR/dlog b as tensors, for one sharpness or a tensor ``(n,)``."""
@@ -227,10 +228,11 @@ class _OnDevice(Records):
         low, high = torch.stack(torch.aminmax(position)).tolist() if len(self) else (0, 0)
         inside = low >= 0 and high <= self._last
         at = position if inside else position.clamp(0, self._last)
-        first = (at.long() - 1).clamp_(0, self._last + 1 - _WINDOW)
+        below = at.long().clamp_(1, self._last + 2 - _WINDOW)
         power, places, weights = self._windows
-        windows = table.take(torch.add(places, first[:, None], alpha=2))[:, None]
-        of_window = ((at - first - _CENTRE)[:, None] ** power @ weights).view(-1, 2, 2 * _WINDOW)
+        windows = table.take(torch.add(places, below[:, None], alpha=2))[:, None]
+        powers = (at - below - (_CENTRE - 1))[:, None] ** power
+        of_window = (powers @ weights).view(-1, 2, 2 * _WINDOW)
         value, slope = (windows * of_window).sum(-1).T
         if not inside:
             beyond = ((position < 0) | (position > self._last)).cpu().numpy()

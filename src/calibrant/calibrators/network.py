@@ -174,7 +174,8 @@ def _network_objective(
             there = torch.from_numpy(parameters).to(points.device)
         layers = _layers(there, widths)
         values = [_activations(layers, each) for each in columns]
-        above_floor, rise = _softplus(xp.concatenate([output[0] for *_, output in values]))
+        outputs = [output[0] for *_, output in values]
+        above_floor, rise = _softplus(outputs[0] if len(runs) == 1 else xp.concatenate(outputs))
         temperature = above_floor + _MIN_TEMPERATURE
         log_sharpness = -xp.log(temperature)
         measured: Any = measure(log_sharpness if join is None else join @ log_sharpness)

@@ -41,17 +41,18 @@ _GRID = 2048  # steps of the confidence between which the parts in the bins are 
 _NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
 
-def nll(
-    records: Records, u: LogSharpness, *, smoothing: float = 0.0, curve: Curve | None = None
-) -> Measured:
-    r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
-    b, share = _exp(u), records.share
-    value, slope = curve or records.log_partition(b)
-    gap = records.own_gap
+def nll(records: Records, u: LogSharpness, *, smoothing: float = 0.0) -> Measured:
+    r"""Mean of :math:`b d_y + A(b)`, with label smoothing."""
+    b, gap = _exp(u), records.own_gap
     if smoothing:
         gap = (1 - smoothing) * gap + smoothing * records.mean_gap
-    linear = b * gap
-    return Measured(share @ (linear + value), share * (linear + slope))
+    return _likelihood(records.share, b * gap, records.log_partition(b))
+
+
+def _likelihood(share: FloatArray, linear: FloatArray, curve: Curve) -> Measured:
+    r"""Mean of :math:`b d_y + A(b)` from its terms, which are linear in b, and a curve."""
+    mean: Any = share @ (linear + curve.value)
+    return Measured(mean, share * (linear + curve.slope))
 
 
 def brier(records: Records, u: LogSharpness) -> Measured:
@@ -151,11 +152,12 @@ def _with_likelihood(
     objective: Callable[..., Measured], weight: float, records: Records, u: LogSharpness
 ) -> Measured:
     """An objective plus the weighted negative log-likelihood, from one look at the table."""
-    curve = records.log_partition(_exp(u))
+    b = _exp(u)
+    curve = records.log_partition(b)
     value, gradient = objective(records, u, curve=curve)
     if not weight:
         return Measured(value, gradient)
-    likelihood, slope = nll(records, u, curve=curve)
+    likelihood, slope = _likelihood(records.share, b * records.own_gap, curve)
     return Measured(value + weight * likelihood, gradient + weight * slope)
 
 
@@ -241,7 +243,7 @@ def _penalty(
     """Value of :func:`soft_ece`, and its derivatives by the masses and totals ``(bins,)``."""
     mean = total / (mass + (mass == 0))  # 0 in place of 0 / 0
     root = namespace(mass).sqrt(mean**2 + delta**2)
-    pull = mean / (root + (root == 0))
+    pull = mean / (root if delta else root + (root == 0))
     excess = root - delta
     return mass @ excess, excess - mean * pull, pull
 

@@ -218,7 +218,7 @@ def _margin(logits: Tensor, top: Tensor) -> Tensor:
         return (first - second)[..., None]
     # topk looks for any number, which takes several times as long for many rows
     others = logits.scatter(-1, top_class(logits), -torch.inf)
-    return logits.amax(-1, keepdim=True) - others.amax(-1, keepdim=True)
+    return -others.amax(-1, keepdim=True)  # the largest of logits is 0
 
 
 def _entropy(logits: Tensor, top: Tensor) -> Tensor:

@@ -386,8 +386,8 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
 
 def _at_once(parts: Sequence[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
     """Join the columns of several chunks, and copy each to the CPU at once."""
-    columns = zip(*parts, strict=True)
-    return [torch.cat(column).cpu().numpy() for column in columns]
+    columns = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    return [column.cpu().numpy() for column in columns]
 
 
 _NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
@@ -436,10 +436,12 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
             out.copy_(torch.from_numpy(stated))
         top = top_class(chunk.logits if stated is None else out)
         best = chunk.logits.gather(-1, top).double()
-        total = torch.ones_like(best)
-        if stated is None and (classes := chunk.logits.shape[-1]) > EXACT:
+        if stated is not None:
+            total = torch.ones_like(best)
+        elif (classes := chunk.logits.shape[-1]) > EXACT:
             torch.softmax(out.copy_(chunk.logits), -1, out=out)
-        elif stated is None:
+            total = torch.ones_like(best)
+        else:
             # Rows with the same logits in another order are ties. A sum of floating-point numbers
             # depends on the order of its terms, in the last digit; here they are rounded to whole
             # multiples of a small unit, whose sum as integers does not.

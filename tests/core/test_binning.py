@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 
 import calibrant as cal
-from calibrant._core.binning import Bins, bin_index, equal_mass_edges, fill, uniform_edges
+from calibrant._core.binning import (
+    Bins,
+    bin_index,
+    equal_mass_edges,
+    fill,
+    stable_order,
+    uniform_edges,
+)
 from tests.support.definitions import slow_groups, slow_index
 
 SUMS = ("weight", "claimed", "observed", "spread", "squares")
@@ -196,3 +203,18 @@ def test_edges_need_a_positive_whole_number_of_bins(make, bins):
 
 def test_a_numpy_integer_is_a_number_of_bins():
     assert uniform_edges(np.int64(3)).size == 4  # type: ignore[arg-type]
+
+
+# Order
+
+
+@given(st.lists(st.one_of(st.sampled_from([-np.inf, -0.0, 0.0, 1.0]), st.floats(-2, 2))))
+def test_the_order_is_that_of_a_stable_sort(values):
+    expected = sorted(range(len(values)), key=values.__getitem__)
+    assert stable_order(np.array(values, dtype=np.float64)).tolist() == expected
+
+
+@pytest.mark.parametrize("digits", [0, 2, 9])
+def test_many_values_are_sorted_stably(rng, digits):
+    values = rng.normal(size=20_000).round(digits)
+    np.testing.assert_array_equal(stable_order(values), np.argsort(values, kind="stable"))

@@ -34,6 +34,24 @@ def _uniform_edges(bins: int) -> FloatArray:
     return edges
 
 
+def stable_order(values: FloatArray) -> IntArray:
+    """Return the index that sorts values, of equal ones in the order in which they come.
+
+    NumPy's stable sort takes several times as long for many values, unless they are nearly sorted.
+
+    >>> stable_order(np.array([2.0, 1.0, 2.0, 1.0]))
+    array([1, 3, 0, 2])
+    """
+    order = np.argsort(values)
+    placed = values[order]
+    rises = placed[1:] != placed[:-1]
+    if rises.all():
+        return order
+    keys = np.append(0, np.cumsum(rises)) * len(values) + order
+    keys.sort()
+    return np.asarray(keys % len(values))
+
+
 def equal_mass_edges(
     confidence: FloatArray, bins: int, weight: FloatArray | None = None
 ) -> FloatArray:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
+from calibrant._core.binning import stable_order
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, as_float64, silenced
 from calibrant._core.chunks import Examples, has_numbers, joined, labelled_chunks, top_class
 from calibrant._core.options import Count, NonNegative, Seed
@@ -165,7 +166,7 @@ class OddsScaling(TopLabelMap):
 
     def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
         confidence = expit(odds)
-        order = np.argsort(odds, kind="stable")
+        order = stable_order(odds)
         doubt = np.cumsum((share * confidence * (1 - confidence))[order])
         cuts = doubt[-1] * np.arange(1, self.knots + 1) / (self.knots + 1)
         return np.asarray(odds[order][np.searchsorted(doubt, cuts)])

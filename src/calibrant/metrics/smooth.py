@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.fft import dct, idct
 
-from calibrant._core.binning import uniform_edges
+from calibrant._core.binning import stable_order, uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import _drawn, _running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
@@ -91,7 +91,7 @@ def _residuals(pairs: WeightedPairs | PooledPairs) -> tuple[FloatArray, FloatArr
     if isinstance(pairs, PooledPairs):
         held = pairs.bins.weight > 0
         return pairs.bins.confidence[held], pairs.bins.gap[held]
-    order = np.argsort(pairs.confidence, kind="stable")
+    order = stable_order(pairs.confidence)
     position, start = np.unique(pairs.confidence[order], return_index=True)
     return position, np.add.reduceat(_residual_shares(pairs)[order], start)
 

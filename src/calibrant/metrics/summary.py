@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.binning import Bins, bin_index, fill
+from calibrant._core.binning import Bins, bin_index, fill, stable_order
 from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import gaps
@@ -230,7 +230,7 @@ class KeptPairs:
 
         def in_order(parts: Sequence[Pairs]) -> WeightedPairs:
             confidence, outcome, weight = self._joined(parts)
-            order = np.argsort(confidence, kind="stable")
+            order = stable_order(confidence)
             weight = None if weight is None else weight[order]
             return WeightedPairs(confidence[order], outcome[order], weight)
 

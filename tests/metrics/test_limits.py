@@ -37,7 +37,7 @@ def test_every_subgroup_is_compared(by_place):
 
 def test_small_subgroups_are_said_to_be_and_fail_on_the_interval(by_place):
     assert by_place.by["islands"]["ece"].value > 0.05
-    for name, fails in (("ece", False), ("ece.high", True)):
+    for name, fails in (("ece", False), ("ece.high", True), ("ece.low", False)):
         checks = by_place.check_limits({name: 0.9999})
         islands = next(each for each in checks if each.subgroup == "islands")
         assert (islands.judged, islands.exceeded) == (False, fails)
@@ -55,6 +55,17 @@ def test_the_worse_end_of_an_interval(by_place):
     assert [each.value for each in beyond] == [ece.high, accuracy.low]
     assert "the lower end of accuracy" in str(beyond[1])
     assert "is below the limit" in str(beyond[1])
+
+
+def test_the_better_end_of_an_interval_fails_only_what_the_data_show(by_place):
+    ece, accuracy = by_place["ece"], by_place["accuracy"]
+    most, least = (ece.value + ece.low) / 2, (accuracy.value + accuracy.high) / 2
+    beyond = by_place.check_limits({"ece": most}, {"accuracy": least})[:2]
+    kept = by_place.check_limits({"ece.low": most}, {"accuracy.high": least})[:2]
+    assert [each.exceeded for each in beyond] == [True, True]
+    assert [each.exceeded for each in kept] == [False, False]
+    assert [each.value for each in kept] == [ece.low, accuracy.high]
+    assert by_place.check_limits({"ece.low": 0.99 * ece.low})[0].exceeded
 
 
 def test_an_undefined_figure_of_all_examples_fails():
@@ -81,7 +92,7 @@ def test_the_direction_of_each_metric_is_known(name):
     [
         ({"ecee": 0.1}, "unknown metric 'ecee': did you mean ece"),
         ({"ece.hihg": 0.1}, "did you mean high"),
-        ({"ece.low": 0.1}, "or on ece.high, the worse end"),
+        ({"ece.middle": 0.1}, "or on an end of its interval, ece.low or ece.high"),
         ({"ece": 5}, r"must be a fraction \(0.03 is 3 %\), got 5"),
         ({"nll": math.inf}, "must be a finite number, got inf"),
     ],

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     "most",
     multiple=True,
     metavar="METRIC=LIMIT,...",
-    help="Exit with 1 if a metric exceeds its limit, in a subgroup of --by too; METRIC.high is "
-    "the upper end of the interval.",
+    help="Exit with 1 if a metric exceeds its limit, in a subgroup of --by too; METRIC.high "
+    "and METRIC.low are the ends of its interval.",
 )
 @_option(
     "--min",
     "least",
     multiple=True,
     metavar="METRIC=LIMIT,...",
-    help="Likewise if accuracy or AUROC is below its limit; METRIC.low is the lower end.",
+    help="Likewise if accuracy or AUROC is below its limit.",
 )
 @_option(
     "--metrics",

@@ -153,10 +153,11 @@ class Evaluation(Mapping[str, Estimate]):
         ----------
         most : dict of str to float
             The largest value of a metric, as in ``{"ece": 0.05}``. ``"ece.high"`` is the upper end
-            of its interval: then a model with too few examples to tell exceeds the limit.
+            of its interval: a model with too few examples to tell exceeds the limit.
+            ``"ece.low"`` is the lower end, which exceeds it only if the data show that.
         least : dict of str to float
-            The smallest value of metrics of which more is better, such as ``{"accuracy": 0.9}``;
-            ``"accuracy.low"`` is the lower end.
+            The smallest value of metrics of which more is better, such as ``{"accuracy": 0.9}``,
+            ``"accuracy.low"`` or ``"accuracy.high"``.
 
         Examples
         --------
@@ -183,10 +184,11 @@ class Evaluation(Mapping[str, Estimate]):
                         f"the limit of {metric}.{end} needs intervals: pass a level above 0"
                     )
                 value = float(getattr(part.metrics[metric], end))
-                beyond = value < bound if METRICS[metric].higher_is_better else value > bound
+                more_is_better = METRICS[metric].higher_is_better
+                beyond = value < bound if more_is_better else value > bound
                 judged = not math.isnan(value) and (subgroup is None or part.n >= FEWEST)
-                certain = subgroup is None or end != "value"
-                exceeded = beyond if judged else certain
+                worse_end = "low" if more_is_better else "high"
+                exceeded = beyond if judged else subgroup is None or end == worse_end
                 figure = (subgroup, part.n, metric, end, bound, value)
                 checked.append(CheckedLimit(*figure, exceeded=exceeded, judged=judged))
         return checked
@@ -344,6 +346,8 @@ def _at_least(share: float, n: float, probability: float) -> float:
 
 FEWEST = 30
 """Examples of the smallest subgroups that limits are compared with."""
+ENDS = {"low": "the lower end of ", "high": "the upper end of "}
+"""Ends of an interval that limits may be on, in words."""
 
 
 class Limit(NamedTuple):
@@ -353,7 +357,7 @@ class Limit(NamedTuple):
     ----------
     metric : str
     end : {"value", "low", "high"}
-        What is compared: the value, or the worse end of its interval.
+        What is compared: the value, or an end of its interval.
     bound : float
     """
 
@@ -377,8 +381,8 @@ class CheckedLimit(NamedTuple):
         The figure that is compared; NaN where it is undefined.
     exceeded : bool
         True if the figure is beyond the limit. An undefined figure of all examples is, and so is
-        the end of an interval that nothing is known of: where it is undefined, or a subgroup has
-        fewer than 30 examples.
+        the worse end of an interval that nothing is known of: where it is undefined, or a subgroup
+        has fewer than 30 examples.
     judged : bool
         False where the figure is undefined, or a subgroup has fewer than 30 examples.
     """
@@ -394,9 +398,8 @@ class CheckedLimit(NamedTuple):
 
     def __str__(self) -> str:
         metric, limit = METRICS[self.metric], f"the limit of {self.limit:g}"
-        ends = {"low": "the lower end of ", "high": "the upper end of "}
         where = "" if self.subgroup is None else f"subgroup {printable_name(self.subgroup)}: "
-        name = f"{where}{ends.get(self.end, '')}{metric.title}"
+        name = f"{where}{ENDS.get(self.end, '')}{metric.title}"
         if not self.judged:
             known = "is undefined" if math.isnan(self.value) else "is that of too few"
             return f"{name} {known} in {self.n:,} examples, and cannot be compared with {limit}"
@@ -409,20 +412,20 @@ class CheckedLimit(NamedTuple):
 def limits_of(
     most: Mapping[str, float] | None = None, least: Mapping[str, float] | None = None
 ) -> list[Limit]:
-    """Return limits by name: ``ece``, or ``ece.high`` for the upper end of the interval.
+    """Return limits by name: ``ece``, or ``ece.high`` and ``ece.low`` for ends of the interval.
 
     >>> limits_of({"ece.high": 0.05}, {"accuracy": 0.9})
     [Limit(metric='ece', end='high', bound=0.05), Limit(metric='accuracy', end='value', bound=0.9)]
     """
-    sets = {("largest", "high"): most or {}, ("smallest", "low"): least or {}}
+    sets = {"largest": most or {}, "smallest": least or {}}
     return [
-        _limit(name, bound, which, end)
-        for (which, end), limits in sets.items()
+        _limit(name, bound, which)
+        for which, limits in sets.items()
         for name, bound in limits.items()
     ]
 
 
-def _limit(text: str, bound: float, which: str, end: str) -> Limit:
+def _limit(text: str, bound: float, which: str) -> Limit:
     typed, dot, asked = text.partition(".")
     name = METRICS.name(typed)
     metric = METRICS[name]
@@ -437,10 +440,10 @@ def _limit(text: str, bound: float, which: str, end: str) -> Limit:
             f"{name} is better if it is {better}: give the {other} value that it may have "
             f"({option}), not the {which}"
         )
-    if dot and asked != end:
+    if dot and asked not in ENDS:
         raise ValueError(
-            f"{text}: {did_you_mean(asked, [end])}a limit is on {name}, or on {name}.{end}, the "
-            "worse end of its interval"
+            f"{text}: {did_you_mean(asked, ENDS)}a limit is on {name}, or on an end of its "
+            f"interval, {name}.low or {name}.high"
         )
     if metric.percent and not 0 <= bound <= 1:
         raise ValueError(f"the limit of {name} must be a fraction (0.03 is 3 %), got {bound:g}")

@@ -63,6 +63,13 @@ def test_findings_of_calibrated_and_of_useless_confidences(rng):
     assert found["No threshold keeps the error rate"].severity == "warn"
 
 
+def test_small_errors_are_told_with_their_digits(rng):
+    confidence = rng.uniform(0.2, 1, 200)
+    study = study_answers(log_of(confidence, rng.random(200) < confidence), max_error=0.005)
+    evidence = titles(study)["No threshold keeps the error rate"].evidence
+    assert "an error of at most 0.5 % with 95 % certainty" in evidence
+
+
 def test_few_answers_do_not_show_that_a_confidence_is_useless():
     rank = np.arange(30)
     found = titles(study_answers(log_of(0.2 + rank / 50, rank * 3 % 10 < 3 + rank / 5)))
@@ -74,7 +81,7 @@ def test_remarks_about_the_data(rng):
     confidence = np.where(rng.random(200) < 0.3, 1.0, rng.uniform(0.2, 0.9, 200))
     log = log_of(confidence, rng.random(200) < confidence)
     for i, row in enumerate(log.answers.rows):
-        row |= {"question": f"q{i // 2}", "truncated": i < 7}
+        row |= {"question": f"q{i // 2}", "truncated": "true" if i < 7 else "false"}  # as in CSV
     found = titles(study_answers(log._replace(left_out=5)))
     said = found["About the data"].evidence
     assert "5 answers of the log were left out" in said

@@ -11,6 +11,7 @@ import numpy as np
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.showing import threshold_text
 from calibrant.llm.answers.logs.study import AnswerStudy
+from calibrant.llm.answers.rows import is_cut_off
 from calibrant.metrics.intervals import share_interval
 from calibrant.show.pages import SEVERITIES, Severity
 from calibrant.show.report.findings import LARGE, SIGNIFICANT, SMALL, cannot_tell
@@ -166,7 +167,7 @@ def _signals(study: AnswerStudy) -> _Note | None:
 def _promise(study: AnswerStudy) -> _Note:
     found = study.threshold
     if math.isinf(found.threshold):
-        most, certain = percent(found.max_error, 0), percent(found.certainty, 0)
+        most, certain = (f"{100 * share:.4g} %" for share in (found.max_error, found.certainty))
         evidence = (
             f"on {found.n:,} answers no confidence is high enough to show an error of at most "
             f"{most} with {certain} certainty."
@@ -224,13 +225,13 @@ def _constant(study: AnswerStudy) -> _Note | None:
 
 
 def _data(study: AnswerStudy) -> _Note | None:
-    truncated = sum(bool(row.get("truncated")) for row in study.rows)
+    truncated = sum(map(is_cut_off, study.rows))
     groups = study.log.answers.groups
     repeated = len(groups) - len({*groups.tolist()})
     facts = {
         f"{study.log.left_out:,} answers of the log were left out": study.log.left_out,
-        f"{repeated:,} answers are to questions that come more than once, while intervals "
-        "and guarantee take answers as independent": repeated,
+        f"{repeated:,} answers are to questions that come more than once, and the guarantee "
+        "takes answers as independent": repeated,
         f"{truncated:,} of {len(study.rows):,} answers were cut off at their largest length": (
             truncated
         ),

@@ -9,6 +9,7 @@ import pytest
 
 from calibrant.llm.answers.calibrator import fit_answers
 from calibrant.llm.answers.confidence import Aggregator
+from calibrant.llm.answers.judged import read_judged
 from calibrant.llm.answers.logs.reading import read_log
 from calibrant.llm.answers.rows import (
     AnswerRows,
@@ -100,6 +101,14 @@ def test_lines_end_with_a_line_feed_only(tmp_path):
     rows = read_answers(path).rows
     assert [row["question"] for row in rows] == ["a\u2028b\x85c", "q"]
     assert [row["answer"] for row in rows] == ["d\u2029e", "a"]
+
+
+def test_nothing_is_an_empty_cell(tmp_path):
+    rows: list[dict[str, Any]] = [{"judge": 1, "human": None}, {"judge": 0, "human": True}]
+    write_rows(tmp_path / "x.csv", rows)
+    assert (tmp_path / "x.csv").read_bytes() == b"judge,human\r\n1,\r\n0,true\r\n"
+    known = read_judged(tmp_path / "x.csv").known
+    assert known.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])

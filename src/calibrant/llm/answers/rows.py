@@ -240,8 +240,10 @@ def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
             return
         writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
-        for row in rows:  # texts as they are, all else as JSON
-            writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
+        for row in rows:  # texts as they are, all else as JSON, and nothing for None
+            there = {key: value for key, value in row.items() if value is not None}
+            cells = {k: v if isinstance(v, str) else json.dumps(v) for k, v in there.items()}
+            writer.writerow(cells)
 
 
 def _placed_rows(file: Path) -> Iterator[Item]:
@@ -377,6 +379,12 @@ def _probs_of_logprobs(row: Mapping[str, Any], place: str) -> list[float]:
             f"{place} has {key} of an unknown form, {row[key]!r:.60}: write token_probs, a list "
             "of exp(logprob) of each token"
         ) from error
+
+
+def is_cut_off(row: Row) -> bool:
+    """Return True if an answer ended at the largest number of tokens; cells of CSV are texts."""
+    said = GRADES.get(str(row.get("truncated")).strip().lower(), False)
+    return said or row.get("finish_reason") == "length"
 
 
 def _keys(row: Mapping[str, Any]) -> str:

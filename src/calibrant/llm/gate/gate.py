@@ -32,7 +32,14 @@ from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import Threshold
 from calibrant.llm.answers.calibrator import _check_state, _finite_numbers
-from calibrant.llm.answers.rows import GRADES, AnswerRows, Row, Source, SourceError, _unpacked_cell
+from calibrant.llm.answers.rows import (
+    AnswerRows,
+    Row,
+    Source,
+    SourceError,
+    _unpacked_cell,
+    is_cut_off,
+)
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.monitor import Monitor
@@ -404,11 +411,7 @@ def _unscored(row: Row) -> str:
     >>> _unscored({"answer": "Lima, Peru", "tokens": ["Li", "ma"], "token_probs": [0.9, 0.9]})
     'its tokens make up another text than the answer, so that a part of it was not scored'
     """
-    cut = (
-        GRADES.get(str(row.get("truncated")).strip().lower())
-        or row.get("finish_reason") == "length"
-    )
-    if cut:
+    if is_cut_off(row):
         return "the answer was cut off at the largest number of tokens"
     answer = row.get("answer")
     if isinstance(answer, str) and not answer.strip():

@@ -1,5 +1,6 @@
 """A map and a threshold from a log, on data of known truth."""
 
+import json
 from inspect import signature
 from typing import Any
 
@@ -188,5 +189,9 @@ def test_options_of_rows_are_a_prediction_file(tmp_path, choices):
         np.testing.assert_array_equal(held["labels"], [1, 0])
     assert cal.evaluate(tmp_path / "options.npz", level=None)["accuracy"].value == 0.5
     assert option_logits([{"option_logits": [-1.0, -2.0], "label": None}]) is None
+    cells = [{name: json.dumps(value) for name, value in row.items()} for row in rows]  # of CSV
+    for found, wanted in zip(option_logits(cells) or (), option_logits(rows) or (), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert option_logits([{"option_logits": "[-1.0, -2.0]", "label": "null"}]) is None
     with pytest.raises(ValueError, match=r"is for multiple choice.*write .jsonl or .csv"):
         save_options([{"confidence": 0.5}], tmp_path / "options.npz")

@@ -22,7 +22,7 @@ from calibrant.llm.answers.calibrator import (
 )
 from calibrant.llm.answers.grading import MIN_QUESTIONS, calibrated_choices
 from calibrant.llm.answers.logs.reading import Log
-from calibrant.llm.answers.rows import Row
+from calibrant.llm.answers.rows import Row, _unpacked_cell
 from calibrant.llm.answers.signal_calibrator import (
     SignalCalibrator,
     SignalFit,
@@ -152,7 +152,8 @@ def study_answers(
     for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
         row["part"] = "threshold" if rest else "fit"
         if rescored is not None:
-            row["option_probs"] = rescored[1][i, : len(row["option_logits"])].tolist()
+            count = len(_unpacked_cell(row["option_logits"]))
+            row["option_probs"] = rescored[1][i, :count].tolist()
     return AnswerStudy(
         *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
         signals,
@@ -200,13 +201,16 @@ def option_logits(rows: Sequence[Row]) -> tuple[FloatArray, IntArray] | None:
 
     Options that a question has fewer of than others have -inf.
     """
-    if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
+    cells = [(row.get("option_logits"), row.get("label")) for row in rows]
+    if not rows or any(None in pair for pair in cells):
         return None
-    width = max(len(row["option_logits"]) for row in rows)
-    logits = np.full((len(rows), width), -np.inf)
-    for i, row in enumerate(rows):
-        logits[i, : len(row["option_logits"])] = row["option_logits"]
-    return logits, np.array([row["label"] for row in rows], dtype=np.int64)
+    options, labels = zip(*(map(_unpacked_cell, pair) for pair in cells), strict=True)
+    if None in labels:  # as a cell of CSV has it
+        return None
+    logits = np.full((len(rows), max(map(len, options))), -np.inf)
+    for line, values in zip(logits, options, strict=True):
+        line[: len(values)] = values
+    return logits, np.array(labels, dtype=np.int64)
 
 
 def save_options(rows: Sequence[Row], file: str | os.PathLike[str]) -> None:

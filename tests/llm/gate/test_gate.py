@@ -123,6 +123,7 @@ def scored(text, tokens, **about):
         scored("Lima, Peru", ["Lima", ",", " Peru"]),
         scored("Lima", [" Li", "ma", "</s>"]),
         scored("Lima", ["Lima", "\n\nQ:"]),  # a stop sequence
+        scored("A", ["ANSWER:", " A"], completion="ANSWER: A"),  # which a scorer took out
         scored("Perú", ["Per", "\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}"]),
         scored("Lima", '["Li", "ma"]', token_probs="[0.9, 0.9]"),  # cells of CSV
         scored("Lima", ["Lima"], truncated="false", finish_reason="stop"),

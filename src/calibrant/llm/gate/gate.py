@@ -425,7 +425,8 @@ def _unscored(row: Row) -> str:
         return ""
     if len(texts) != count:
         return "it does not have one probability for each of its tokens"
-    if isinstance(answer, str) and not _covers(list(map(str, texts)), answer):
+    whole = row.get("completion") or answer  # of which the answer may be a part
+    if isinstance(whole, str) and not _covers(list(map(str, texts)), whole):
         return (
             "its tokens make up another text than the answer, so that a part of it was not scored"
         )

@@ -11,6 +11,7 @@ import pytest
 
 from calibrant.llm import read_log, study_answers
 from calibrant.llm.answers.logs import inspect_logs
+from calibrant.llm.gate.gate import _unscored
 from calibrant.show.answer_findings import kinds as parts_of
 from tests.support.recorded_logs import FILES
 
@@ -57,6 +58,20 @@ def test_json_has_the_answers_and_their_tokens():
     row = log.answers.rows[1]
     assert (row["id"], row["kind"]) == ("q1", "capitals")
     assert row["top_logprobs"] == [{"Quito": -0.9, "La": -4.9}]
+
+
+def test_an_answer_that_a_scorer_took_out_of_the_text(tmp_path):
+    log = changed()
+    for number, sample in enumerate(log["samples"]):
+        (name,) = sample["scores"]
+        sample["scores"][name]["answer"] = "L" if number == 0 else None
+    log["samples"][1]["output"]["choices"][0]["stop_reason"] = "max_tokens"
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    first, second, third, *_ = read_log(tmp_path / "log.json").answers.rows
+    assert (first["answer"], first["completion"]) == ("L", "Lima")
+    assert [row.get("truncated") for row in (first, second, third)] == [None, True, None]
+    assert "completion" not in second
+    assert _unscored(first) == ""
 
 
 def test_an_archive_says_the_same_in_either_compression(tmp_path):

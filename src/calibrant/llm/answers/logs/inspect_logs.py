@@ -25,6 +25,8 @@ _LENGTHS = 26
 """Offset of two lengths, of name and extra field, in the header of a zip member."""
 _GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
+_CUT_OFF = ("max_tokens", "model_length")
+"""Reasons why a model stopped before the end of its answer."""
 _ATTACHMENT = "attachment://"
 _MAX_MEMBER = 1 << 26
 """Bytes of a member when it is decompressed; JSON takes several times that when it is parsed."""
@@ -105,14 +107,19 @@ def _answer(sample: Mapping[str, Any], place: str, outcome: str | None, about: R
     choices = output.get("choices") or [{}]
     score, right = _score(sample, outcome, place)
     written = output.get("completion") or _text_of(choices[0].get("message", {}).get("content"))
+    answer = str(score.get("answer") or written)
+    # a scorer may take a part of the text for the answer, and the tokens are those of all of it
+    more: Row = {} if answer == written else {"completion": _resolved(written, attached)}
+    more |= {"truncated": True} if choices[0].get("stop_reason") in _CUT_OFF else {}
     return {
         "id": str(sample["id"]),
         "epoch": int(sample.get("epoch") or 1),
         "question": _resolved(_question_of(_resolved(sample.get("input"), attached)), attached),
-        "answer": _resolved(str(score.get("answer") or written), attached),
+        "answer": _resolved(answer, attached),
         "model": about["model"],
         "kind": about["kind"],
         "correct": right,
+        **more,
         **token_material(choices[0].get("logprobs"), place),
     }
 

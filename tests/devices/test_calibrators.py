@@ -452,3 +452,14 @@ def test_log_odds_of_answers_have_the_objective_of_the_cpu(device, rng, weight, 
         wanted, slope = plain(parameters)
         assert value == pytest.approx(wanted, abs=1e-12)
         np.testing.assert_allclose(gradient, slope, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["beta", "odds", "blend"])
+def test_log_odds_searched_there_are_those_of_the_cpu(device, method, monkeypatch):
+    monkeypatch.setattr(logpartition, "DEVICE_FROM", 1000)
+    logits, labels = tensors(*drawn(np.random.default_rng(9), 2000, 5, temperature=1.8, scale=2.5))
+    wanted = new(method).fit(logits, labels).predict_proba(logits)
+    there = new(method).fit(logits.to(device), labels.to(device))
+    found = there.predict_proba(logits.to(device)).cpu()
+    # the network of blend as above
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-3 if method == "blend" else 1e-5)

@@ -246,7 +246,7 @@ def _explained(sharpness: float, records: Records) -> str:
     if sharpness > 0:
         return f"{right}, but the logits hardly differ: multiply them all"
     if accuracy > guessing + 3 * math.sqrt(guessing * (1 - guessing) / len(records)):
-        furthest = f"{records.own_gap.max():.3g} below the largest"
+        furthest = f"{float(records.own_gap.max()):.3g} below the largest"
         return f"{right}, but the logits of some labels are up to {furthest}: divide them all"
     return (
         f"{right}, no more than by guessing: check that labels are in the order of the logits, "

@@ -106,7 +106,7 @@ class OddsCalibrator(RecordsCalibrator):
                 f"{type(self).__name__} is for two classes, got {records.classes}: use a method "
                 "for any number, such as isotonic, beta or dirichlet"
             )
-        best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
+        best = float(best_sharpness(records.on(self.device)).x[0]) if self.tempered else 0.0
         rest = _rest_sharpness(records, best) if self.tempered else 0.0
         self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
         self._fit_odds(records)

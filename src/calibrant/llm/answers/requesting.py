@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -32,7 +31,7 @@ from calibrant.llm.answers.questions import (
     read_questions,
     verdict_prompt,
 )
-from calibrant.llm.answers.rows import CUT_OFF, Row, _placed_rows, usable
+from calibrant.llm.answers.rows import CUT_OFF, Row, _placed_rows, json_digest, usable
 from calibrant.llm.heads.documents import BadDocument
 from calibrant.llm.models.services import FINAL, Service, ServiceError, _without_key
 
@@ -163,7 +162,7 @@ class RequestPlan:
     def digest(self) -> str:
         """Hash of everything that changes answers."""
         content = {name: value for name, value in asdict(self).items() if name != "grade"}
-        return _digest(content, 8)
+        return json_digest(content, 8)
 
     @property
     def prompt(self) -> str:
@@ -177,7 +176,7 @@ class RequestPlan:
 
     def key(self, asked: Asked) -> str:
         """Return what tells finished questions from others: hashes of the plan and the chat."""
-        return f"{self.digest}-{_digest(asked.messages, 16)}"
+        return f"{self.digest}-{json_digest(asked.messages)}"
 
     def messages(self, asked: Asked) -> list[dict[str, Any]]:
         """Return the chat about a question."""
@@ -192,11 +191,6 @@ class RequestPlan:
         chat = sum(len(json.dumps(one).encode()) for one in self.messages(asked))
         sent = (chat // _PER_TOKEN + _PER_REQUEST) * self.requests
         return sent, self.max_tokens * (1 + self.samples) + self.p_true
-
-
-def _digest(content: Any, length: int) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:length]
 
 
 def _answer_row(plan: RequestPlan, asked: Asked, service: Service) -> Row:

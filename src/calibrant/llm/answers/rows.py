@@ -6,6 +6,7 @@ Everything that reads answers, questions or logs line by line reads them by :fun
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -401,6 +402,12 @@ def _numbers(value: Any, name: str, place: str) -> FloatArray:
     if values.ndim != 1:
         raise ValueError(f"{name} of {place} must be a list of numbers, got {value!r:.60}")
     return values
+
+
+def json_digest(content: Any, length: int = 16) -> str:
+    """Return the first characters of a hash of what JSON can hold."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:length]
 
 
 def _unpacked_cell(value: Any) -> Any:

@@ -15,8 +15,6 @@ gate is fitted.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -39,6 +37,7 @@ from calibrant.llm.answers.rows import (
     SourceError,
     _unpacked_cell,
     is_cut_off,
+    json_digest,
 )
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
@@ -376,8 +375,7 @@ class Gate:
 
     def fingerprint(self) -> str:
         """Return the identity of the gate."""
-        text = json.dumps(self.state(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return json_digest(self.state())
 
     def state(self) -> dict[str, Any]:
         """Return everything for JSON, the map included."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import _check_state
-from calibrant.llm.answers.rows import AnswerRows, Row
+from calibrant.llm.answers.rows import AnswerRows, Row, json_digest
 from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
 from calibrant.monitor.deliveries import Id, PendingPredictions, as_ids
 
@@ -165,7 +164,7 @@ class WatchFile:
         """Return the watch, and the file that records a withdrawal."""
         try:
             state = dict(json.loads(self.path.read_text("utf-8")))
-            if state.pop("digest") != _digest(state):
+            if state.pop("digest") != json_digest(state):
                 raise ValueError("its digest does not fit its content")
             record = state.pop("record")
             watch = GateWatch.from_state(state)
@@ -207,12 +206,8 @@ class WatchFile:
     def _write(self, watch: GateWatch, record: Path | None) -> None:
         state = {**watch.state(), "record": None if record is None else str(record)}
         with replacing(self.path) as temporary:
-            content = {**state, "digest": _digest(state)}
+            content = {**state, "digest": json_digest(state)}
             temporary.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def judge_rows(

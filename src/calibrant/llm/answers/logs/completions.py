@@ -6,13 +6,11 @@ OpenAI's batches, or as ``response`` beside ``request`` in logs of one's own.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from calibrant.llm.answers.logprobs import token_material
-from calibrant.llm.answers.rows import WRONG_FORM, Row
+from calibrant.llm.answers.rows import WRONG_FORM, Row, json_digest
 from calibrant.llm.heads.documents import BadDocument
 
 _KEPT = ("correct", "kind", "truth", "stated", "signals", "samples", "prompt", "head", "sampling")
@@ -70,8 +68,7 @@ def _request_source(request: Mapping[str, Any]) -> Row:
 
 def _chat_form(system: str) -> str:
     """Return the form of a chat, with the digest of its system message if it has one."""
-    digest = hashlib.sha256(json.dumps(system).encode("utf-8", "backslashreplace")).hexdigest()
-    return f"chat, system {digest[:8]}" if system else "chat"
+    return f"chat, system {json_digest(system, 8)}" if system else "chat"
 
 
 def _completion(body: Any, place: str, number: int = 0) -> Row:

@@ -267,7 +267,7 @@ class _Delivery(NamedTuple):
 
     Attributes
     ----------
-    examples : Examples
+    examples : _KeyedExamples
     confidence, outcome : (n,)
         Of the labelled examples; NaN and False for the others.
     """

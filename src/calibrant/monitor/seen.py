@@ -68,7 +68,7 @@ class _Known(NamedTuple):
     ----------
     new : (n,)
         True for examples that were never seen.
-    late : list of Late
+    late : list of _Late
         Labels of examples that were waiting for them.
     again : int
         Number of labels that have counted already.
@@ -212,7 +212,7 @@ class _WindowOverlap:
     Attributes
     ----------
     window : int
-    mine, theirs : View
+    mine, theirs : _View
         Of the delivery and of the window.
     values : (m,)
         Keys that are in both.

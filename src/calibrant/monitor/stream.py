@@ -144,7 +144,6 @@ class Monitor(WithOptions):
         self._pending = PendingPredictions(pending)
         self._seen = _SeenExamples(remember)
         self._counts = dict.fromkeys(("again", "late", "lost"), 0)
-        self._estimates: dict[int, WindowEstimate] = {}  # by the number of the window
         self._classes = 0
         self._columns: list[str] = []
         self._ids: str | None = None
@@ -336,7 +335,6 @@ class Monitor(WithOptions):
         self._pending.merge(other._pending)
         for key, count in other._counts.items():
             self._counts[key] += count
-        self._estimates |= other._estimates
         self._windows.dated = self._windows.dated or other._windows.dated
         self._classes = self._classes or other._classes
         return self
@@ -371,10 +369,11 @@ class Monitor(WithOptions):
     def report(self) -> MonitorReport:
         """Return the windows, the alarm if there was one, and the drift behind it."""
         rows, state = [], self._windows.summed
+        estimated = any(window.estimate for window in self.windows.values())
         for window, state in self._windows.history():
             figures = {"n": window.n, **window.figures(), "e_value": state.e_value}
-            if self._estimates:
-                figures |= self._estimates.get(window.number, NOT_ESTIMATED).figures()
+            if estimated:
+                figures |= (window.estimate or NOT_ESTIMATED).figures()
             rows.append({"window": window.name, **figures})
         alarm, drift, off, doubt = self.alarm or self._alarmed(state), None, [], ""
         if alarm is not None:
@@ -439,7 +438,6 @@ class Monitor(WithOptions):
             "counts": {**self._pending.counts, **self._counts},
             "waiting": [[key, *kept] for key, kept in self._pending.waiting.items()],
             "seen": self._seen.state(),
-            "estimates": {str(number): each.state() for number, each in self._estimates.items()},
             **self._windows.state(),
         }
 
@@ -465,8 +463,6 @@ class Monitor(WithOptions):
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):
             watch._windows.name(number)  # refuses what is no day
-        for key, estimate in state["estimates"].items():
-            watch._estimates[int(key)] = WindowEstimate.from_state(estimate)
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")
@@ -561,11 +557,10 @@ class Monitor(WithOptions):
         self._windows.put(window)
         if self.alarm is None:
             self.alarm = self._alarmed(self._windows.e_process())
-        if estimate is not None:
+        if estimate is not None and window.number in self.windows:
             if self.alarm is not None:
                 estimate = WindowEstimate(estimate.value, math.nan, math.nan, "withdrawn")
-            every = {**self._estimates, window.number: estimate}
-            self._estimates = {key: each for key, each in every.items() if key in self.windows}
+            self.windows[window.number].estimate = estimate
 
     def _alarmed(self, state: EProcess) -> Alarm | None:
         if state.log_e_value() < -math.log(self.level):

@@ -22,9 +22,41 @@ WindowId: TypeAlias = int | date
 SUMS = ("count", "right", "claimed", "cumulant")
 
 
+class WindowEstimate(NamedTuple):
+    """Estimated accuracy of a window; ends are NaN if nothing is guaranteed."""
+
+    value: float
+    low: float
+    high: float
+    promise: str  # a status of PerformanceEstimate, such as "holds"
+
+    def figures(self) -> dict[str, Any]:
+        """Return the entries of the window in a report."""
+        value, low, high, promise = self
+        ends = {"estimate_low": low, "estimate_high": high}
+        return {"estimate": value, **ends, "promise": promise}
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> WindowEstimate:
+        """Make the estimate of a saved state, in which None stands for NaN."""
+        *shares, promise = state
+        value, low, high = (math.nan if x is None else float(x) for x in shares)
+        if not 0 <= value <= 1 or not isinstance(promise, str):
+            raise ValueError(f"an estimate is a share with its guarantee, got {state!r:.200}")
+        return cls(value, low, high, promise)
+
+    def state(self) -> list[Any]:
+        """Return the estimate for JSON."""
+        return [plain(x) for x in self]
+
+
+NOT_ESTIMATED = WindowEstimate(math.nan, math.nan, math.nan, "")
+"""Stands for the estimate of a window that has none, where others have."""
+
+
 @dataclass(eq=False)
 class Window:
-    """Sums over the labelled examples of one window; sums of two windows add."""
+    """Sums over the labelled examples of one window, and its estimate; sums of two windows add."""
 
     number: int
     name: str
@@ -32,6 +64,7 @@ class Window:
     right: IntArray  # (bins,)
     claimed: FloatArray  # (bins,) sums of confidences
     cumulant: FloatArray  # (tilts, bins) sums of the logarithms of the bets' denominators
+    estimate: WindowEstimate | None = None
 
     @classmethod
     def empty(cls, bins: int, number: int = 0, name: str = "") -> Window:
@@ -40,8 +73,8 @@ class Window:
         return cls(number, name, count, right, np.zeros(bins), np.zeros((TILTS.size, bins)))
 
     def __add__(self, other: Window) -> Window:
-        sums = (getattr(self, key) + getattr(other, key) for key in SUMS)
-        return Window(self.number, self.name, *sums)
+        sums: Any = {key: getattr(self, key) + getattr(other, key) for key in SUMS}
+        return Window(self.number, self.name, **sums, estimate=other.estimate or self.estimate)
 
     @property
     def n(self) -> int:
@@ -64,7 +97,9 @@ class Window:
         """The window for JSON; bins without examples are left out."""
         filled = np.flatnonzero(self.count)
         sums = {key: getattr(self, key)[..., filled].tolist() for key in SUMS}
-        return {"number": self.number, "name": self.name, "bins": filled.tolist(), **sums}
+        estimate = None if self.estimate is None else self.estimate.state()
+        about = {"number": self.number, "name": self.name, "estimate": estimate}
+        return {**about, "bins": filled.tolist(), **sums}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], bins: int) -> Window:
@@ -72,6 +107,8 @@ class Window:
         window = cls.empty(bins, int(state["number"]), str(state["name"]))
         for key in SUMS:
             getattr(window, key)[..., state["bins"]] = state[key]
+        if state["estimate"] is not None:
+            window.estimate = WindowEstimate.from_state(state["estimate"])
         n = window.count
         counted = (window.right >= 0) & (window.right <= n)
         claimed = (window.claimed >= 0) & (window.claimed <= n * (1 + 1e-9))
@@ -238,38 +275,6 @@ class Windows:
             if self.first is not None and self.position(window.number) <= self.summed.position:
                 raise ValueError(f"window {window.number} is before the first that is kept")
             self.put(window)
-
-
-class WindowEstimate(NamedTuple):
-    """Estimated accuracy of a window; ends are NaN if nothing is guaranteed."""
-
-    value: float
-    low: float
-    high: float
-    promise: str  # a status of PerformanceEstimate, such as "holds"
-
-    def figures(self) -> dict[str, Any]:
-        """Return the entries of the window in a report."""
-        value, low, high, promise = self
-        ends = {"estimate_low": low, "estimate_high": high}
-        return {"estimate": value, **ends, "promise": promise}
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> WindowEstimate:
-        """Make the estimate of a saved state, in which None stands for NaN."""
-        *shares, promise = state
-        value, low, high = (math.nan if x is None else float(x) for x in shares)
-        if not 0 <= value <= 1 or not isinstance(promise, str):
-            raise ValueError(f"an estimate is a share with its guarantee, got {state!r:.200}")
-        return cls(value, low, high, promise)
-
-    def state(self) -> list[Any]:
-        """Return the estimate for JSON."""
-        return [plain(x) for x in self]
-
-
-NOT_ESTIMATED = WindowEstimate(math.nan, math.nan, math.nan, "")
-"""Stands for the estimate of a window that has none, where others have."""
 
 
 class Estimator(Protocol):

@@ -388,7 +388,10 @@ def _opened_shards(
 
 
 def _predictions(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Columns:
-    """Return the arrays of a shard of predictions by key."""
+    """Return the arrays of a shard of predictions by key.
+
+    Plain arrays of a file that has the name of a split are those of this split.
+    """
     arrays: Columns = {}
     for key, file in shard.items():
         columns = files.columns(file)
@@ -399,7 +402,8 @@ def _predictions(files: OpenFiles, named: ColumnNames, shard: ShardFiles) -> Col
             continue
         if named != BY_RULES and not files.reader(file).table_names:
             columns = _under_keys(columns, named.keys(file))
-        arrays |= _under_split(columns, key) if key else columns
+        plain = columns_by_split(columns).get("", {}) if key else {}
+        arrays |= {full_key(key, name) if name in plain else name: c for name, c in columns.items()}
     return arrays
 
 
@@ -417,12 +421,6 @@ def _under_keys(arrays: Columns, keys: Mapping[str, str]) -> Columns:
         renamed |= {each.removesuffix(name) + key: arrays[each] for each in stored}
     used = [*renamed.values()]
     return {key: column for key, column in arrays.items() if column not in used} | renamed
-
-
-def _under_split(arrays: Columns, name: str) -> Columns:
-    """Put the plain arrays of a file under the split ``name``."""
-    plain = columns_by_split(arrays).get("", {}) if name else {}
-    return {full_key(name, key) if key in plain else key: c for key, c in arrays.items()}
 
 
 def _inputs(files: OpenFiles, shard: ShardFiles) -> Columns:

@@ -197,10 +197,10 @@ def learn_column(
     """
     array = _storable(as_array(values))
     if array.dtype.kind == "M" or _are_dates(array):
-        return _learn_numbers(name, "date", _seconds(array), bins)
+        return learn_numbers(name, _seconds(array), kind="date", bins=bins)
     numbers = _numbers_or_none(array)
     if numbers is not None and np.unique(numbers[~np.isnan(numbers)]).size > _FEW_VALUES:
-        return _learn_numbers(name, "number", numbers, bins)
+        return learn_numbers(name, numbers, bins=bins)
     texts, counts = np.unique(_as_texts(array), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     frequent = [
@@ -226,15 +226,17 @@ def are_identifiers(values: Values) -> bool:
     return whole and np.unique(array).size == array.size > _FEW_VALUES
 
 
-def learn_numbers(name: str, numbers: FloatArray, *, bins: int = 8) -> MetadataColumn | None:
-    """Return the codes of a column of numbers, few different ones too, as :func:`learn_column`."""
-    return _learn_numbers(name, "number", numbers, bins)
-
-
-def _learn_numbers(
-    name: str, kind: Literal["number", "date"], numbers: FloatArray, bins: int
+def learn_numbers(
+    name: str,
+    numbers: FloatArray,
+    *,
+    kind: Literal["number", "date"] = "number",
+    bins: int = 8,
 ) -> MetadataColumn | None:
-    """Return cuts at quantiles, rounded to what a person would write."""
+    """Return the codes of a column of numbers, few different ones too, as :func:`learn_column`.
+
+    Cuts are at quantiles, rounded to what a person would write.
+    """
     known = numbers[np.isfinite(numbers)]
     if not known.size or known.min() == known.max():
         return None

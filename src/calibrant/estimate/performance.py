@@ -208,10 +208,13 @@ class PerformanceEstimator:
         result = self._result(batch, None)
         return WindowEstimate(*result["accuracy"], result.status)
 
-    def _summed(self, split: Split, **options: object) -> _PredictionSummary:
+    def _summed(
+        self, split: Split, *, labels: bool, labelled_only: bool = False
+    ) -> _PredictionSummary:
         if self.calibrator is None:
             split.warn_of_mistakes(copies=False)
-        return _summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
+        options = {"labels": labels, "labelled_only": labelled_only}
+        return _summarise(split, self.calibrator, threshold=self.threshold, **options)
 
     def _result(self, batch: _PredictionSummary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size

@@ -118,14 +118,11 @@ def _batch_split(
     split: str | None = None,
 ) -> Split:
     """Return the split of a file, or plain arrays without labels as one."""
-    if is_data(data) or is_frame(data):
-        return as_dataset(data, probs=probs, features=features, sample_weight=sample_weight).split(
-            split, TEST_SPLITS
-        )
-    check_one_input(data, probs)
-    scores = {"logits": data} if probs is None else {"probs": probs}
-    arrays: Any = {**scores, **({} if features is None else {"features": features})}
-    return as_dataset(arrays, sample_weight=sample_weight).split(split, TEST_SPLITS)
+    if not (is_data(data) or is_frame(data)):
+        check_one_input(data, probs)
+        data = {} if data is None else {"logits": data}
+    columns: Any = {"probs": probs, "features": features, "sample_weight": sample_weight}
+    return as_dataset(data, **columns).split(split, TEST_SPLITS)
 
 
 def _summarise(

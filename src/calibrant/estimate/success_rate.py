@@ -366,28 +366,33 @@ def _checked(
             raise ValueError(f"{name} must have a value for each of {n} answers, got {keys.shape}")
         numbers.append(np.unique(keys, return_inverse=True)[1].astype(np.int64))
     parts, clusters = numbers
-    if probability is not None:
-        chance = as_float64(probability)
-        if chance.shape != (n,):
-            raise ValueError(
-                f"probability must have a value for each of {n} answers, got {chance.shape}"
-            )
-        if not ((chance[known] > 0) & (chance[known] <= 1)).all():
-            raise ValueError(
-                "probability must be above 0 and at most 1 for labelled answers: it is that of "
-                "being drawn for labelling"
-            )
-        weight = np.where(known, 1 / np.where(known, chance, 1.0), 0.0)
-        weight = weight / weight.sum()
-    else:
-        size, count = np.bincount(parts), np.bincount(parts, known)
+    weight = _label_weights(known, parts, probability)
+    return _Labels(scores, np.where(known, labels, 0.0), known, weight, parts, clusters)
+
+
+def _label_weights(known: BoolArray, strata: IntArray, probability: Values | None) -> FloatArray:
+    """Return the share of all answers that each labelled one stands for, ``(n,)``."""
+    n = known.size
+    if probability is None:
+        size, count = np.bincount(strata), np.bincount(strata, known)
         if count.min() < 2:
             raise ValueError(
                 f"each of {size.size} strata needs two labelled answers or more, got "
                 f"{count.min():g}: label more, or merge strata"
             )
-        weight = np.where(known, size[parts] / count[parts] / n, 0.0)
-    return _Labels(scores, np.where(known, labels, 0.0), known, weight, parts, clusters)
+        return np.where(known, size[strata] / count[strata] / n, 0.0)
+    chance = as_float64(probability)
+    if chance.shape != (n,):
+        raise ValueError(
+            f"probability must have a value for each of {n} answers, got {chance.shape}"
+        )
+    if not ((chance[known] > 0) & (chance[known] <= 1)).all():
+        raise ValueError(
+            "probability must be above 0 and at most 1 for labelled answers: it is that of being "
+            "drawn for labelling"
+        )
+    weight = np.where(known, 1 / np.where(known, chance, 1.0), 0.0)
+    return np.asarray(weight / weight.sum())
 
 
 def rate_difference(

@@ -1,5 +1,6 @@
 """Tables: the rules for columns, in CSV and parquet files and in frames."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,11 @@ def test_whole_numbers_and_text_as_scores(tmp_path):
     assert split.domain == "probs"
     assert split.read("probs").dtype == np.float64
     frame.astype({"p_0": str}).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match=r"b\.parquet: p_0 must be numbers, got str"):
+    with pytest.raises(ValueError, match=r"b\.parquet: p_0 must be numbers, got str: cast it to d"):
         open_dataset(tmp_path / "b.parquet")
+    frame.assign(p_0=[Decimal("0.5")] * 2).to_parquet(tmp_path / "c.parquet")
+    with pytest.raises(ValueError, match=r"c\.parquet: p_0 must be numbers, got decimals"):
+        open_dataset(tmp_path / "c.parquet")
 
 
 def test_errors_of_tables_name_the_place(tmp_path):

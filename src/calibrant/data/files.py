@@ -76,8 +76,8 @@ def _read_arrow(
         return reader
     for column in chain.from_iterable(layout.stacked.values()):
         if headers[column].dtype.kind not in "biuf":
-            kind = headers[column].dtype.name if headers[column].exact else "decimals or the like"
-            raise ValueError(f"{path}: {column} must be numbers, got {kind}: cast it to double")
+            got = headers[column].dtype.name if headers[column].exact else "decimals or the like"
+            raise ValueError(f"{path}: {column} must be numbers, got {got}: cast it to double")
     reader.optional &= {*layout.others}
     others = [*layout.others, *lists]
     columns = [name for name in headers if name in lists or name in layout.columns]

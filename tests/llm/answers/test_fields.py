@@ -272,6 +272,8 @@ def test_answers_without_usable_tokens_are_refused(change, message):
         field_rows({**answer_of({"a": 1}), **change})
     with pytest.raises(BadDocument, match="is not JSON"):
         field_rows(answer_of("no object"))
+    with pytest.raises(BadDocument, match="has a truth that is not JSON"):
+        field_rows(answer_of({"a": 1}, truth="one"))
     with pytest.raises(BadDocument, match="no top_logprobs"):
         field_rows(answer_of({"a": 1}), kinds={"a": [1, 2]})
 

@@ -255,3 +255,20 @@ def test_log_probabilities_that_are_none_are_refused(bad):
 def test_the_vocabulary_holds_what_is_shown():
     with pytest.raises(ValueError, match="vocabulary is 1, but 2"):
         top_token_confidence([{"a": -0.5, "b": -1.0}], vocabulary=1)
+
+
+@pytest.mark.parametrize(
+    "material",
+    [
+        {"confidence": 10**400},
+        {"token_probs": [10**400]},
+        {"top_logprobs": [{"a": 10**400}]},
+        {"top_logprobs": [{"top_logprobs": [{"token": "a", "logprob": 10**400}]}]},
+        {"stated": 10**400},
+        {"option_logits": [1, 10**400]},
+        {"judges": {"m": {"score": 10**400, "scale": [1, 10**401]}}},
+    ],
+)
+def test_numbers_beyond_floating_point_are_refused_with_their_place(material):
+    with pytest.raises(ValueError, match="answer 1"):
+        signals_of([{"answer": "a", **material}])

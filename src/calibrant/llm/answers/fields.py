@@ -268,7 +268,10 @@ def field_rows(
         # a kind that answers may have is a signal of every row: maps refuse unknown ones
         signals = {f"kind:{kind}": None for kind in known} | {f"kind:{leaf.kind}": confidence}
         rows.append({**row, "signals": signals})
-    truth = _unpacked_cell(answer.get("truth"))
+    try:
+        truth = _unpacked_cell(answer.get("truth"))
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(place, f"has a truth that is not JSON: {error}") from error
     if truth is None:
         return rows
     wanted = dict(_flat(truth))

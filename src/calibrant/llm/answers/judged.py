@@ -98,7 +98,7 @@ def _numbers(
         known = GRADES.get(str(value).strip().lower()) if words else None
         try:
             number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         values[i] = number if known is None else known
         if not is_legal(values[i]):  # nor is NaN

@@ -310,7 +310,7 @@ def _stated_number(row: Row, place: str) -> float:
     value = row.get("confidence")
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1 or isinstance(value, bool):
         raise ValueError(
@@ -397,7 +397,7 @@ def _numbers(value: Any, name: str, place: str) -> FloatArray:
     """Return a list of numbers in a row, which cells of CSV hold as JSON."""
     try:
         values = np.array(_unpacked_cell(value), np.float64)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{name} of {place} must be a list of numbers ({error})") from error
     if values.ndim != 1:
         raise ValueError(f"{name} of {place} must be a list of numbers, got {value!r:.60}")

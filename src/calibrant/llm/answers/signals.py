@@ -22,6 +22,7 @@ from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers import topk
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
 from calibrant.llm.answers.rows import (
+    WRONG_FORM,
     AnswerRows,
     Row,
     _numbers,
@@ -247,7 +248,7 @@ def signals_of(
                 continue
             try:
                 values = compute(row, place)
-            except (TypeError, ValueError, RecursionError) as error:
+            except (*WRONG_FORM, RecursionError) as error:
                 named = str(error) if place in str(error) else f"{key} of {place}: {error}"
                 raise ValueError(named) from error
             found |= {name: value for name, value in values.items() if not isinstance(value, str)}

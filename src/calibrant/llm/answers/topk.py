@@ -191,9 +191,9 @@ def _shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
 
 def _shown(position: Any, number: int) -> list[tuple[str, float]]:
     entries = _field(position, "top_logprobs")
-    if isinstance(entries, Sequence) and entries:
-        return [(_field(one, "token"), float(_field(one, "logprob"))) for one in entries]
     try:
+        if isinstance(entries, Sequence) and entries:
+            return [(_field(one, "token"), float(_field(one, "logprob"))) for one in entries]
         # a token of vLLM is an id, its text and log-probability are fields of the value
         return [
             (
@@ -202,7 +202,7 @@ def _shown(position: Any, number: int) -> list[tuple[str, float]]:
             )
             for token, value in position.items()
         ]
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"position {number} of top has no top tokens, got {position!r:.80}: request them from "
             "the service (logprobs=True and top_logprobs=20 for chats, logprobs=20 for completions)"

@@ -74,6 +74,13 @@ def test_an_answer_that_a_scorer_took_out_of_the_text(tmp_path):
     assert _unscored(first) == ""
 
 
+def test_scores_that_are_a_list_are_named(tmp_path):
+    log = changed(scores=[None, "match"])
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    with pytest.raises(ValueError, match=r"sample q0 \(epoch 1\) of .* does not have the form"):
+        read_log(tmp_path / "log.json")
+
+
 def test_an_archive_says_the_same_in_either_compression(tmp_path):
     expected = read_log(FILES / "log.json").answers.rows
     plain = read_log(rewritten(tmp_path / "log.eval", WHOLE))

@@ -58,8 +58,8 @@ def _answers(file: Path, outcome: str | None) -> Iterator[Item]:
     scorers = dict[str, None]()
 
     def answer(sample: Mapping[str, Any], place: str) -> Row:
-        for name in sample.get("scores") or ():
-            scorers.setdefault(name)
+        scores = sample.get("scores")
+        scorers.update(dict.fromkeys(scores if isinstance(scores, Mapping) else ()))
         return _answer(sample, place, outcome, about)
 
     yield from _first_epochs(_converted(samples, answer))

@@ -193,7 +193,8 @@ def _shown(position: Any, number: int) -> list[tuple[str, float]]:
     entries = _field(position, "top_logprobs")
     try:
         if isinstance(entries, Sequence) and entries:
-            return [(_field(one, "token"), float(_field(one, "logprob"))) for one in entries]
+            pairs = ((_field(one, "token"), _field(one, "logprob")) for one in entries)
+            return [(str(token or ""), float(logprob)) for token, logprob in pairs]
         # a token of vLLM is an id, its text and log-probability are fields of the value
         return [
             (

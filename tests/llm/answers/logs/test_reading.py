@@ -81,6 +81,8 @@ def test_top_tokens_with_one_text_are_added_and_have_probabilities():
     (top,) = token_material([token], "it")["top_logprobs"]
     added = math.log(math.exp(-1) + math.exp(-2))
     assert top == {"\ufffd": pytest.approx(added), "a": pytest.approx(-3)}
+    token["top_logprobs"] = [{"token": None, "logprob": -1.0}]  # as of a token without text
+    assert token_material([token], "it")["top_logprobs"] == [{"": -1.0}]
     token["top_logprobs"] = [{"token": "b", "logprob": math.nan}]
     with pytest.raises(BadDocument, match="of the top token 'b' that is not a number up to 0"):
         token_material([token], "it")

@@ -427,3 +427,19 @@ def test_names_of_splits_and_columns_are_not_for_arrays():
         calibrant.evaluate(logits, labels, sample_weight="w")
     with pytest.raises(ValueError, match="bins must be at most 100,000, got 100001"):
         calibrant.evaluate(logits, labels, bins=100_001)
+
+
+def test_subgroups_of_numbers_have_one_name_in_shards_of_other_types(tmp_path, rng):
+    """A table that lacks a number has floats; texts with a point and halves stay as they are."""
+    logits, labels = rng.normal(size=(90, 3)), rng.integers(3, size=90)
+    site = np.arange(90) % 3
+    for i, kind in enumerate((int, float, str)):
+        rows = slice(30 * i, 30 * i + 30)
+        shard = {"logits": logits[rows], "labels": labels[rows], "site": site[rows].astype(kind)}
+        save_predictions(tmp_path / f"{i}.npz", shard)
+    by = calibrant.evaluate(tmp_path, by="site", level=None).by
+    assert {name: group.n for name, group in by.items()} == {"0": 30, "1": 30, "2": 30}
+    by = calibrant.evaluate(logits, labels, by=site / 2, level=None).by
+    assert {name: group.n for name, group in by.items()} == {"0": 30, "0.5": 30, "1": 30}
+    by = calibrant.evaluate(logits, labels, by=(site / 2).astype(str), level=None).by
+    assert set(by) == {"0.0", "0.5", "1.0"}

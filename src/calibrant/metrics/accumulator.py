@@ -357,9 +357,12 @@ def _members(
     """Mask of the rows of each subgroup, over the leading dimensions of the labels."""
     keys = checks.as_keys(by)
     checks.spread(keys, shape, "by")  # refuses other shapes
-    names, index = np.unique(keys, return_inverse=True)
-    _check_subgroups({*known, *map(str, names)})  # before there is a mask for each
-    return {str(name): index.reshape(keys.shape) == i for i, name in enumerate(names)}
+    values, index = np.unique(keys, return_inverse=True)
+    names = list(map(str, values))
+    if keys.dtype.kind == "f":  # as whole numbers are in tables that lack one
+        names = [name.removesuffix(".0") for name in names]
+    _check_subgroups({*known, *names})  # before there is a mask for each
+    return {name: index.reshape(keys.shape) == i for i, name in enumerate(names)}
 
 
 def _check_subgroups(names: set[str]) -> None:

@@ -329,12 +329,12 @@ def open_dataset(
     Parameters
     ----------
     path
-        A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
-        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
-        number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
-        files named train, val or test are those splits. A ``.csv`` file is read once, to count its
-        rows. An address such as ``s3://bucket/run/*.parquet`` is read through fsspec (``pip install
-        'calibrant[cloud]'``). A data frame is taken as well.
+        A ``.npz``, ``.safetensors``, ``.parquet``, ``.arrow``, ``.feather``, ``.csv`` or ``.pt``
+        file; ``X_logits.npy``, with the files that share its prefix; a folder of ``.npy`` files,
+        whose stems are keys, with the number of a shard in front; or a folder or glob of shards, in
+        natural order. Plain arrays of files named train, val or test are those splits. A ``.csv``
+        file is read once, to count its rows. An address such as ``s3://bucket/run/*.parquet`` is
+        read through fsspec (``pip install 'calibrant[cloud]'``). A data frame is taken as well.
     labels, logits, probs : str or list of str, optional
         Columns of a table of any names: that of the labels, and one of scores for each class, or
         one alone for P(class 1). Of other files they are arrays, without the split in front.

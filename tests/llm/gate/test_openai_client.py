@@ -190,6 +190,23 @@ def test_a_stream_without_an_end_is_for_a_person(served):
     assert chunks[-1].choices[0].delta.content is None
 
 
+class Chunk(SimpleNamespace):
+    """A chunk as the client makes one, whatever a service sends."""
+
+    def model_dump(self, **_):
+        return {"model": MODEL, "choices": self.sent}
+
+
+@pytest.mark.parametrize("damage", [["x"], 5, [{"delta": ["x"]}], [{"delta": {"content": 2.5}}]])
+def test_a_chunk_of_another_form_breaks_no_stream(token_gate, damage):
+    end = [{"index": 0, "delta": {"content": "Lima"}, "finish_reason": "stop"}]
+    chunks = [Chunk(sent=damage, choices=[]), Chunk(sent=end, choices=[])]
+    call = serving.Call(LiveGate(token_gate), {"messages": []}, "chat", {})
+    assert list(serving._chunks_with_verdict(chunks, call)) == chunks
+    assert chunks[1].calibrant["verdict"] == "person"
+    assert "a chunk has another form than OpenAI's" in chunks[1].calibrant["reason"]
+
+
 def test_requests_at_the_same_time(served, token_gate):
     async def all_of_them():
         async with openai.AsyncOpenAI(base_url=served.base, **NO_RETRY) as plain:

@@ -128,6 +128,7 @@ class Call:
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         self._last: Any = None
+        self._problem = ""  # of a chunk, whose answer is then for a person
 
     def finish(self, response: Any) -> Any:
         """Return a whole response with its verdict."""
@@ -148,12 +149,17 @@ class Call:
             elif not self.shows and getattr(chunk, "logprobs", None):
                 chunk.logprobs = []
             return chunk
-        self._add(chunk.model_dump(warnings=False))
+        try:
+            self._add(chunk.model_dump(warnings=False))
+        except WRONG_FORM as error:
+            self._problem = f"a chunk has another form than OpenAI's ({error})"
         if not self.shows:
             _hide(chunk)
         ended = [one for one in self._choices.values() if one["finish_reason"]]
-        if self.verdict is None and len(ended) >= int(self.request.get("n") or 1):
-            self._judge_stream("")
+        asked = self.request.get("n")
+        wanted = max(asked, 1) if isinstance(asked, int) else 1
+        if self.verdict is None and len(ended) >= wanted:
+            self._judge_stream(self._problem)
             chunk.calibrant = self.verdict
         self._last = chunk
         return chunk
@@ -162,7 +168,7 @@ class Call:
         """Return a last chunk for a stream that broke or has no end, with the verdict."""
         if self.verdict is not None or self._last is None:
             return []
-        self._judge_stream("the answer was cut off before its end")
+        self._judge_stream(self._problem or "the answer was cut off before its end")
         last = self._last.model_copy(deep=True)
         for choice in last.choices:
             if getattr(choice, "delta", None) is not None:

@@ -9,6 +9,7 @@ import pytest
 import scipy
 
 import calibrant as cal
+from calibrant.metrics.intervals import Estimate
 from calibrant.show.report import report
 from calibrant.show.report.findings import MISCALIBRATED, _findings_of
 from calibrant.show.report.verdict import _verdict_of
@@ -163,6 +164,63 @@ def test_changed_predictions_are_named():
     assert re.search(
         r"Accuracy rises from \d.*: the predictions of \d+ of 600", found["CAL014"].evidence
     )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "words"),
+    [
+        (0.7636, "stays at 76.4 %; the"),
+        (0.7640, "stays at 76.4 %; the"),
+        (0.7590, "falls from 76.4 % to 75.9 %: the"),
+        (0.7790, "rises from 76.4 % to 77.9 %: the"),
+    ],
+)
+def test_a_change_of_accuracy_is_named_only_where_its_digits_show_it(
+    over_confident, accuracy, words
+):
+    remedy = over_confident.subjects[0].remedy
+    rows = []
+    for row in remedy.comparison.rows:
+        value = 0.7640 if row.method == "none" else accuracy
+        metrics = {**row.evaluation.metrics, "accuracy": Estimate(value, 0.7, 0.8)}
+        evaluation = replace(row.evaluation, metrics=metrics)
+        rows.append(replace(row, evaluation=evaluation, argmax_changed=153))
+    changed = replace(remedy, comparison=replace(remedy.comparison, rows=rows))
+    said = f"Accuracy {words} predictions of 153 of 1,500 examples change."
+    assert changed.price("examples") == said
+
+
+def test_no_fix_is_a_calibrator_where_none_clearly_helps():
+    """Over-confident models of 150 rows: some findings are beyond noise, the gain is not."""
+    seen = set()
+    for seed in (2, 4, 7, 19):
+        made = report(drawn(150, classes=2, factor=1.6, seed=seed), methods=["none", "ts"])
+        found = {finding.code: finding for finding in made.findings}
+        assert made.verdict.answer == "Not quite"
+        assert "CAL019" in found
+        seen |= set(found)
+        page = made.to_markdown()
+        assert not re.search("Calibrate|calibrant fit|would allow a yes", page)
+        assert "**What fixes it:** Label more examples, then look again." in page
+        said = [fix for fix in re.findall(r"Label about ([\d,]+) more examples", page)]
+        assert len(set(said)) <= 1
+        assert found["CAL007"].severity == "info"
+    assert {"CAL001", "CAL003", "CAL004"} <= seen
+    assert "Over all examples that is within noise (p = 0.05), but not everywhere" in page
+
+
+def test_the_advised_calibrator_is_not_said_to_keep_predictions_that_it_changes():
+    data = drawn(600, classes=2, factor=3.0)
+    data["logits"] = data["logits"] + np.array([3.0, 0.0])
+    made = report(data, methods=["none", "auto"])
+    remedy = made.subjects[0].remedy
+    assert remedy is not None
+    assert remedy.chosen is not None
+    assert remedy.chosen.argmax_changed
+    page = made.to_html()
+    assert f"the predictions of {remedy.chosen.argmax_changed} of 600 examples change" in page
+    assert "predicted classes can stay" not in page
+    assert "add --set keep_argmax=true to calibrant fit" in page
 
 
 def test_no_answer_stands_above_a_finding_that_contradicts_it():

@@ -263,7 +263,7 @@ def test_the_advice_is_in_plain_words():
 
 
 def test_a_calibrated_model_is_left_as_it_is():
-    page = cal.report(drawn(600), methods=["none", "ts"], level=None).to_html()
+    page = cal.report(drawn(), methods=["none", "ts"]).to_html()
     assert "Leave it as it is" in page
     assert "calibrant fit" not in page
     assert "ECE after calibration" not in page

@@ -32,7 +32,7 @@ MAX_NAMED = 5
 """Classes and subgroups that the evidence names."""
 
 
-CALIBRATE = "Calibrate the model, as below; the predicted classes can stay as they are."
+CALIBRATE = "Calibrate the model, as below."
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ MISCALIBRATED = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL005", "CAL006", "CA
 DATA_LOOK_WRONG = "CAL010"
 OF_GOOD_DATA = {"CAL013", "CAL014", "CAL015", "CAL018", "CAL019"}
 """Findings on yes, subgroups and methods, which say nothing while the data look wrong."""
+FOR_A_CALIBRATOR = {"CAL001", "CAL002", "CAL003", "CAL004", "CAL016"}
+"""Findings whose fix is a calibrator, if one helps."""
 BAD = ("warn", "bad")
 CHECKS: dict[str, _Check] = {}
 """Checks by their code, filled by :func:`check` below."""
@@ -119,7 +121,11 @@ def _findings_of(subject: Subject) -> list[Finding]:
             words = (result.title or each.title, result.severity, result.evidence, each.meaning)
             found.append(Finding(code, *words, fix, subject.name))
     if _miscalibrated(found):  # nothing else may say the opposite
-        found = [finding for finding in found if finding.code != "CAL015"]
+        found = [
+            replace(one, severity="info", fix=CHECKS["CAL007"].fix) if one.code == "CAL007" else one
+            for one in found
+            if one.code != "CAL015"
+        ]
     if _data_look_wrong(found):
         found = [
             one if one.code == DATA_LOOK_WRONG else replace(one, fix="")  # first things first
@@ -128,6 +134,9 @@ def _findings_of(subject: Subject) -> list[Finding]:
         ]
     if any(finding.code == "CAL015" for finding in found):
         found = [finding for finding in found if finding.code != "CAL019"]
+    if any(finding.code == "CAL019" for finding in found):
+        later = f"{_more_examples(subject)}, then look again: no method clearly helps yet."
+        found = [replace(one, fix=later) if one.code in FOR_A_CALIBRATOR else one for one in found]
     return sorted(found, key=lambda finding: (-SEVERITIES.index(finding.severity), finding.code))
 
 
@@ -294,10 +303,11 @@ def _subgroups_off(subject: Subject) -> Result | None:
     evidence = f"{counted} {_are(off)} off beyond noise: {named}."
     if len(off) < len(tested) or whole.test is None or whole.test.p_value >= SIGNIFICANT:
         return Result(_severity(worst), f"{evidence}{rest}")
+    fix = "Calibrate the model (calibrant fit), then see which subgroups are still off."
     return Result(
         _severity(worst),
         f"{evidence}{rest}",
-        fix="Calibrate the model (calibrant fit), then see which subgroups are still off.",
+        fix=None if subject.remedy is not None and not subject.remedy.helps else fix,
         title="All subgroups are off, as the model is as a whole",
     )
 
@@ -307,8 +317,9 @@ def _subgroups_off(subject: Subject) -> Result | None:
     "Subgroups that are off were found",
     meaning="A search over the columns of the data found subgroups whose confidence is wrong on "
     "average, also in intersections of columns. The intervals account for the search.",
-    fix="Calibrate by subgroup with the method multicalibration and the --columns of the "
-    "subgroups; then look at them again: calibrant slices.",
+    fix="Compare the method multicalibration, with the --columns of the subgroups, with auto. "
+    "Where its fit says that it makes no corrections, it equals its base, and more examples of "
+    "the subgroups are needed. Then look at them again: calibrant slices.",
 )
 def _subgroups_found(subject: Subject) -> Result | None:
     if subject.slices is None or not subject.slices.slices:
@@ -518,11 +529,11 @@ def _does_not_help(subject: Subject) -> Result | None:
     remedy = subject.remedy
     if remedy is None or remedy.helps or len(remedy.comparison.measured) < 2:
         return None
-    n, gain, fix = remedy.comparison.n_test, remedy.gain, None
+    n, gain = remedy.comparison.n_test, remedy.gain
     if gain is None or remedy.chosen is None:
         return Result("info", "No calibrator gains more than noise.")
+    more, fix = _more_examples(subject), None
     if gain.needed is not None and gain.needed > n:
-        more = f"Label about {about(gain.needed - n)} more {subject.counted}"
         fix = f"{more}: they would probably show such a gain."
     if gain.low > 0:
         outcome = "lowers the log loss, but not the calibration error"
@@ -536,6 +547,16 @@ def _does_not_help(subject: Subject) -> Result | None:
         f"{remedy.price(subject.counted)}",
         fix,
     )
+
+
+def _more_examples(subject: Subject) -> str:
+    """Return how many examples to label before a gain can be seen, or what else to try."""
+    remedy = subject.remedy
+    assert remedy is not None
+    n, gain = remedy.comparison.n_test, remedy.gain
+    if gain is None or gain.needed is None or gain.needed <= n:
+        return f"Label more {subject.counted} or compare other methods (calibrant compare)"
+    return f"Label about {about(gain.needed - n)} more {subject.counted}"
 
 
 @check(

@@ -159,10 +159,12 @@ class Remedy:
         before, after = self.before["accuracy"].value, self.after["accuracy"].value
         if not self.chosen.argmax_changed:
             return f"Accuracy stays at {percent(before)}: no prediction changes."
-        does = "rises" if after > before else "falls" if after < before else "stays the same"
-        change = "" if after == before else f" from {percent(before)} to {percent(after)}"
         changed = f"{self.chosen.argmax_changed:,} of {self.comparison.n_test:,} {counted}"
-        return f"Accuracy {does}{change}: the predictions of {changed} change."
+        if percent(before) == percent(after):
+            return f"Accuracy stays at {percent(before)}; the predictions of {changed} change."
+        does = "rises" if after > before else "falls"
+        change = f"from {percent(before)} to {percent(after)}"
+        return f"Accuracy {does} {change}: the predictions of {changed} change."
 
     @property
     def keep_argmax(self) -> KeepArgmax:

@@ -125,11 +125,14 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
-    worst = _worst_range(subject)
-    if ece.low < SMALL and worst is not None:
+    worst, test = _worst_range(subject), subject.evaluation.test
+    if worst is not None and test is not None and not _is_off(subject.evaluation):
         what = "the " * (subject.word == "tag") + subject.probability
+        whole = "On average that is close"
+        if test.p_value >= SIGNIFICANT:
+            whole = f"Over all examples that is within noise (p = {test.p_value:.2g})"
         return (
-            f"On average that is close, but not everywhere: where {what} is "
+            f"{whole}, but not everywhere: where {what} is "
             f"{worst.name}, its mean is {percent(worst.confidence)} and the observed share "
             f"{percent(worst.accuracy)}."
         )

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from calibrant._core.showing import threshold_text
+from calibrant.calibrators.auto import Auto
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
 from calibrant.show.charts import Line, forest_chart, line_chart
 from calibrant.show.html import Html
 from calibrant.show.metrics import _metrics_table, _reliability_svg, _subgroup_table
 from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
-from calibrant.show.report.findings import DATA_LOOK_WRONG, Finding, _data_look_wrong
+from calibrant.show.report.findings import BAD, DATA_LOOK_WRONG, Finding, _data_look_wrong
 from calibrant.show.report.model import (
     MIN_EXAMPLES_OF_CLASS,
     ClassFigures,
@@ -76,7 +77,7 @@ def _view_of(
         snippets=_snippets(subject, findings),
         **_how_far(subject, verdict, remedy),
         **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
-        **_remedy(subject, findings, remedy),
+        **_remedy(subject, verdict, findings, remedy),
         **_decisions(subject, remedy),
     )
 
@@ -166,7 +167,9 @@ def _class_table(subject: Subject, classes: Sequence[ClassFigures]) -> Table:
     return replace(table, headings=(*table.headings, "occurs", "mean probability"), rows=rows)
 
 
-def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None) -> dict[str, Any]:
+def _remedy(
+    subject: Subject, verdict: Verdict, findings: Sequence[Finding], remedy: Remedy | None
+) -> dict[str, Any]:
     """Return the advice with its reasons, what each choice costs, and all methods."""
     advice, reasons = "Leave it as it is", ["Nothing speaks against the confidences as they are."]
     against = [each for each in findings if each.code == "CAL019"]
@@ -183,8 +186,13 @@ def _remedy(subject: Subject, findings: Sequence[Finding], remedy: Remedy | None
             f"{after:.1f} points on average, instead of {before:.1f}.",
             f"{remedy.price(subject.counted)} The fit takes {took}.",
         ]
+        if remedy.chosen.argmax_changed and isinstance(remedy.chosen.calibrator, Auto):
+            reasons.append("To keep every prediction, add --set keep_argmax=true to calibrant fit.")
     elif against:
+        advice = advice if verdict.severity == "good" else "Label more examples, then look again"
         reasons = [against[0].evidence, against[0].fix]
+    elif verdict.severity in BAD:
+        advice, reasons = "Compare methods of calibration", ["None was tried: calibrant compare."]
     tried = None if subject.remedy is None or wrong else subject.remedy.comparison
     return {
         "advice": advice,

@@ -264,7 +264,6 @@ def test_the_vocabulary_holds_what_is_shown():
         {"token_probs": [10**400]},
         {"top_logprobs": [{"a": 10**400}]},
         {"top_logprobs": [{"top_logprobs": [{"token": "a", "logprob": 10**400}]}]},
-        {"stated": 10**400},
         {"option_logits": [1, 10**400]},
         {"judges": {"m": {"score": 10**400, "scale": [1, 10**401]}}},
     ],

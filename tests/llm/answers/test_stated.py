@@ -77,6 +77,7 @@ def test_what_is_read(said, value):
         (90, "scale"),
         (float("nan"), "scale"),
         (float("inf"), "scale"),
+        (10**400, "scale"),
         ("150%", "above 1"),
         ("24/7", "above 1"),
         ("3/0", "above 1"),

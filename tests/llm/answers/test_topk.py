@@ -240,5 +240,10 @@ def test_positions_without_top_tokens_name_what_to_request(top):
 
 
 def test_choices_need_tokens():
+    for wrong in ({"a": -0.1}, [[10**400]], [[-0.1], [-0.1, -2.0]]):
+        with pytest.raises(
+            ValueError, match=r"top must be log-probabilities \(n, k\), or a list of"
+        ):
+            top_confidence(wrong, 1.5, vocabulary=900)
     with pytest.raises(TypeError, match="top must hold tokens with their log-probabilities"):
         choice_logits_from_top(np.log([[0.5, 0.5]]))

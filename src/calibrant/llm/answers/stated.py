@@ -118,7 +118,7 @@ def stated_confidence(said: Any, *, scale: float = 1) -> Stated:
     if isinstance(said, Mapping):
         return _from_fields(said, scale)
     if isinstance(said, (int, float)) and not isinstance(said, bool):
-        return _on_scale(float(said), scale)
+        return _on_scale(said, scale)
     if not isinstance(said, str):
         return Stated(None, f"it is a {type(said).__name__}, not a text or a number")
     return _from_text(said, scale)

@@ -143,7 +143,11 @@ def _top_logprobs(top: TopLogprobs | Values, *, rounding: float = _ROUNDING) -> 
     """
     shown = _shown_tokens(top)
     if shown is None:
-        logs = as_float64(top)
+        try:
+            logs = as_float64(top)
+        except (TypeError, ValueError, OverflowError) as error:
+            wanted = "log-probabilities (n, k), or a list of {token: logprob}"
+            raise ValueError(f"top must be {wanted}, got {top!r:.80} ({error})") from error
     else:
         rows = [[value for _, value in row] for row in shown]
         width = max(map(len, rows), default=0)

@@ -139,6 +139,24 @@ def test_thresholds_by_group_are_found_and_checked(run):
     assert "The labels of all groups agree with the guarantee." in out
 
 
+def test_costs_alone_choose_the_cheapest_threshold(run):
+    arguments = ("decide", "p.npz", "--cost", "0,1,5,0", "--positive", "2")
+    code, out, _ = run(*arguments, "--save", "rule")
+    assert code == 0
+    cost: Any = [[0, 1], [5, 0]]
+    expected = decide("p.npz", cost=cost, positive=2)
+    least = expected.rule.guarantee.threshold
+    assert f"Flag an example as 2 if the probability of this class is at least {least:.4f}." in out
+    assert "certainty" not in out
+    assert f"{expected.rule.figures(expected.checked)['cost']:.4g}" in out
+    assert artifacts.load("rule", DecisionRule).guarantee.threshold == least
+    for more in ((), ("--by", "site")):
+        code, out, _ = run(*arguments, *more, "--json")
+        assert code == 0
+        check_output([*arguments, *more], out)
+    assert run(*arguments, "--by", "site")[0] == 0
+
+
 def test_groups_that_are_beside_the_guarantee_are_named(run):
     arrays = dict(np.load("p.npz"))
     off = arrays["test_site"] == arrays["test_site"][0]

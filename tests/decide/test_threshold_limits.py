@@ -148,6 +148,88 @@ def test_the_cheapest_threshold_that_keeps_a_limit_is_taken(rng):
     assert 0 < level[0] < 0.05
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_cost_without_a_limit_has_the_cheapest_threshold(dtype, rng):
+    logits, labels = events(rng, 150)
+    claimed = expit(logits).astype(dtype)
+    probs = np.stack([1 - claimed, claimed], -1)
+    found = threshold(probs=probs, labels=labels, cost=COSTS)
+
+    def cost(at):
+        return np.dot(confusion(claimed, labels, at), np.ravel(COSTS)) / 150
+
+    least = min(cost(at) for at in [0, *claimed, 1])
+    assert cost(found.threshold) == pytest.approx(least)
+    assert found.limits[0].found == pytest.approx(least)
+    assert found.coverage == pytest.approx((claimed >= found.threshold).mean())
+    assert found.promise() == ""
+    assert "certainty" not in repr(found)
+    assert "without a guarantee" in found._repr_html_()
+    again = Threshold.from_state(found.state())
+    assert again.state() == found.state()
+    assert again.limits[0].limit == math.inf
+    rule = DecisionRule(found, 2)
+    tally = rule.tally(rule.decide(probs=probs), labels)
+    assert rule.figures(tally)["cost"] == pytest.approx(least)
+    assert (rule.verdict(tally), rule.p_value(tally), rule.decides_nothing) == ("", 1.0, False)
+    by = np.arange(150) % 2
+    each = thresholds(probs=probs, labels=labels, by=by, cost=COSTS)
+    assert each[1].limits == threshold(probs=probs[1::2], labels=labels[1::2], cost=COSTS).limits
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.5])
+def test_the_cheapest_threshold_costs_little_more_than_the_best(slope):
+    """In a population of known cost; the best for calibrated probabilities is 1 / (1 + 5)."""
+    rng, costs, paid = np.random.default_rng(0), np.array([[0, 1], [5, 0]]), []
+    logits = -1.5 + 2 * rng.normal(size=20_000)
+    chance = expit(slope * logits)
+
+    def cost(at):
+        return np.where(expit(logits) >= at, 1 - chance, 5 * chance).mean()
+
+    best = expit(np.log(1 / 5) / slope)
+    for _ in range(200):
+        rows = rng.integers(20_000, size=150)
+        labels = (rng.random(150) < chance[rows]).astype(int)
+        paid.append(cost(threshold(logits[rows], labels, cost=costs).threshold))
+    assert cost(best) <= min(paid)
+    assert np.mean(paid) < 1.06 * cost(best)
+    if slope < 1:
+        assert cost(1 / 6) > 1.2 * cost(best)
+
+
+def test_a_cost_that_is_not_shown_falls_back_to_the_cheapest_threshold(rng):
+    """Flagging nobody costs the most here."""
+    logits, labels = events(rng, 150, shift=0.0)
+    free = threshold(logits, labels, cost=COSTS)
+    with pytest.warns(
+        UserWarning, match=r"so the threshold is the cheapest in these, 0\.\d+; about .* more l"
+    ):
+        found = threshold(logits, labels, max_cost=1.2 * free.limits[0].found, cost=COSTS)
+    grid = threshold_grid(7.5 / 8.5, 14)[0]
+    costs = [np.dot(confusion(expit(logits), labels, at), np.ravel(COSTS)) for at in grid]
+    assert 150 * found.limits[0].found == pytest.approx(min(costs))
+    assert found.more_labels > 0
+    assert math.isnan(found.limits[0].bound)
+    assert found.promise() == ""
+    rule = DecisionRule(found, 2)
+    assert "the cheapest in the fit, but the limits are not shown" in rule.instruction()
+    tally = rule.tally(rule.decide(logits), 1 - labels)
+    assert (rule.verdict(tally), rule.decides_nothing) == ("", True)
+
+
+def test_the_other_limits_are_kept_where_a_cost_is_not_shown(rng):
+    logits, labels = events(rng, 600)
+    cheap: Any = {"max_cost": 0.01, "cost": COSTS}
+    with pytest.warns(UserWarning, match="no threshold keeps the recall at 0.9 and the cost at"):
+        found = threshold(logits, labels, recall=0.9, **cheap)
+    assert found.limits[0].found > 0.9
+    assert found.coverage < 1
+    with pytest.warns(UserWarning, match="so no example is flagged"):
+        none = threshold(logits, labels, max_fpr=0.0001, **cheap)
+    assert none.threshold == math.inf
+
+
 def test_one_class_is_found_against_the_rest(rng):
     logits, labels = drawn(rng, 3000, 4)
     found = threshold(logits, labels, positive=2, recall=0.8)
@@ -250,8 +332,7 @@ def test_a_threshold_says_what_it_promises(rng):
         ({"max_error": 0.1, "recall": 0.9}, "max_error is about accepted answers"),
         ({"recall": 1.0}, "recall must be between 0 and 1"),
         ({"max_cost": 1.0}, "max_cost= needs the costs of decisions"),
-        ({"cost": COSTS}, "name a limit"),
-        ({"max_cost": 9.0, "cost": COSTS}, "max_cost must be between 0 and 8"),
+        ({"max_cost": 8.0, "cost": COSTS}, "max_cost must be above 0 and below 8, the least and l"),
         ({"recall": 0.9, "cost": [1, 2]}, r"cost must be \[\[true negative"),
         ({"recall": 0.9, "cost": [[1, 0], [1, 0]]}, "mistakes must cost more"),
     ],

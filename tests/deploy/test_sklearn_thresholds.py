@@ -58,6 +58,19 @@ def test_the_limit_holds_on_new_data(data):
     assert clone(made).get_params()["recall"] == 0.75
 
 
+def test_costs_alone_choose_the_cheapest_threshold(data):
+    X, y, new, _ = data
+    cost = [[0, 1], [5, 0]]
+    inner = LogisticRegression().fit(X[:1000], y[:1000])
+    made = ThresholdClassifier(FrozenEstimator(inner), cost=cost).fit(X[1000:], y[1000:])
+    claimed, well = inner.predict_proba(X[1000:])[:, 1], y[1000:] == "well"
+    costs = [((claimed >= at) & ~well).sum() + 5 * (well & (claimed < at)).sum() for at in claimed]
+    flagged = made.predict(X[1000:]) == "well"
+    assert (flagged & ~well).sum() + 5 * (well & ~flagged).sum() == min(costs)
+    assert made.thresholds_[0].promise() == ""
+    assert set(made.predict(new)) == {"ill", "well"}
+
+
 def test_groups_are_not_divided(data):
     X, y, *_ = data
     seen = {}

@@ -31,7 +31,8 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     "--cost",
     metavar="TN,FP,FN,TP",
     callback=lambda _, __, text: _costs(text),
-    help="Costs of the four decisions; the cheapest threshold is taken.",
+    help="Costs of the four decisions; the cheapest threshold that keeps the limits is taken, if "
+    "there are any.",
 )
 @_option(
     "--positive", metavar="CLASS", help="Class to flag, by name or number.  [default: 1 of two]"
@@ -85,6 +86,7 @@ def decide(
     Examples:
       calibrant decide predictions.npz --max-error 0.05
       calibrant decide predictions.npz --recall 0.95 --max-fpr 0.2
+      calibrant decide predictions.npz --cost 0,1,5,0
       calibrant decide predictions.npz --recall 0.95 --by site
       calibrant decide predictions.npz --coverage 0.9 --save rule
       calibrant decide new.npz --rule rule -o decisions.csv

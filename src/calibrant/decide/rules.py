@@ -231,19 +231,21 @@ class DecisionRule(nn.Module):
                 return f"Every set holds all classes: {more:,} more labels are needed for others."
             return f"Sets of classes by the score {self.guarantee.score}."
         needs = self.guarantee.needs()
+        least = threshold_text(self.guarantee.threshold)
         if self.positive is None:
             if self.guarantee.threshold == math.inf:
                 most = f"{100 * self.guarantee.max_error:g} %"
                 said = f"No answer is accepted: an error of at most {most} is not shown"
                 return f"{said}; {needs}." if needs else f"{said}."
-            least = threshold_text(self.guarantee.threshold)
             return f"Accept an answer if its confidence is at least {least}."
         name = self.name(self.positive)
-        if needs:
+        if needs and self.guarantee.threshold in (0, math.inf):
             what = "Every" if self.guarantee.coverage else "No"
             return f"{what} example is flagged as {name}: the limits are not shown; {needs}."
-        least = threshold_text(self.guarantee.threshold)
-        return f"Flag an example as {name} if the probability of this class is at least {least}."
+        flag = f"Flag an example as {name} if the probability of this class is at least {least}"
+        if needs:
+            flag += f": this is the cheapest in the fit, but the limits are not shown; {needs}"
+        return f"{flag}."
 
     def __repr__(self) -> str:
         return one_line(self, self.instruction().rstrip("."), self.describe())
@@ -289,7 +291,7 @@ class DecisionRule(nn.Module):
                 return 1.0
             rank = math.ceil((n + 1) * self.guarantee.coverage - 1e-9)
             return float(betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank))
-        if self.guarantee.threshold == math.inf:
+        if not self.promise():
             return 1.0  # nothing is guaranteed
         # as many failures or more: as few successes or fewer, of which a share is allowed
         p_values = [

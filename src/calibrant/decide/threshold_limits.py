@@ -19,6 +19,7 @@ from calibrant.decide.threshold_results import LimitName, Threshold
 from calibrant.decide.threshold_search import (
     Counts,
     best_passing,
+    cheapest,
     threshold_grid,
 )
 from calibrant.metrics.reductions import (
@@ -98,7 +99,8 @@ def threshold(
     calibrated probabilities are safe. Several limits share it equally.
 
     Of all thresholds that pass, the lowest is returned; if only misses are limited, the highest; if
-    there is a ``cost``, that with the lowest mean cost in these examples.
+    there is a ``cost``, that with the lowest mean cost in these examples. A ``cost`` without any
+    limit tries every threshold between two scores, and guarantees nothing.
 
     Parameters
     ----------
@@ -128,8 +130,9 @@ def threshold(
     Returns
     -------
     Threshold
-        Where the examples do not suffice, its threshold is inf, or 0 if only misses are limited,
-        with a warning that says about how many more labels are needed.
+        Where the examples do not suffice, its threshold is inf, or 0 if only misses are limited, or
+        the cheapest in these examples if ``max_cost`` is what they do not show, with a warning that
+        says about how many more labels are needed.
 
     Examples
     --------
@@ -143,6 +146,12 @@ def threshold(
     >>> ill = (log_odds + rng.logistic(size=4000) > 0).astype(int)
     >>> print(threshold(log_odds, ill, recall=0.9).promise())
     With 95 % certainty, at least 90 % of the positive ones are found.
+
+    If a miss costs five times as much as a false alarm, the best threshold of calibrated
+    probabilities, such as these, is 1 / (1 + 5); that of the examples is close.
+
+    >>> round(threshold(log_odds, ill, cost=[[0, 1], [5, 0]]).threshold, 2)
+    0.15
     """
     return _found(certainty, logits=logits, labels=labels, positive=positive, **options)
 
@@ -171,12 +180,18 @@ def _found(
             "others are about one class"
         )
     claimed, happened = _event(logits, labels, positive, data, answers="error" in asked)
-    grid, shares = _candidates(asked, costs, claimed)
+    if asked:
+        grid, shares = _candidates(asked, costs, claimed)
+    else:
+        grid = _between_scores(np.append(claimed, 1.0))  # from flagging none to flagging all
     grid = _as_held(grid, data["probs"] if data["confidence"] is None else data["confidence"])
     order = np.argsort(-claimed)
     flagged = np.searchsorted(-claimed[order], -grid, side="right")
     false = np.append(0, np.cumsum(happened[order] == 0))[flagged]
     counts = Counts(claimed.size, int((happened != 0).sum()), flagged, false)
+    if not asked:
+        assert costs is not None  # as was checked
+        return cheapest(grid, counts, costs, certainty=certainty)
     limits = [counts.trials(name, value, costs) for name, value in asked.items()]
     return best_passing(grid, shares, limits, counts, certainty=certainty, costs=costs, of=of)
 
@@ -290,8 +305,8 @@ def _checked_limits(
     for name, value in asked.items():
         if name != "max_cost":
             check_share(value, name, _EXAMPLES[name])
-    if not asked:
-        raise TypeError(f"name a limit, one of {', '.join(_OPTIONS)}")
+    if not asked and options.get("cost") is None:
+        raise TypeError(f"name a limit, one of {', '.join(_OPTIONS)}, or pass cost=")
     if options.get("cost") is None:
         if "max_cost" in asked:
             raise TypeError("max_cost= needs the costs of decisions: pass cost= with 2 x 2 of them")
@@ -304,8 +319,8 @@ def _checked_limits(
         if costs[0, 1] <= costs[0, 0] or costs[1, 0] <= costs[1, 1]:
             raise ValueError(f"{wanted}, and mistakes must cost more, got {costs.tolist()}")
         if "max_cost" in asked and not costs.min() < asked["max_cost"] < costs.max():
-            ends = f"{costs.min():g} and {costs.max():g}"
-            raise ValueError(f"max_cost must be between {ends}, got {asked['max_cost']}")
+            ends = f"above {costs.min():g} and below {costs.max():g}, the least and largest cost"
+            raise ValueError(f"max_cost must be {ends}, got {asked['max_cost']:g}")
     return {_OPTIONS[name]: float(value) for name, value in asked.items()}, costs
 
 
@@ -372,10 +387,14 @@ def _candidates(
         middle = float(miss / (alarm + miss))  # flagging pays from 1 - this on
     if middle is not None:
         return threshold_grid(middle, RARE_REACH)
-    scores = np.unique(claimed)[::-1]
-    # halfway between two scores, so that their last digits do not decide
-    grid = np.append(scores[1:] + (scores[:-1] - scores[1:]) / 2, 0.0)
+    grid = _between_scores(claimed)
     return grid, np.ones(len(grid))
+
+
+def _between_scores(scores: FloatArray) -> FloatArray:
+    """Return the thresholds halfway between scores, so that no last digit decides, and 0."""
+    ranked = np.unique(scores)[::-1]
+    return np.append(ranked[1:] + (ranked[:-1] - ranked[1:]) / 2, 0.0)
 
 
 def _as_held(grid: FloatArray, values: Input) -> FloatArray:

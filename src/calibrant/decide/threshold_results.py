@@ -31,12 +31,12 @@ class ShownLimit(NamedTuple):
     name: LimitName
     """``error`` is of the accepted answers; the others are of the positive class."""
     limit: float
-    """What is guaranteed."""
+    """What is guaranteed; inf for a cost without a limit."""
     found: float
     """The same figure in the examples of the fit; NaN where it is undefined."""
     bound: float
     """End of its one-sided interval at the level of the test that this threshold passed. It shows
-    how close the call was; ``limit`` is what is guaranteed."""
+    how close the call was; ``limit`` is what is guaranteed. NaN where no test was passed."""
     n: int
     """Examples that ``found`` is a share or a mean of."""
 
@@ -72,13 +72,14 @@ class Threshold(NamedTuple):
         asked = [
             f"{'' if one.name in ('precision', 'recall') else 'max_'}{one.name}={one.limit:g}"
             for one in self.limits
+            if one.limit < math.inf
         ]
         return one_line(
             self,
             f"{threshold_text(self.threshold)}: {verb} {100 * self.coverage:.1f} %",
             *figures,
             *asked,
-            f"certainty={self.certainty:g}",
+            *([f"certainty={self.certainty:g}"] if asked else []),
         )
 
     @property
@@ -109,7 +110,9 @@ class Threshold(NamedTuple):
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if nothing is."""
-        if self.threshold == math.inf:
+        costs = [one.limit for one in self.limits if one.name == "cost"]
+        unproven = math.inf in costs or (costs and self.more_labels)
+        if self.threshold == math.inf or unproven:
             return ""
         kept = [_PROMISES[one.name].format(one.amount(one.limit)) for one in self.limits]
         return f"With {100 * self.certainty:g} % certainty, {in_words(kept)}."
@@ -158,7 +161,7 @@ class Threshold(NamedTuple):
         limits = state["limits"]
         if not isinstance(limits, Sequence) or not limits:
             raise ValueError(f"a threshold has limits, got {limits!r:.200}")
-        absent = {"found": math.nan, "bound": math.nan}
+        absent = {"limit": math.inf, "found": math.nan, "bound": math.nan}
         made = [ShownLimit(**_checked_state(ShownLimit, one, absent, ("name",))) for one in limits]
         if unknown := [one.name for one in made if one.name not in get_args(LimitName)]:
             names = ", ".join(get_args(LimitName))

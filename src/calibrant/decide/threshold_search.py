@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit, rel_entr
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.showing import threshold_text
 from calibrant.decide.threshold_results import LimitName, ShownLimit, Threshold, in_words
 from calibrant.metrics.intervals import clopper_pearson
 
@@ -256,13 +257,17 @@ def best_passing(
 ) -> Threshold:
     """Return the best threshold that passes in the procedure of :func:`threshold`.
 
-    ``of`` says in the warning that none does of what the examples are.
+    If none passes because of the cost, it is the cheapest of those that keep the other limits.
+    ``of`` says in the warning of what the examples are.
     """
     alpha, n = 1 - certainty, counts.n
     found = _search(limits, shares, alpha)
     needed = 0.0 if found.shown else _more_labels(limits, shares, alpha, n)
-    at, value, share, cost = None, math.inf, 0.0, None
-    if len(places := found.passed.nonzero()[0]):
+    passed = found.passed
+    if not passed.any() and (others := [one for one in limits if one.name != "cost"]) != limits:
+        passed = _search(others, shares, alpha).passed if others else np.ones_like(passed)
+    at, value, share = None, math.inf, 0.0
+    if len(places := passed.nonzero()[0]):
         at = int(places[-1])  # the lowest
         if costs is not None:
             at = int(places[counts.losses(costs)[places].argmin()])
@@ -271,13 +276,27 @@ def best_passing(
         value, share = float(grid[at]), float(counts.flagged[at]) / n
     levels = found.levels[:, at or 0].tolist()
     kept = tuple(one.shown(at, level) for one, level in zip(limits, levels, strict=True))
-    if costs is not None:
-        (a, b), (c, d) = costs.tolist()
-        cost = (a, b), (c, d)
+    if passed is not found.passed:
+        kept = tuple(one._replace(bound=math.nan) for one in kept)
+    cost = None if costs is None else _as_tuples(costs)
     made = Threshold(value, share, n, certainty, kept, needed, cost)
     if not found.shown:
         _warn(made, of, one_sided=counts.positive in (0, n))
     return made
+
+
+def cheapest(grid: FloatArray, counts: Counts, costs: FloatArray, *, certainty: float) -> Threshold:
+    """Return the threshold with the lowest cost in the examples, which guarantees nothing."""
+    losses = counts.losses(costs)
+    at, n = int(losses.argmin()), counts.n
+    cost = ShownLimit("cost", math.inf, float(losses[at]) / n, math.nan, n)
+    share = float(counts.flagged[at]) / n
+    return Threshold(float(grid[at]), share, n, certainty, (cost,), cost=_as_tuples(costs))
+
+
+def _as_tuples(costs: FloatArray) -> tuple[tuple[float, float], tuple[float, float]]:
+    (a, b), (c, d) = costs.tolist()
+    return (a, b), (c, d)
 
 
 def _warn(made: Threshold, of: str, *, one_sided: bool) -> None:
@@ -285,6 +304,9 @@ def _warn(made: Threshold, of: str, *, one_sided: bool) -> None:
     wish = in_words([f"the {one.name} at {one.limit:g}" for one in made.limits])
     sure = f"{100 * made.certainty:.4g} % certainty"
     taken = "accepted" if made.about_answers else "flagged"
+    so = f"{'every' if made.coverage else 'no'} example is {taken}"
+    if made.threshold < math.inf and any(one.name == "cost" for one in made.limits):
+        so = f"the threshold is the cheapest in these, {threshold_text(made.threshold)}"
     remedy = "label more"
     if math.isinf(made.more_labels):
         remedy = "calibrate or improve the model"
@@ -292,6 +314,6 @@ def _warn(made: Threshold, of: str, *, one_sided: bool) -> None:
             remedy = "label positive and negative ones"
     warn(
         f"no threshold keeps {wish} with {sure} on {made.n:,} example{'s' if made.n > 1 else ''}"
-        f"{of}, so {'every' if made.coverage else 'no'} example is {taken}; {made.needs()}: "
+        f"{of}, so {so}; {made.needs()}: "
         f"{remedy}, or relax the limit"
     )

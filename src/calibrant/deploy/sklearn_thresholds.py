@@ -46,7 +46,7 @@ class ThresholdClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         :class:`sklearn.frozen.FrozenEstimator` stays as it is, and all data of ``fit`` are for the
         threshold.
     precision, recall, max_fpr, max_fnr, max_cost, cost
-        Limits, as for :func:`calibrant.threshold`.
+        Limits, as for :func:`calibrant.threshold`; ``cost`` alone takes the cheapest threshold.
     certainty : float in (0, 1)
         Of all tags together, if there are several.
     pos_label : int, float, bool or str, optional

@@ -34,9 +34,13 @@ def threshold_box(limit: Threshold) -> Box:
     }
     for one in limit.limits:
         values[one.name] = one.amount(one.found)
-        values[f"bound of the {one.name}"] = one.amount(one.bound)
+        if not math.isnan(one.bound):
+            values[f"bound of the {one.name}"] = one.amount(one.bound)
     known = [facts(values)] if limit.coverage else []
     said = f"Nothing is {'accepted' if answers else 'flagged'}: {limit.needs()}."
+    if limit.threshold < math.inf:
+        why = limit.needs() or "no limit was asked for"
+        said = f"The cheapest threshold in these examples, without a guarantee: {why}."
     return Box("Threshold", [f"{limit.n:,} examples"], [Callout(limit.promise() or said)], known)
 
 

@@ -34,7 +34,7 @@ class GroupRules:
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if nothing is."""
         kept = [one.rule.promise() for one in self.rules.values() if not one.rule.decides_nothing]
-        if not kept:
+        if not any(kept):
             return ""
         _, _, promise = kept[0].partition(", ")  # each is kept with a larger certainty
         every = "every group" if len(kept) == len(self.rules) else f"{len(kept)} groups"

@@ -9,7 +9,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.cli import llm_gate
-from calibrant.llm import Gate
+from calibrant.llm import Gate, GateWatch
 from calibrant.llm.answers.rows import read_answers, write_rows
 from calibrant.llm.gate.gate import Unit
 from tests.support.graded_answers import graded_answers, joined
@@ -91,7 +91,7 @@ def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):
     assert [row["verdict"] for row in rows] == ["accept", "person", "person"]
     assert [row["id"] for row in rows] == ["n0", "n1", "n2"]
     saved = cal.load(gate, Gate)
-    wanted = [one.confidence for one in saved.check(read_answers(file))]
+    wanted = [one.calibrated for one in saved.check(read_answers(file))]
     assert [row["calibrated"] for row in rows] == wanted
     assert wanted[2] is None
     assert rows[0]["threshold"] == saved.bands[0].accept.threshold
@@ -172,11 +172,12 @@ def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     write_rows(tmp_path / "ids.jsonl", half)
     code, out, err = run(*look[:4], tmp_path / "ids.jsonl", *look[4:])
     assert code == 0
-    assert "700 grades added, 1 of unknown answers" in err
+    assert "700 grades added, 1 not used" in err
+    assert "1 not used: no answer that was judged under its id waits for a grade" in err
     write_rows(tmp_path / "whole.jsonl", [{k: r[k] for k in r if k != "id"} for r in rows[700:]])
     code, _, err = run(*look[:4], tmp_path / "whole.jsonl", *look[4:], "--fail")
     assert code == 1
-    assert "800 grades added, 0 of unknown answers" in err
+    assert "800 grades added, 0 not used" in err
     code, out, _ = run(*look, "--json")
     told = json.loads(out)
     assert (told["graded"], told["judged"]) == (1500, 1500)
@@ -193,6 +194,47 @@ def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
     assert "fit a gate on recent answers" in err
 
 
+def test_grades_by_the_calibrated_confidence_are_not_mapped_again(run, gate, tmp_path):
+    gate, state = copytree(gate, tmp_path / "gate"), ("--state", tmp_path / "watch.json")
+    run("llm", "gate", "watch", gate, *state, "--new")
+    answers = graded_answers(np.random.default_rng(3), 400, source="judge")
+    write_rows(tmp_path / "new.jsonl", answers.rows)
+    run("llm", "gate", "check", gate, tmp_path / "new.jsonl", "-o", tmp_path / "judged.jsonl")
+    judged = read_answers(tmp_path / "judged.jsonl").rows
+    rows = [{"calibrated": row["calibrated"], "correct": row["correct"]} for row in judged]
+    rows += [{"calibrated": 83, "correct": True}, {"confidence": 0.9, "correct": True}]
+    write_rows(tmp_path / "graded.jsonl", rows)
+    code, _, err = run("llm", "gate", "watch", gate, tmp_path / "graded.jsonl", *state)
+    assert code == 0
+    assert "400 grades added, 2 not used" in err
+    assert "1 not used: its confidence has no source, and the gate is for judge" in err
+    assert "1 not used: the confidence of the answer must be a number in [0, 1]" in err
+    wanted = GateWatch(cal.load(gate, Gate))
+    wanted.observe([row["calibrated"] for row in judged], [row["correct"] for row in judged])
+    added = json.loads(state[1].read_text())["grades"]
+    assert added == json.loads(json.dumps(wanted.grades.state()))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"confidence": 0.9}, "its confidence has no source, and the gate is for judge"),
+        ({"id": "never seen"}, "no answer that was judged under its id waits for a grade"),
+        ({"calibrated": None}, "has no token_probs"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--fail",), ("--json",)])
+def test_grades_that_say_nothing_give_no_verdict(run, gate, tmp_path, row, reason, options):
+    state = ("--state", tmp_path / "watch.json")
+    run("llm", "gate", "watch", gate, *state, "--new")
+    write_rows(tmp_path / "graded.jsonl", [{**row, "correct": True}] * 100)
+    code, out, err = run("llm", "gate", "watch", gate, tmp_path / "graded.jsonl", *state, *options)
+    assert (code, out) == (2, "")
+    assert "100 not used: " in err
+    assert reason in err
+    assert "none of the 100 grades" in " ".join(err.split())
+
+
 def test_one_answer_of_a_conversation_is_watched(run, tmp_path):
     rng = np.random.default_rng(0)
     rows = [
@@ -207,7 +249,9 @@ def test_one_answer_of_a_conversation_is_watched(run, tmp_path):
     place = (tmp_path / "gate", tmp_path / "chats.jsonl")
     run("llm", "gate", "watch", place[0], *state, "--new")
     run("llm", "gate", "check", *place, *state)
-    assert "400 grades added" in run("llm", "gate", "watch", *place, *state)[2]
+    err = run("llm", "gate", "watch", *place, *state)[2]
+    assert "400 grades added, 400 not used" in err
+    assert "400 not used: another answer of its conversation counts" in err
     told = json.loads(run("llm", "gate", "watch", place[0], *state, "--json")[1])
     assert (told["graded"], told["judged"]) == (400, 400)
 

@@ -140,9 +140,7 @@ def check(folder: str, file: str, out: str | None, state: str | None, fail: bool
                 click.echo(json.dumps(row))
     counts = {name: sum(row["verdict"] == name for row in rows) for name in DECISIONS}
     say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
-    reasons = Counter(filter(None, map(_reason, rows, answers.places)))
-    for reason, count in reasons.most_common(_MOST_REASONS):
-        say(f"{count:,} to a person: {reason}")
+    _say_reasons(Counter(filter(None, map(_reason, rows, answers.places))), "to a person")
     if rows and all(row["calibrated"] is None for row in rows):
         warn(f"none of the {len(rows):,} answers of {file} has a usable confidence")
     return int(fail and counts["accept"] < len(rows))
@@ -162,9 +160,10 @@ def watch(
 ) -> int:
     """Report whether the guarantee of a gate still holds, and add grades that have come.
 
-    GRADES is .jsonl or .csv, with correct (true or false) for each answer: either with the id
-    under which it was noted, or with the confidence or token_probs that it had. The grades of a
-    conversation belong in one file; one of them counts.
+    GRADES is .jsonl or .csv, with correct (true or false) for each answer, and the id under which
+    it was noted, or calibrated as 'gate check' wrote it, or what 'gate check' computes that from.
+    The grades of a conversation belong in one file; one of them counts. Grades that cannot be used
+    are listed with the reason; if none can, the exit status is 2.
 
     Where the file of the watch is missing or damaged, nothing is guaranteed, since the guarantee
     may have been withdrawn. GATE.withdrawn, beside the gate, records a withdrawal: then --new is
@@ -188,8 +187,16 @@ def watch(
     if new:
         file.start(folder)
     if grades is not None:
-        used, unknown = add_grades(file, read_answers(grades))
-        say(f"{used:,} grades added, {unknown:,} of unknown answers")
+        answers = read_answers(grades)
+        used, unused = add_grades(file, answers)
+        say(f"{used:,} grades added, {len(unused):,} not used")
+        _say_reasons(Counter(_general(why, place) for place, why in unused), "not used")
+        if not used:
+            raise ValueError(
+                f"none of the {len(answers.rows):,} grades of {grades} can be used: each needs the "
+                "id of an answer that was judged, or calibrated, what the gate made of its "
+                "confidence"
+            )
     found = file.read()
     with _until_closed():
         if form == "json":
@@ -206,12 +213,22 @@ def watch(
 
 def _reason(row: dict[str, Any], place: str) -> str:
     """Return why an answer is for a person, without its own numbers; empty if it is not."""
-    reason = row["reason"].replace(place, "the answer")
+    reason = _general(row["reason"], place)
     if row["verdict"] != "person":
         return ""
     if row["calibrated"] is None:
-        return "no usable confidence: " + re.sub(r", got [^:]+", "", reason)
+        return f"no usable confidence: {reason}"
     return re.sub(r"^the confidence \S+ is", "the confidence is", reason)
+
+
+def _general(reason: str, place: str) -> str:
+    """Return a reason without the place and the value of one answer."""
+    return re.sub(r", got [^:]+", "", reason.replace(place, "the answer"))
+
+
+def _say_reasons(counts: Counter[str], what: str) -> None:
+    for reason, count in counts.most_common(_MOST_REASONS):
+        say(f"{count:,} {what}: {reason}")
 
 
 def _summary(fitted: Gate) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_verdict_has_its_numbers_and_its_promise(gate):
     accept, verify, person = verdicts(
         gate, *({"confidence": c, "kind": "a", "source": "judge"} for c in (0.95, 0.7, 0.1))
     )
-    assert accept.confidence == pytest.approx(0.95)
+    assert accept.calibrated == pytest.approx(0.95)
     assert accept.threshold == 0.9
     assert accept.promise == "With 90 % certainty, at most 5 % of the accepted answers are wrong."
     assert verify.promise == (
@@ -93,7 +93,7 @@ def test_a_withdrawn_promise_hands_everything_to_a_person(gate):
         gate, {"confidence": 1.0, "kind": "a", "source": "judge"}, withdrawn="it is over"
     )
     assert (one.verdict, one.promise, one.reason) == ("person", "", "it is over")
-    assert one.confidence == pytest.approx(1)
+    assert one.calibrated == pytest.approx(1)
 
 
 def test_answers_without_a_usable_confidence_are_for_a_person(gate):
@@ -102,7 +102,7 @@ def test_answers_without_a_usable_confidence_are_for_a_person(gate):
     said = verdicts(gate, good, *bad, good)
     assert [one.verdict for one in said] == ["accept", *["person"] * 5, "accept"]
     assert all("must be a number in [0, 1]" in one.reason for one in said[1:-1])
-    assert all(one.confidence is None for one in said[1:-1])
+    assert all(one.calibrated is None for one in said[1:-1])
     assert "answer 2" in said[1].reason
 
 
@@ -159,7 +159,7 @@ def test_answers_that_are_not_scored_wholly_are_for_a_person(drift, row, reason)
     one, other = verdicts(gate, row, {"answer": "Lima", "token_probs": [0.9]})
     assert (one.verdict, other.verdict) == ("person", "accept")
     assert reason in one.reason
-    assert one.confidence is None
+    assert one.calibrated is None
 
 
 def test_answers_that_no_gate_accepts_are_left_out_of_the_fit(rng):
@@ -175,12 +175,12 @@ def test_lists_of_dictionaries_will_do(rng):
     gate = fit_gate(graded.rows, max_error=0.2)
     assert gate.state() == fit_gate(graded, max_error=0.2).state()
     assert gate.check(graded.rows) == gate.check(graded)
-    assert gate.check_one({"logprobs": [{"token": "a", "logprob": -0.1}]}).confidence is not None
+    assert gate.check_one({"logprobs": [{"token": "a", "logprob": -0.1}]}).calibrated is not None
 
 
 def test_a_confidence_without_a_source_is_for_a_person(gate):
     (one,) = verdicts(gate, {"confidence": 1.0, "kind": "a"})
-    assert (one.verdict, one.confidence) == ("person", None)
+    assert (one.verdict, one.calibrated) == ("person", None)
     assert one.reason == "its confidence has no source, and the gate is for judge"
 
 
@@ -261,10 +261,10 @@ def test_maps_of_signals(drift, tmp_path):
     accepted = np.array([one.verdict == "accept" for one in said])
     assert 0.2 < accepted.mean() < 1
     wanted = fitted.predict({name: values[500:] for name, values in signals.items()})
-    assert [one.confidence for one in said] == pytest.approx(wanted.tolist())
+    assert [one.calibrated for one in said] == pytest.approx(wanted.tolist())
     lacks = {"signals": {"stated": 0.999, "judge": None}}
     _, one = verdicts(again, rows[0], lacks)
-    assert (one.verdict, one.confidence) == ("person", None)
+    assert (one.verdict, one.calibrated) == ("person", None)
     assert one.reason == "it lacks judge, which every graded answer had"
     with pytest.raises(
         ValueError, match="this gate is for stated, judge, which no service returns"

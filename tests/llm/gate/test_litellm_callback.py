@@ -107,7 +107,7 @@ def test_whole_answers_have_the_verdict_in_body_and_header(served, token_gate):
     assert answer.choices[0].message.content == "Lima"
     assert answer.choices[0].logprobs is None
     wanted = token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
-    assert answer.calibrant["confidence"] == pytest.approx(wanted)
+    assert answer.calibrant["calibrated"] == pytest.approx(wanted)
     assert answer.calibrant["promise"] == token_gate.promise()
     assert served.upstream.seen[-1][1]["logprobs"] is True
     kept = chat(served, "sure", logprobs=True)

@@ -50,16 +50,16 @@ def test_a_sure_answer_is_accepted_with_its_promise(served, token_gate):
     answer = chat(served, "sure")
     assert answer.choices[0].message.content == "Lima"
     said = answer.calibrant
-    assert said["confidence"] == pytest.approx(
+    assert said["calibrated"] == pytest.approx(
         token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
     )
     assert said["verdict"] == "accept"
-    assert said["threshold"] == token_gate.bands[0].accept.threshold <= said["confidence"]
+    assert said["threshold"] == token_gate.bands[0].accept.threshold <= said["calibrated"]
     assert said["promise"] == token_gate.promise()
     unsure = chat(served, "unsure").calibrant
     assert unsure["verdict"] == "person"
     wanted = token_gate.calibrator.predict(answer_confidence([np.exp(UNSURE)]))[0]
-    assert unsure["confidence"] == pytest.approx(wanted)
+    assert unsure["calibrated"] == pytest.approx(wanted)
 
 
 def test_log_probabilities_are_requested_and_taken_out_again(served):
@@ -126,7 +126,7 @@ def test_what_was_not_scored_wholly_is_for_a_person(served, said, reason):
     for verdict in (chat(served, said).calibrant, streamed(served, said)[1]):
         assert verdict["verdict"] == "person"
         assert reason in verdict["reason"]
-        assert verdict["confidence"] is None
+        assert verdict["calibrated"] is None
         assert verdict["promise"] == ""
 
 
@@ -136,7 +136,7 @@ def test_responses(served, token_gate):
     assert whole.output_text == "Lima"
     assert whole.calibrant["verdict"] == "accept"
     wanted = token_gate.calibrator.predict(answer_confidence([np.exp(SURE)]))[0]
-    assert whole.calibrant["confidence"] == pytest.approx(wanted)
+    assert whole.calibrant["calibrated"] == pytest.approx(wanted)
     assert whole.output[0].content[0].logprobs == []
     *deltas, last = served.client.responses.create(**options, stream=True)
     assert "".join(event.delta for event in deltas) == "Lima"

@@ -21,7 +21,7 @@ def gate():
 
 def calibrated(gate, rng, n, sharp=2.0):
     answers = graded_answers(rng, n, sharp=sharp)
-    return np.array([one.confidence for one in gate.check(answers)]), answers.grades()
+    return np.array([one.calibrated for one in gate.check(answers)]), answers.grades()
 
 
 def test_nothing_is_withdrawn_while_nothing_changes(gate, rng):

@@ -216,13 +216,13 @@ class Band(NamedTuple):
 class Verdict(NamedTuple):
     """What to do with an answer.
 
-    ``confidence`` is the calibrated probability that the answer is right, None if it is unknown,
+    ``calibrated`` is the calibrated probability that the answer is right, None if it is unknown,
     ``threshold`` the one that decided, ``promise`` what is guaranteed about all answers with this
     verdict, empty if nothing is.
     """
 
     verdict: Decision
-    confidence: float | None
+    calibrated: float | None
     threshold: float | None
     promise: str
     reason: str

@@ -26,7 +26,7 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
 
     ``chat.completions.create``, ``completions.create`` and ``responses.create`` return what they
     did before, with an attribute ``calibrant``: a dictionary of ``verdict`` ("accept", "verify" or
-    "person"), ``confidence``, ``threshold``, ``promise`` and ``reason``. Of a stream, the chunk
+    "person"), ``calibrated``, ``threshold``, ``promise`` and ``reason``. Of a stream, the chunk
     with the end of the answer has it (of responses, the ``response`` of the last event).
     Log-probabilities are requested, and taken out again unless the request asks for them. A request
     may state the kind of its question by ``extra_headers={"X-Calibrant-Kind": ...}``, which is not

@@ -216,8 +216,8 @@ class Call:
         # other choices, and later turns, depend on the first
         first, live = verdicts[0], self.live
         independent = live.gate.terms.unit == "answer" or self._turn() == 1
-        if first.confidence is not None and independent:
-            live.note(str(body.get("id") or ""), first.confidence)
+        if first.calibrated is not None and independent:
+            live.note(str(body.get("id") or ""), first.calibrated)
 
     def _of_choice(self, body: Mapping[str, Any], number: int, problem: str) -> Verdict:
         if self.request.get("echo"):

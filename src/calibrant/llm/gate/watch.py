@@ -15,7 +15,7 @@ from calibrant._core.atomic_files import locked, replacing
 from calibrant._core.checks import BoolArray, Values, as_float64
 from calibrant._core.showing import one_line
 from calibrant.llm.answers.calibrator import _check_state
-from calibrant.llm.answers.rows import AnswerRows, Row, json_digest
+from calibrant.llm.answers.rows import AnswerRows, Row, _stated_number, json_digest
 from calibrant.llm.gate.gate import _CUTS, _SHARES, DriftReference, Gate
 from calibrant.monitor.deliveries import Id, PendingPredictions, as_ids
 
@@ -24,7 +24,7 @@ _UNKNOWN_STATE = (
     "whether the guarantee was withdrawn is unknown; if it was not, start a new file by calibrant "
     "llm gate watch GATE --state FILE --new"
 )
-_COLUMNS = ("verdict", "threshold", "reason")
+_COLUMNS = ("calibrated", "verdict", "threshold", "reason")
 _PENDING = 20_000
 """Answers that may wait for their grade."""
 
@@ -39,7 +39,7 @@ class GateWatch:
     ::
 
         watch = GateWatch(gate)
-        watch.note([verdict.confidence for verdict in gate.check(answers)])
+        watch.note([verdict.calibrated for verdict in gate.check(answers)])
         if watch.withdrawn:
             ...
     """
@@ -222,14 +222,14 @@ def judge_rows(
     withdrawn = "" if file is None else file.withdrawn()
     verdicts = gate.check(answers, withdrawn)
     if file is not None and not withdrawn:
-        known = np.array([one.confidence is not None for one in verdicts])
+        known = np.array([one.calibrated is not None for one in verdicts])
         chosen = np.flatnonzero(known & _independent(gate, answers))
         ids = [_id(answers.rows[i]) for i in chosen]
-        confidences = np.array([verdicts[i].confidence for i in chosen], np.float64)
+        confidences = np.array([verdicts[i].calibrated for i in chosen], np.float64)
         file.update(lambda watch: watch.note(confidences, ids))
     shown = [verdict.to_dict() for verdict in verdicts]
     return [
-        {**row, "calibrated": one["confidence"], **{name: one[name] for name in _COLUMNS}}
+        {**row, **{name: one[name] for name in _COLUMNS}}
         for row, one in zip(answers.rows, shown, strict=True)
     ]
 
@@ -245,29 +245,47 @@ def _independent(gate: Gate, answers: AnswerRows) -> BoolArray:
     return np.isin(np.arange(len(answers.rows)), [*first.values()])
 
 
-def add_grades(file: WatchFile, answers: AnswerRows) -> tuple[int, int]:
+def add_grades(file: WatchFile, answers: AnswerRows) -> tuple[int, list[tuple[str, str]]]:
     """Add grades to the file of a watch: of answers with an ``id``, or with their confidence.
 
-    Returns how many were added, and how many are of unknown answers.
+    An answer whose confidence is not in its row may have ``calibrated``, what the gate made of it.
+    Returns how many grades were added, and the places of the others, each with the reason.
     """
-    correct = answers.grades()
-    by_id = np.array(
-        [bool(_id(row)) and not {"confidence", "token_probs"} & {*row} for row in answers.rows]
+    correct, rows = answers.grades(), answers.rows
+    raw = np.array([not {"confidence", "token_probs"}.isdisjoint(row) for row in rows])
+    mapped = ~raw & np.array([row.get("calibrated") is not None for row in rows])
+    by_id = ~raw & ~mapped & np.array([bool(_id(row)) for row in rows])
+    counts = by_id | _independent(file.gate, answers)
+    scores: dict[int, float] = {}
+    unused = dict.fromkeys(
+        np.flatnonzero(~counts).tolist(), "another answer of its conversation counts"
     )
-    whole = ~by_id & _independent(file.gate, answers)
-    confidence: list[float | None] = []
-    if whole.any():
-        confidence = [one.confidence for one in file.gate.check(answers.where(whole))]
-    scored = np.array([value is not None for value in confidence], dtype=bool)
-    ids = [_id(row) for row in answers.where(by_id).rows]
+    checked = np.flatnonzero(counts & ~by_id & ~mapped).tolist()
+    verdicts = file.gate.check(answers.where(np.array(checked))) if checked else ()
+    for i, one in zip(checked, verdicts, strict=True):
+        if one.calibrated is None:
+            unused[i] = one.reason
+        else:
+            scores[i] = one.calibrated
+    for i in np.flatnonzero(counts & mapped).tolist():
+        try:
+            scores[i] = _stated_number({"confidence": rows[i]["calibrated"]}, answers.places[i])
+        except ValueError as error:
+            unused[i] = str(error)
 
-    def add(watch: GateWatch) -> int:
-        found = np.array(confidence, dtype=np.float64)[scored]
-        watch.observe(found, correct[whole][scored])
-        return watch.label(ids, correct[by_id].tolist())
+    def add(watch: GateWatch) -> None:
+        chosen = sorted(scores)
+        watch.observe([scores[i] for i in chosen], correct[chosen])
+        ids = {i: _id(rows[i]) for i in np.flatnonzero(by_id).tolist()}
+        waiting = {*watch.pending.waiting}
+        for i, key in ids.items():
+            if key not in waiting:
+                unused[i] = "no answer that was judged under its id waits for a grade"
+            waiting.discard(key)
+        watch.label(ids.values(), correct[by_id].tolist())
 
-    matched = file.update(add)
-    return matched + int(scored.sum()), len(ids) - matched + int((~scored).sum())
+    file.update(add)
+    return len(rows) - len(unused), [(answers.places[i], unused[i]) for i in sorted(unused)]
 
 
 def _id(row: Row) -> str:

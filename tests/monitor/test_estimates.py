@@ -75,3 +75,27 @@ def test_a_night_without_examples_has_no_estimate(rng, tmp_path):
     estimator.window_estimate = None  # type: ignore[method-assign, assignment]  # not callable
     save_predictions(tmp_path / "c.npz", {"logits": logits[1000:], "labels": labels[1000:]})
     assert watch.update_file(tmp_path / "c.npz", estimator=estimator).seen == 1000
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_estimate_of_a_window_is_that_of_its_new_examples(rng, tmp_path, shards):
+    """As of the last week every night, in whatever order and with labels of other days."""
+    logits, labels = drawn(rng, 3600, 4)
+    estimator = PerformanceEstimator({"logits": logits[:1200], "labels": labels[:1200]})
+    logits[2400:] *= 1.1
+    days = slice(1200, 2400), slice(2400, 3600)
+    week = np.random.default_rng(1).permutation(np.arange(1200, 3600))
+    save_predictions(tmp_path / "first.npz", {"logits": logits[days[0]]})
+    known = np.where(week < 2000, labels[week], -100)
+    for i, part in enumerate(np.array_split(np.arange(2400), shards)):
+        shard = {"logits": logits[week[part]], "labels": known[part]}
+        (tmp_path / "week").mkdir(exist_ok=True)
+        save_predictions(tmp_path / "week" / f"{i}.npz", shard)
+    watch = Monitor().update_file(tmp_path / "first.npz", estimator=estimator)
+    watch.update_file(tmp_path / "week", estimator=estimator)
+    assert [row["n"] for row in watch.report().windows] == [800, 0]
+    for row, day in zip(watch.report().windows, days, strict=True):
+        alone = estimator.estimate(logits[day])
+        assert row["estimate"] == pytest.approx(alone["accuracy"].value, rel=1e-9)
+        assert row["estimate_low"] == pytest.approx(alone["accuracy"].low, rel=1e-9)
+        assert row["promise"] == alone.status

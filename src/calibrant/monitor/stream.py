@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Annotated, Any
@@ -13,13 +14,13 @@ import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins
-from calibrant._core.checks import Features, Logits, Values
+from calibrant._core.checks import BoolArray, Features, Logits, Values
 from calibrant._core.messages import printable
 from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant._core.probs import logits_from_probs
 from calibrant.calibrators.base import Calibrator, check_calibrator
 from calibrant.calibrators.description import calibrator_fingerprint
-from calibrant.data.dataset import TEST_SPLITS, Dataset
+from calibrant.data.dataset import TEST_SPLITS, Dataset, Split
 from calibrant.data.files import as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
@@ -55,6 +56,8 @@ from calibrant.monitor.stream_windows import (
 )
 from calibrant.workflows.effect import input_names
 
+NEW = " new"
+"""Column that tells new examples from others, under a name that no file has."""
 NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, np.bool_))
 AGAIN = "is in the stream already and is not counted again; if these are other examples"
 
@@ -271,7 +274,8 @@ class Monitor(WithOptions):
         examples that are new make a window.
 
         ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
-        the window without labels, which the file need not have; an alarm ends its guarantees.
+        the window, of its new examples, without labels, which the file need not have; an alarm ends
+        its guarantees.
         """
         dataset = as_dataset(path)
         dataset = dataset.in_order(_stream_order(self.calibrator, dataset.class_names))
@@ -294,7 +298,7 @@ class Monitor(WithOptions):
             return self._count(delivery, known)
         estimate = None
         if estimator is not None and known.new.any():
-            estimate = estimator.window_estimate(chosen)
+            estimate = estimator.window_estimate(_new_examples(chosen, known.new))
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._columns, self._ids = dataset.named.words, ids
@@ -566,6 +570,15 @@ class Monitor(WithOptions):
         if state.log_e_value() < -math.log(self.level):
             return None
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
+
+
+def _new_examples(split: Split, new: BoolArray) -> Split:
+    """Return a split in which examples that are not ``new`` have the weight 0."""
+    if new.all():
+        return split
+    weighted = replace(split, dataset=replace(split.dataset, sample_weight=NEW))
+    weight = new.astype(np.float64).reshape(split.rows, *split.shape[:-1])
+    return weighted.with_column(NEW, weight)
 
 
 def _remedy(examples: _KeyedExamples) -> str:

@@ -174,6 +174,28 @@ def test_a_link_opens_the_set_that_it_leads_to(window, several):
     assert box.get_attribute("open") is not None
 
 
+def test_classes_need_no_scrolling_on_a_small_screen(window, tmp_path):
+    data = drawn(600, classes=2, factor=3.0)
+    cal.report(data, methods=[], level=0.9).save(tmp_path / "two.html")
+    window.resize(1100)
+    window.open(tmp_path / "two.html")
+    wide = "const t = document.querySelector('#classes'); return t.scrollWidth - t.clientWidth"
+    assert window.run(wide) == 0
+
+
+def test_printed_tables_stay_with_their_headings(window, page):
+    window.open(page)
+    window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+        assert window.run(style, ".scroll", "breakInside") == "avoid"
+        assert window.run(style, "#details summary", "breakAfter") == "avoid"
+        assert window.run(style, "#how-far", "breakBefore") == "auto"
+        assert window.run(style, "footer", "breakBefore") == "avoid"
+    finally:
+        window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_print_shows_closed_details(window, page):
     window.open(page)
     window.run("window.dispatchEvent(new Event('beforeprint'))")

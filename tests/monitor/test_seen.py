@@ -84,7 +84,7 @@ def test_examples_with_ids_count_once_whatever_their_scores(rng, form):
         logits, labels = three_outputs(rng, 200)
         names = np.array([f"{day}-{i}" for i in range(200)])
         deliver(watch, rng, form, logits, labels, ids=names, window=day)
-        wanted.observe(*cal.top_label(logits, labels), window=day)
+        wanted.observe(*cal.metrics.positive_class(logits, labels), window=day)
     assert same(watch, wanted)
 
 
@@ -107,7 +107,7 @@ def test_equal_scores_of_other_examples_count(rng, outputs):
         n = 150 + day  # other sizes: with two outputs, equal ones would be equal by chance
         logits, labels = several_outputs(rng, n, outputs)
         deliver(watch, rng, "permuted", logits, labels, window=day)
-        wanted.observe(*cal.top_label(logits, labels), window=day)
+        wanted.observe(*cal.metrics.positive_class(logits, labels), window=day)
     assert same(watch, wanted)
     assert watch.report().counts["alike"] > 0
 

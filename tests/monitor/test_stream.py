@@ -28,6 +28,34 @@ def test_logits_probs_tensors_and_pairs(rng):
     assert same(first, Monitor(window=200).observe(*cal.top_label(logits, labels)))
 
 
+@pytest.mark.parametrize("form", ["log-odds", "logits", "by ids"])
+def test_two_classes_are_watched_by_the_probability_of_class_1(rng, form):
+    """A shift makes answers of one class too sure, those of the other not sure enough."""
+    odds = rng.uniform(-3, 3, size=4000)
+    labels = (odds - 0.7 + rng.logistic(size=4000) > 0).astype(int)
+    scores = odds if form == "log-odds" else np.stack([0 * odds, odds], 1)
+    watch = Monitor(window=1000)
+    if form == "by ids":
+        watch.predicted(range(4000), scores)
+        watch.labelled(range(4000), labels)
+    else:
+        watch.update(scores, labels)
+    assert same(watch, Monitor(window=1000).observe(*cal.metrics.positive_class(scores, labels)))
+    answers = Monitor(window=1000).observe(*cal.top_label(scores, labels)).report()
+    report = watch.report()
+    assert (answers.alarm, report.alarm and report.alarm.examples) == (None, 1000)
+    for seen, of_answers in zip(report.windows, answers.windows, strict=True):
+        for key in ("accuracy", "confidence", "gap"):
+            assert seen[key] == pytest.approx(of_answers[key])
+    first = slice(1000)
+    assert report.windows[0]["ece"] == pytest.approx(cal.ece(scores[first], labels[first]))
+    assert "P(y = 1) is too high since window 1, most clearly where it is" in report.advice()
+    assert "a model whose P(y = 1) stays calibrated within 2 points" in report.describe()
+    assert "and y = 1 in" in str(report)
+    again = Monitor.from_state(watch.state())
+    assert again.report().to_dict() == report.to_dict()
+
+
 def test_empty_batches():
     watch = Monitor()
     empty: list[Any] = [[], (), np.zeros(0), np.zeros(0, int), torch.zeros(0)]

@@ -132,10 +132,10 @@ def test_decisions_estimates_and_monitors_read_the_columns(arrays, fitted):
     by_file.update_file(arrays, split="test")
     by_arrays.update(logits, labels, features=inputs(arrays))
     for watch in (by_file, by_arrays):
-        claimed = sum(window.claimed.sum() for window in watch.windows.values())
+        claimed = sum(window.answers[1] for window in watch.windows.values())
         assert claimed == pytest.approx(confidence.sum(), rel=1e-5)
     reference = reference_bins(arrays, fitted, split="test")
-    np.testing.assert_allclose(reference.claimed.sum(), confidence.sum(), rtol=1e-5)
+    np.testing.assert_allclose(reference.claimed.sum(), probs.sum(), rtol=1e-5)
 
 
 def test_a_corrected_prior_reads_what_its_calibrator_reads(arrays, fitted):

@@ -78,24 +78,31 @@ def _in_stream_order(
 def _labelled_pairs(
     calibrator: Calibrator | None, logits: Logits, labels: Values, features: Features | None
 ) -> Pairs:
-    """Return pairs of the labelled examples; the others may hold anything."""
-    checked = examples(logits, labels)
+    """Return pairs of the labelled examples; the others may hold anything.
+
+    Of two classes they are P(y = 1) and y, as in an evaluation.
+    """
+    checked = examples(logits, labels, estimand="auto")
     if calibrator is not None:
         labelled = (checked.labels != IGNORED).reshape(as_labels(labels).shape)
         after = calibrator.transform(logits[labelled], feature_rows(features, labelled))
-        checked = examples(after, checked.labels[labelled.reshape(-1)])
+        checked = examples(after, checked.labels[labelled.reshape(-1)], estimand="auto")
     reduced = reduce_examples(checked)
     return Pairs(reduced.confidence, reduced.outcome)
 
 
-def _top_predictions(
+def _watched_classes(
     calibrator: Calibrator | None, logits: Logits, features: Features | None
 ) -> tuple[list[float], list[int]]:
-    """Return confidence and predicted class of each row; one logit is that of class 1."""
+    """Return a class of each row and its probability: the predicted one, or class 1 of two."""
     scores = logits if calibrator is None else calibrator.transform(logits, features)
     values = as_tensor(scores)
-    top = ((values > 0).long() if values.ndim == 1 else top_class(values)[..., 0]).cpu().numpy()
-    return reduce_examples(examples(scores, top)).confidence.tolist(), top.tolist()
+    if _class_count(values) > 2:
+        watched = top_class(values)[..., 0].cpu().numpy()
+    else:
+        watched = np.ones(len(values), np.int64)
+    claimed = reduce_examples(examples(scores, watched, estimand="auto")).confidence
+    return claimed.tolist(), watched.tolist()
 
 
 def _class_count(logits: Logits) -> int:

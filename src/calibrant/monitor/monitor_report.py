@@ -90,6 +90,7 @@ class MonitorReport:
     reference: bool  # True if gaps are compared with those of a reference
     counts: dict[str, int]  # by the keys of COUNTS
     doubt: str  # mistake in the data that the drift looks like; empty without one
+    probability: str  # P(y = 1) where that is watched, empty for the confidence of predictions
     columns: list[str]  # options that named the columns of the last file
     ids: str | None  # column of the ids of the last file
     calibrated: bool  # True if a calibrator was applied
@@ -120,15 +121,19 @@ class MonitorReport:
         if self.alarm is None or self.drift is None:
             return f"No drift detected: the e-value is {self.e_value:.3g} (limit {self.limit:g})."
         drift, alarm = self.drift, self.alarm
-        lead = f"Recommend a refit: {drift.direction}"
+        changed, claim = f"{drift.direction}-confident", "confidence"
+        if self.probability:
+            height = "high" if drift.direction == "over" else "low"
+            changed, claim = f"{self.probability} is too {height}", "it"
+        lead = f"Recommend a refit: {changed}"
         if self.doubt:
-            doubt = f"{self.doubt[0].upper()}{self.doubt[1:]}"
-            lead = f"Check the data before a refit. {doubt}. {drift.direction.title()}"
+            doubt, changed = (f"{text[0].upper()}{text[1:]}" for text in (self.doubt, changed))
+            lead = f"Check the data before a refit. {doubt}. {changed}"
         return (
-            f"{lead}-confident since window {drift.since}, most "
-            f"clearly where confidence is {100 * drift.low:.0f} to {100 * drift.high:.0f} %: "
-            f"{_shares(drift._asdict())} in {drift.n:,} examples. Alarm at window {alarm.window}, "
-            f"after {alarm.examples:,} examples, with an e-value of {alarm.e_value:.3g} (limit "
+            f"{lead} since window {drift.since}, most clearly where {claim} is "
+            f"{100 * drift.low:.0f} to {100 * drift.high:.0f} %: {self._shares(drift._asdict())} "
+            f"in {drift.n:,} examples. Alarm at window {alarm.window}, after {alarm.examples:,} "
+            f"examples, with an e-value of {alarm.e_value:.3g} (limit "
             f"{self.limit:g}; now {self.e_value:.3g})."
         )
 
@@ -136,8 +141,9 @@ class MonitorReport:
         """Describe the examples, the rate of false alarms and the e-value."""
         within = f"within {100 * self.tolerance:g} points"
         state = f"{within} of its reference" if self.reference else f"calibrated {within}"
+        model = f"model whose {self.probability}" if self.probability else "model that"
         return (
-            f"{self.n:,} labelled examples; a model that stays {state} raises an alarm, ever, with "
+            f"{self.n:,} labelled examples; a {model} stays {state} raises an alarm, ever, with "
             f"a probability of at most {100 * self.false_alarms:g} %. The e-value measures the "
             f"evidence that it does not: 1 at the start, {self.limit:g} for an alarm"
         )
@@ -145,7 +151,8 @@ class MonitorReport:
     def remarks(self) -> list[str]:
         """Return bins that are off, and counts of ids and labels that were not matched."""
         off = [
-            f"confidence {100 * b['low']:.0f} to {100 * b['high']:.0f} %: {_shares(b)} "
+            f"{self.probability or 'confidence'} {100 * b['low']:.0f} to {100 * b['high']:.0f} %: "
+            f"{self._shares(b)} "
             f"({b['n']:,} examples)"
             for b in self.bins
         ]
@@ -185,10 +192,11 @@ class MonitorReport:
         drawn: Axes | Figure = as_drawing(self, ax)
         return drawn
 
-
-def _shares(values: dict[str, float]) -> str:
-    confidence, accuracy = (f"{100 * values[key]:.1f} %" for key in ("confidence", "accuracy"))
-    return f"mean confidence {confidence}, accuracy {accuracy}"
+    def _shares(self, values: dict[str, float]) -> str:
+        claimed, happened = (f"{100 * values[key]:.1f} %" for key in ("confidence", "accuracy"))
+        if self.probability:
+            return f"mean {self.probability} {claimed}, and y = 1 in {happened}"
+        return f"mean confidence {claimed}, accuracy {happened}"
 
 
 def _find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:

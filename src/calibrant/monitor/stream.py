@@ -23,7 +23,7 @@ from calibrant.calibrators.description import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, Dataset, Split
 from calibrant.data.files import as_dataset
 from calibrant.data.shards import located
-from calibrant.metrics.reductions import Pairs
+from calibrant.metrics.reductions import Pairs, probability_of
 from calibrant.monitor.deliveries import (
     Id,
     PendingPredictions,
@@ -37,7 +37,7 @@ from calibrant.monitor.deliveries import (
     _labelled_pairs,
     _recognised,
     _stream_order,
-    _top_predictions,
+    _watched_classes,
     as_ids,
 )
 from calibrant.monitor.e_process import EProcess
@@ -67,7 +67,8 @@ class Monitor(WithOptions):
 
     While every prediction is right with a probability within ``tolerance`` of its confidence,
     whatever came before it, the probability of ever raising an alarm is at most ``false_alarms``.
-    See :mod:`calibrant.monitor.e_process` for the test.
+    Of two classes P(y = 1) is watched, as in an evaluation, whichever class is predicted. See
+    :mod:`calibrant.monitor.e_process` for the test.
 
     Parameters
     ----------
@@ -220,7 +221,7 @@ class Monitor(WithOptions):
         probs: Values | None = None,
         features: Features | None = None,
     ) -> None:
-        """Remember confidence and predicted class of logits ``(n, classes)`` until labels come.
+        """Remember the confidences of logits ``(n, classes)`` until labels come.
 
         An id that is already waiting is replaced and counted.
         """
@@ -229,7 +230,7 @@ class Monitor(WithOptions):
         shape = tuple(scores.shape)
         if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = _top_predictions(self.calibrator, scores, features)
+        confidences, classes = _watched_classes(self.calibrator, scores, features)
         if keys:
             self._seen.check_comparable("ids")
         self._set_classes(_class_count(scores))
@@ -401,6 +402,7 @@ class Monitor(WithOptions):
                 "alike": self._seen.alike,
             },
             doubt=doubt,
+            probability=probability_of("binary") if self._classes == 2 else "",
             columns=self._columns,
             ids=self._ids,
             calibrated=self.fingerprint is not None,
@@ -547,7 +549,8 @@ class Monitor(WithOptions):
             yield first + number, part
 
     def _sums(self, delivery: _Delivery, number: int, name: str = "") -> Window:
-        return self.tolerated.window(delivery.pairs, number, name or self._windows.name(number))
+        name, of_class_1 = name or self._windows.name(number), self._classes == 2
+        return self.tolerated.window(delivery.pairs, number, name, of_class_1=of_class_1)
 
     def _warn_of_probs(self, scores: Logits, are_probs: bool) -> None:
         """Warn once in a stream of logits that look like probabilities."""

@@ -64,16 +64,18 @@ class Window:
     right: IntArray  # (bins,)
     claimed: FloatArray  # (bins,) sums of confidences
     cumulant: FloatArray  # (tilts, bins) sums of the logarithms of the bets' denominators
+    answers: FloatArray  # (2,) sums over predicted classes, of right ones and of their confidence
     estimate: WindowEstimate | None = None
 
     @classmethod
     def empty(cls, bins: int, number: int = 0, name: str = "") -> Window:
         """A window without examples."""
         count, right = np.zeros((2, bins), np.int64)
-        return cls(number, name, count, right, np.zeros(bins), np.zeros((TILTS.size, bins)))
+        cumulant = np.zeros((TILTS.size, bins))
+        return cls(number, name, count, right, np.zeros(bins), cumulant, np.zeros(2))
 
     def __add__(self, other: Window) -> Window:
-        sums: Any = {key: getattr(self, key) + getattr(other, key) for key in SUMS}
+        sums: Any = {key: getattr(self, key) + getattr(other, key) for key in (*SUMS, "answers")}
         return Window(self.number, self.name, **sums, estimate=other.estimate or self.estimate)
 
     @property
@@ -84,7 +86,7 @@ class Window:
     def figures(self) -> dict[str, float]:
         """Accuracy, mean confidence, their difference and the ECE; NaN without examples."""
         n = self.n or np.nan
-        accuracy, confidence = float(self.right.sum() / n), float(self.claimed.sum() / n)
+        accuracy, confidence = (self.answers / n).tolist()
         ece = float(np.abs(self.claimed - self.right).sum() / n)
         gap = confidence - accuracy
         return {"accuracy": accuracy, "confidence": confidence, "gap": gap, "ece": ece}
@@ -99,6 +101,7 @@ class Window:
         sums = {key: getattr(self, key)[..., filled].tolist() for key in SUMS}
         estimate = None if self.estimate is None else self.estimate.state()
         about = {"number": self.number, "name": self.name, "estimate": estimate}
+        about["answers"] = self.answers.tolist()
         return {**about, "bins": filled.tolist(), **sums}
 
     @classmethod
@@ -107,12 +110,15 @@ class Window:
         window = cls.empty(bins, int(state["number"]), str(state["name"]))
         for key in SUMS:
             getattr(window, key)[..., state["bins"]] = state[key]
+        window.answers[:] = state["answers"]
         if state["estimate"] is not None:
             window.estimate = WindowEstimate.from_state(state["estimate"])
         n = window.count
         counted = (window.right >= 0) & (window.right <= n)
         claimed = (window.claimed >= 0) & (window.claimed <= n * (1 + 1e-9))
-        if not (counted & claimed).all() or not np.isfinite(window.cumulant).all():
+        answers = (window.answers >= 0) & (window.answers <= window.n * (1 + 1e-9))
+        known = (counted & claimed).all() and answers.all()
+        if not known or not np.isfinite(window.cumulant).all():
             raise ValueError(f"no examples have the sums of window {window.name!r:.60}")
         if abs(window.number) > 2**53:
             raise ValueError(f"windows are numbered up to 2**53, got {window.number!r:.60}")
@@ -140,8 +146,10 @@ class Tolerated:
         limits = self.gaps + np.array([[-self.tolerance], [self.tolerance]])
         return np.asarray(np.clip(confidence + limits[:, index], 0, 1))
 
-    def window(self, pairs: Pairs, number: int = 0, name: str = "") -> Window:
-        """Sums of pairs per bin."""
+    def window(
+        self, pairs: Pairs, number: int = 0, name: str = "", *, of_class_1: bool = False
+    ) -> Window:
+        """Sums of pairs per bin: of confidence and being right, or of P(y = 1) and y."""
         (confidence, outcome), bins = pairs, self.gaps.shape[1]
         index = bin_index(confidence, uniform_edges(bins))
         low, high = self.accuracy(confidence, index)
@@ -149,7 +157,12 @@ class Tolerated:
         count = np.bincount(index, minlength=bins)
         sums: list[Any] = [np.bincount(index, x, bins) for x in chain((outcome, confidence), costs)]
         right, claimed, *cumulant = sums
-        return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
+        answers = outcome.sum(), confidence.sum()
+        if of_class_1:
+            is_1 = confidence > 0.5
+            answers = np.sum(is_1 == outcome), np.maximum(confidence, 1 - confidence).sum()
+        per_bin = count, right.astype(np.int64), claimed, np.stack(cumulant)
+        return Window(number, name, *per_bin, np.array(answers, np.float64))
 
 
 def _window_number(window: WindowId) -> int:

@@ -67,7 +67,8 @@ def test_compare_prints_a_table(run, monkeypatch):
     for method, row in zip(("none", "ts"), _methods_table(made[0]).rows, strict=True):
         shown = next(line for line in lines if line.startswith(f"{method} "))
         assert shown.split() == " ".join(row).split()
-    assert "Bold type or a star: not significantly worse than the best." in lines
+    legend = " ".join(out[out.index("Bold type or a star: ") :].split())
+    assert legend.startswith(f"Bold type or a star: {made[0].legend()}.")
 
 
 def test_compare_in_json(run):

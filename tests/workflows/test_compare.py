@@ -18,6 +18,7 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators.records import records_of
 from calibrant.calibrators.registry import CALIBRATORS, PARTS
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.data import open_dataset, sample_path
 from calibrant.metrics.intervals import Estimate
 from calibrant.show.workflows import _methods_table
 from calibrant.workflows.choice import MethodChoice
@@ -503,6 +504,58 @@ def test_best_are_those_within_the_interval_of_the_best():
     assert found.best("ece") == ["b", "c"]
     assert found.best("nll") == ["b", "c"]
     assert found.best("accuracy") == ["b", "c", "d", "a"]  # high is good, down to 0.5
+    assert found.legend() == "in the interval of the best, or within half its width"
+
+
+@pytest.mark.parametrize("estimand", ["top_label", "binary", "multilabel"])
+def test_differences_are_those_of_the_same_examples(rng, estimand):
+    """On groups of weighted examples, against the sums of their differences."""
+    classes = 5 if estimand == "top_label" else 2
+    logits, labels = drawn(rng, 600, classes, 1.5)
+    if estimand == "multilabel":
+        labels = np.stack([labels, rng.integers(0, 2, labels.size)], -1)
+    weight, groups = rng.uniform(0.2, 3, 600), rng.integers(0, 80, 600)
+    options: dict[str, Any] = {"estimand": estimand, "sample_weight": weight, "groups": groups}
+    methods = ["none", "ts" if estimand != "multilabel" else "tags"]
+    found = compare(logits, labels, methods=methods, level=0.8, **options)
+    assert set(found.behind) == {"nll", "brier", "accuracy"}
+    sign = {"nll": 1, "brier": 1, "accuracy": -1}
+    for metric, behind in found.behind.items():
+        best = found.best(metric)[0]
+        assert behind[best] == Estimate(0, 0, 0)
+        for method, evaluation in found.measured.items():
+            worse = sign[metric] * (evaluation[metric].value - found.measured[best][metric].value)
+            assert behind[method].value == pytest.approx(worse, abs=1e-6)
+            assert behind[method].low <= worse <= behind[method].high
+    assert found.choice() == found.best("nll")[0] == methods[1]
+    assert found.gain is not None
+    none = found.behind["nll"]["none"]  # what it loses is what the choice gains
+    assert none.low == pytest.approx(found.gain.low, abs=1e-6)
+    assert none.high == pytest.approx(found.gain.high, abs=1e-6)
+
+
+def test_best_of_mean_losses_is_paired():
+    """A difference that is the same for every example is seen, however much the losses vary."""
+    data = open_dataset(sample_path())
+    found = compare(data, methods=["ts", "sms", "beta", "auto"])
+    test = data.split("test")
+    logits, labels = test.read("logits"), test.read("labels")
+    rows = np.arange(labels.size)
+    each = {
+        row.method: -np.log(row.calibrator.predict_proba(logits)[rows, labels].astype(float))
+        for row in found.rows
+        if row.calibrator is not None
+    }
+    order = sorted(each, key=lambda method: each[method].mean())
+    kept = []
+    for method in order:
+        worse = each[method] - each[order[0]]
+        error = worse.std(ddof=1) / math.sqrt(worse.size)
+        kept += [method] if worse.mean() <= 1.645 * error else []
+    assert found.best("nll") == kept == ["sms", "auto"]
+    high = found["sms"].evaluation["nll"].high  # type: ignore[index]
+    assert found["ts"].evaluation["nll"].value < high  # type: ignore[index]
+    assert "ts" in found.best("ece")
 
 
 def test_best_without_intervals_is_the_best_alone():

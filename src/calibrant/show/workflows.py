@@ -41,7 +41,7 @@ def comparison_box(comparison: Comparison) -> Box:
         [comparison.describe()],
         [said],
         [_methods_table(comparison), charts],
-        ["Bold type or a star: not significantly worse than the best.", *comparison.remarks()],
+        [f"Bold type or a star: {comparison.legend()}.", *comparison.remarks()],
     )
 
 

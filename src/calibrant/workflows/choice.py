@@ -153,8 +153,8 @@ class _CrossValidation:
                 raise
             except Exception:  # as in a comparison: such a method is no choice
                 return None
-        _, correct, nll = losses.joined()
-        return _HeldOut(nll, correct, calibrator.effective_size(self.split.classes))
+        found = losses.joined()
+        return _HeldOut(found.nll, found.correct, calibrator.effective_size(self.split.classes))
 
     def simplest(self, known: Mapping[str, _HeldOut]) -> tuple[str, str]:
         """Return the method with the lowest NLL, and the simplest one within noise of it."""

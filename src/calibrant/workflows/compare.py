@@ -6,10 +6,11 @@ import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrant._core.checks import IGNORED, IntArray, Values, spread, warn, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
@@ -26,15 +27,21 @@ from calibrant.calibrators.registry import calibrators_for, find_calibrator, mak
 from calibrant.calibrators.scaling import Identity
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split
 from calibrant.data.files import Data, as_dataset
+from calibrant.data.formats import Array
 from calibrant.metrics.accumulator import Accumulator
+from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import (
+    KeptLosses,
     LossReduction,
     calibrated_sums,
     input_names,
+    mean_by_units,
     method_in_use,
     paired_losses,
+    weights_and_units,
 )
 from calibrant.workflows.fit import (
     _fit_table,
@@ -174,7 +181,8 @@ def compare(
     folds = 0 if fold is None else int(fold.max()) + 1
     gain = bench.gain({row.method: row for row in rows}.get(chosen.method or ""))
     level = stream.level
-    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen, folds, gain)
+    about = (n_fit, n_test, classes, *names, level, measured, chosen, folds, gain)
+    return Comparison(rows, *about, bench.behind(rows))
 
 
 def compared_splits(
@@ -292,6 +300,29 @@ def _chosen(
     return {name: calibrator for name, calibrator in calibrators.items() if suits(calibrator)}
 
 
+class _MeasuredSums:
+    """Metrics of predictions and, where they are kept, the losses of every example."""
+
+    def __init__(self, metrics: Accumulator, losses: KeptLosses | None) -> None:
+        self.metrics, self.losses = metrics, losses
+
+    def like(self) -> _MeasuredSums:
+        """Return sums of the same form that have seen nothing."""
+        return _MeasuredSums(self.metrics.like(), self.losses and self.losses.like())
+
+    def merge(self, other: _MeasuredSums) -> None:
+        """Add the sums of other examples."""
+        self.metrics.merge(other.metrics)
+        if self.losses is not None and other.losses is not None:
+            self.losses.merge(other.losses)
+
+    def add(self, logits: Array, labels: Array, sample_weight: Array | None = None) -> None:
+        """Add a batch."""
+        self.metrics.add(logits, labels, sample_weight=sample_weight)
+        if self.losses is not None:
+            self.losses.add(logits, labels)
+
+
 @dataclass
 class _Bench:
     """Fits and measures one method after the other."""
@@ -303,6 +334,8 @@ class _Bench:
     fold: IntArray | None = None
     records: Records | None = None  # that methods share, if one is fitted on them
     seconds: float = 0.0  # that the records took
+    # by method and metric, of every example: what is worse is larger
+    losses: dict[str, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
         """Read what methods share, so that faults of the data are not blamed on a method.
@@ -356,8 +389,12 @@ class _Bench:
                         with limited(self.time_limit):
                             _fit_without(one, self.fit_on, self.fold, i, records)
                 calibrators = by_fold or [calibrator]
-                sums = calibrated_sums(calibrators, self.measure_on, self.stream.like())
-                evaluation, changed = sums.after.compute(), sums.changed
+                sums = calibrated_sums(calibrators, self.measure_on, self._nothing(calibrator))
+                if sums.after.losses is not None:
+                    found = sums.after.losses.joined()
+                    each = {"nll": found.nll, "brier": found.brier, "accuracy": ~found.correct}
+                    self.losses[name] = {m: v.astype(np.float32) for m, v in each.items()}
+                evaluation, changed = sums.after.metrics.compute(), sums.changed
             except ENGINE_FAILURES:
                 raise
             except Exception as problem:  # a bug in one method must not cost the other rows
@@ -368,6 +405,30 @@ class _Bench:
         if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
         return Row(name, evaluation, seconds, changed, None, notes, calibrator, by_fold)
+
+    def _nothing(self, calibrator: Calibrator) -> _MeasuredSums:
+        """Return sums of no examples, with losses unless there are too many to keep."""
+        kept = self.stream.level is not None and not _is_many(self.measure_on)
+        estimand: EstimandChoice = "multilabel" if calibrator.multilabel else "top_label"
+        return _MeasuredSums(self.stream.like(), KeptLosses(estimand) if kept else None)
+
+    def behind(self, rows: Sequence[Row]) -> dict[str, dict[str, Estimate]]:
+        """Return by metric how much worse each method is than the best on the same examples."""
+        if not self.losses or self.stream.level is None:
+            return {}
+        weight, unit = weights_and_units(self.measure_on)
+        result: dict[str, dict[str, Estimate]] = {}
+        for metric in ("nll", "brier", "accuracy"):
+            sign = -1 if METRICS[metric].higher_is_better else 1
+            values = {r.method: sign * r.evaluation[metric].value for r in rows if r.evaluation}
+            least = self.losses[min(values, key=lambda method: values[method])][metric]
+            result[metric] = {}
+            for method in values:
+                worse = (self.losses[method][metric] - least).astype(np.float64)
+                mean, reach, error = mean_by_units(worse, weight, unit, self.stream.level)
+                ends = mean - reach * error, mean + reach * error
+                result[metric][method] = Estimate(mean, *ends)
+        return result
 
     def gain(self, row: Row | None) -> LossReduction | None:
         """Return what a method gains on the examples measured.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from calibrant._core.messages import about
 from calibrant._core.showing import as_drawing, as_html, as_latex, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import MethodChoice
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+ROUNDING = 1e-6
+"""Differences of a mean loss that may be due to logits in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +100,10 @@ class Comparison:
     gain : LossReduction or None
         What the chosen method gains on the test examples; None where it changes nothing, or could
         not be measured.
+    behind : mapping of str to mapping of str to Estimate
+        By metric (nll, brier and accuracy) and method, how much worse it is than the best method,
+        with the interval of the differences between the same examples. Empty without intervals,
+        and where there are too many examples to keep a loss of each.
     """
 
     rows: list[Row]
@@ -109,6 +117,7 @@ class Comparison:
     chosen: MethodChoice
     folds: int = 0
     gain: LossReduction | None = None
+    behind: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, method: str) -> Row:
         return {row.method: row for row in self.rows}[method]
@@ -121,17 +130,32 @@ class Comparison:
     def best(self, metric: str = "ece") -> list[str]:
         """Return the methods not significantly worse than the best one, from good to bad.
 
-        They are in its interval, or half its width away: noise lifts an ECE above its interval.
+        By NLL, Brier score and accuracy, the interval in ``behind`` has to exclude zero for a
+        method to be worse. Differences of a calibration error have no such interval: methods are
+        returned that are in the interval of the best or half its width away, since noise lifts an
+        ECE above its interval. So are those of any metric where ``behind`` is empty.
         """
         sign = -1 if METRICS[metric].higher_is_better else 1
         known = {m: e[metric] for m, e in self.measured.items() if not math.isnan(e[metric].value)}
         order = sorted(known, key=lambda method: sign * known[method].value)
         if not order:
             return []
+        if behind := self.behind.get(METRICS[metric].name):
+            return [method for method in order if not behind[method].low > ROUNDING]
         value, low, high = known[order[0]]
         ends = [sign * value, sign * value + (high - low) / 2, sign * (high if sign > 0 else low)]
         limit = max(end for end in ends if not math.isnan(end))
         return [method for method in order if sign * known[method].value <= limit]
+
+    def legend(self) -> str:
+        """Return in words which ECE and NLL are marked, as :meth:`best` returns them."""
+        if self.level is None:
+            return "the best"
+        near = "in the interval of the best, or within half its width"
+        if not self.behind:
+            return near
+        paired = f"paired differences, {100 * self.level:g} % interval"
+        return f"NLL not significantly worse than the best ({paired}); ECE {near}"
 
     def choice(self) -> str | None:
         """Return the method that is advised; None where no choice could be made.

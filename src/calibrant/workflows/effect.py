@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     spread,
     warnings_at_caller,
 )
-from calibrant._core.chunks import EstimandChoice
+from calibrant._core.chunks import EstimandChoice, joined
 from calibrant._core.messages import comma_separated
 from calibrant._core.showing import as_drawing, as_html, as_text, frame, one_line
 from calibrant.calibrators.base import Calibrator, check_calibrator, feature_rows
@@ -33,7 +33,7 @@ from calibrant.data.formats import Array
 from calibrant.data.shards import counted, full_key
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation, shown
-from calibrant.metrics.reductions import labelled_examples, reduce_examples
+from calibrant.metrics.reductions import Reduced, labelled_examples, reduce_examples
 from calibrant.metrics.registry import METRICS
 
 if TYPE_CHECKING:
@@ -200,11 +200,11 @@ def _effect_of(calibrators: Sequence[Calibrator], split: Split, stream: Accumula
 
 
 class KeptLosses:
-    """Top probability, correctness and NLL of every example, added up over chunks and shards."""
+    """Predictions and losses of every example, collected over chunks and shards."""
 
     def __init__(self, estimand: EstimandChoice) -> None:
         self.estimand = estimand
-        self._parts: list[tuple[FloatArray, BoolArray, FloatArray]] = []
+        self._parts: list[Reduced] = []
 
     def like(self) -> KeptLosses:
         """Return losses of the same form, of no examples."""
@@ -217,13 +217,11 @@ class KeptLosses:
     def add(self, logits: Any = None, labels: Any = None, **others: Any) -> None:
         """Add the losses of a batch."""
         checked, _ = labelled_examples(logits, labels, estimand=self.estimand, **others)
-        reduced = reduce_examples(checked)
-        self._parts.append((reduced.top, reduced.correct, reduced.nll))
+        self._parts.append(reduce_examples(checked))
 
-    def joined(self) -> tuple[FloatArray, BoolArray, FloatArray]:
-        """Return top probability, correctness and NLL of all examples, ``(n,)`` each."""
-        top, correct, nll = map(np.concatenate, zip(*self._parts, strict=True))
-        return top, correct, nll
+    def joined(self) -> Reduced:
+        """Return the numbers of all examples, ``(n,)`` each."""
+        return Reduced(*joined(self._parts))
 
 
 class _CalibratedSums(Generic[S]):
@@ -370,8 +368,8 @@ class LossReduction:
 class PairedLosses(NamedTuple):
     """Examples after calibration ``(n,)``, and how much lower the loss of each is than before.
 
-    Examples of one ``unit`` depend on each other: tags of an example, tokens of a text and members
-    of a group.
+    Examples of one ``unit``, numbered from 0, depend on each other: tags of an example, tokens of a
+    text and members of a group.
     """
 
     top: FloatArray
@@ -382,19 +380,39 @@ class PairedLosses(NamedTuple):
 
     def reduction(self, level: float) -> LossReduction:
         """Return by how much losses are lower on average, with an interval by units."""
-        lower, weight = self.lower, self.weight
-        share = np.full(lower.size, 1 / lower.size) if weight is None else weight / weight.sum()
-        _, number = np.unique(self.unit, return_inverse=True)
-        mean, units = float(share @ lower), int(number.max()) + 1
-        by_unit = np.bincount(number, share * (lower - mean))
-        if units < 2:
-            return LossReduction(mean, -math.inf, math.inf, None)
-        error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
-        reach = float(stdtrit(units - 1, (1 + level) / 2))
+        mean, reach, error = mean_by_units(self.lower, self.weight, self.unit, level)
         # to be seen with a probability of 0.8, a gain must be so many of its standard errors
         ratio = (reach + float(ndtri(POWER))) * error / mean if mean > 0 else math.inf
-        needed = math.ceil(lower.size * ratio**2) if ratio < MAX_RATIO else None
+        needed = math.ceil(self.lower.size * ratio**2) if ratio < MAX_RATIO else None
         return LossReduction(mean, mean - reach * error, mean + reach * error, needed)
+
+
+def mean_by_units(
+    values: FloatArray, weight: FloatArray | None, unit: IntArray, level: float
+) -> tuple[float, float, float]:
+    """Return the mean of values ``(n,)``, its reach in standard errors, and the standard error.
+
+    Values of one ``unit``, numbered from 0, depend on each other. The error of one unit alone is
+    infinite.
+    """
+    share = np.full(values.size, 1 / values.size) if weight is None else weight / weight.sum()
+    mean = float(share @ values)
+    by_unit = np.bincount(unit, share * (values - mean))
+    units = by_unit.size
+    if units < 2:
+        return mean, 1.0, math.inf
+    error = math.sqrt(float(by_unit @ by_unit) * units / (units - 1))
+    return mean, float(stdtrit(units - 1, (1 + level) / 2)), error
+
+
+def weights_and_units(split: Split) -> tuple[FloatArray | None, IntArray]:
+    """Return the weights of the labels of a split, and numbers of what depends on each other."""
+    kept, weight = split.labels != IGNORED, None
+    if split.weights is not None:
+        weight = as_weight(split.weights, kept.shape).reshape(kept.shape)[kept]
+    row = np.nonzero(kept)[0]
+    unit = row if split.groups is None else split.groups[row]
+    return weight, np.unique(unit, return_inverse=True)[1]
 
 
 def paired_losses(calibrators: Sequence[Calibrator], split: Split) -> PairedLosses:
@@ -402,10 +420,5 @@ def paired_losses(calibrators: Sequence[Calibrator], split: Split) -> PairedLoss
     estimand: EstimandChoice = "multilabel" if calibrators[0].multilabel else "top_label"
     losses, stated = KeptLosses(estimand), KeptLosses(estimand)
     calibrated_sums(calibrators, split, losses, before=stated)
-    top, correct, after = losses.joined()
-    kept, weight = split.labels != IGNORED, None
-    if split.weights is not None:
-        weight = as_weight(split.weights, kept.shape).reshape(kept.shape)[kept]
-    row = np.nonzero(kept)[0]
-    unit = row if split.groups is None else split.groups[row]
-    return PairedLosses(top, correct, stated.joined()[2] - after, weight, unit)
+    after, before = losses.joined(), stated.joined()
+    return PairedLosses(after.top, after.correct, before.nll - after.nll, *weights_and_units(split))

@@ -238,7 +238,7 @@ def test_reasons_name_the_chosen_and_the_figures_of_all(judged):
     assert len(lines) == len(PLAIN)
     for line, c in zip(lines, fitted.candidates_, strict=True):
         assert line.split()[0] == c.name
-        assert f"NLL {c.nll:.4f}, ECE {c.ece:.4f}" in line
+        assert f"NLL {c.nll:.4f}, ECE {100 * c.ece:.2f} %" in line
         assert line.endswith(f"gain {c.gain:.4f} +- {c.error:.4f}") == (c.name != "none")
 
 

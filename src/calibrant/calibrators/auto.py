@@ -569,5 +569,5 @@ def _explain(weights: Mapping[str, float], candidates: Sequence[Candidate]) -> s
     lines, wide = [title], max(6, *(len(c.name) for c in candidates))
     for c in candidates:
         gain = f", gain {c.gain:.4f} +- {c.error:.4f}" if c.name != "none" else ""
-        lines.append(f"  {c.name:<{wide}} NLL {c.nll:.4f}, ECE {c.ece:.4f}{gain}")
+        lines.append(f"  {c.name:<{wide}} NLL {c.nll:.4f}, ECE {100 * c.ece:.2f} %{gain}")
     return "\n".join(lines)

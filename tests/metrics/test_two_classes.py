@@ -342,3 +342,46 @@ def test_diagrams_name_the_probability(estimand):
         assert legend is not None
         assert names[1] in [text.get_text() for text in legend.get_texts()]
     plt.close("all")
+
+
+@pytest.mark.parametrize("form", ["frame", "table", "mapping"])
+def test_the_class_that_is_measured_has_its_name(form, rng):
+    """The second column is the class that is measured, whatever its name."""
+    pandas = pytest.importorskip("pandas")
+    yes = rng.uniform(size=400)
+    labels = np.where(rng.random(400) < yes**3, "yes", "no")
+    for names in (["no", "yes"], ["yes", "no"]):
+        probs = np.stack([yes if name == "yes" else 1 - yes for name in names], -1)
+        site = np.arange(400) % 2
+        if form == "frame":
+            frame = pandas.DataFrame(probs, columns=names)
+            found = cal.evaluate(probs=frame, labels=labels, by=site)
+        elif form == "table":
+            frame = pandas.DataFrame(probs, columns=[f"prob_{name}" for name in names])
+            found = cal.evaluate(frame.assign(label=labels, site=site), by="site")
+        else:
+            numbers = (labels == names[1]).astype(int)
+            data = {"probs": probs, "labels": numbers, "class_names": names, "site": site}
+            found = cal.evaluate(data, by="site")
+        of = f"P({names[1]})"
+        assert f"calibration of {of}; 15" in found.describe()
+        assert found.verdict().startswith(f"{of} is miscalibrated")
+        assert found.reliability().probability == of
+        assert "y = 1" not in str(found) + found._repr_html_()
+        assert {part.probability for part in found.by.values()} == {of}
+        plain = cal.evaluate(probs=probs, labels=(labels == names[1]).astype(int))
+        assert found["over_ece"] == plain["over_ece"]
+    numbered = pandas.DataFrame(probs, columns=["0", "1"])
+    assert (
+        cal.evaluate(probs=numbered, labels=(labels == "no").astype(int)).probability == "P(y = 1)"
+    )
+
+
+def test_a_mistake_in_the_order_of_named_classes_names_them(rng):
+    pandas = pytest.importorskip("pandas")
+    yes = rng.uniform(size=2000)
+    labels = np.where(rng.random(2000) < yes, "no", "yes")
+    frame = pandas.DataFrame({"no": 1 - yes, "yes": yes})
+    hint = cal.evaluate(probs=frame, labels=labels).hint()
+    assert hint.startswith("P(yes) is higher where the label is no (ROC AUC")
+    assert hint.endswith("check that yes is the second column")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,6 +68,8 @@ class Evaluation(Mapping[str, Estimate]):
     search: str = ""
     """What the search for subgroups says that ``by="auto"`` makes in half of the examples; else
     empty."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the classes, where they are known."""
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[METRICS[name].name]
@@ -89,16 +92,28 @@ class Evaluation(Mapping[str, Estimate]):
             counted = f"{self.n:,} labels of {self.classes} tags"
         if self.groups:
             counted += f", in {self.groups:,} groups"
-        return f"{counted}; calibration of {ESTIMANDS[self.estimand]}; {self.binning}"
+        measured = self.probability or ESTIMANDS[self.estimand]
+        return f"{counted}; calibration of {measured}; {self.binning}"
 
     @property
     def probability(self) -> str:
-        """The probability that is measured, where it is that of one class: P(y = 1), else empty."""
-        return probability_of(self.estimand)
+        """The probability that is measured, where it is that of one class, else empty.
+
+        P(y = 1), or P(yes) if the classes are no and yes.
+        """
+        return self._with_names(probability_of(self.estimand))
+
+    def _with_names(self, text: str) -> str:
+        """Return a text about two classes with their names, if they are known."""
+        if self.class_names is None or self.estimand != "binary":
+            return text
+        zero, one = self.class_names
+        replaced = {"P(y = 1)": f"P({one})", "y = 0": f"the label is {zero}", "class 1": one}
+        return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], text)
 
     def reliability(self) -> Reliability:
         """Return the numbers of a reliability diagram; the ECE with its interval if it is there."""
-        probability = event_probability(self.estimand)
+        probability = self._with_names(event_probability(self.estimand))
         ece = self.metrics.get("ece")
         return reliability_of(self.bins, level=self.level, probability=probability, ece=ece)
 
@@ -140,7 +155,7 @@ class Evaluation(Mapping[str, Estimate]):
         figures = Figures(n, accuracy, float(claimed.sum() / bins.total), guessing, ranks)
         if n >= ENOUGH and accuracy >= 0.998 and figures.confidence >= 0.99:
             return _all_right(figures)
-        return mistake_in(figures)
+        return self._with_names(mistake_in(figures))
 
     def check_limits(
         self,

@@ -23,7 +23,7 @@ from calibrant._core.checks import (
     with_ignored,
 )
 from calibrant._core.chunks import EstimandChoice
-from calibrant._core.class_names import is_frame, numbered
+from calibrant._core.class_names import class_names_of, is_frame, kept_names, numbered
 from calibrant.data.dataset import TEST_SPLITS
 from calibrant.data.files import Data, as_dataset, is_data
 from calibrant.data.formats import Array
@@ -148,7 +148,7 @@ def evaluate(
             scores: Any = data if probs is None else probs
             targets = as_labels(numbered(labels, scores))
             warn_of_copies(as_scores(scores), targets, probs=probs is not None)
-        return total.compute()
+        return _with_names(total.compute(), class_names_of(data if probs is None else probs))
     if not class_dim is ignore_index is None:
         raise TypeError("class_dim= and ignore_index= are for arrays: files have the classes last")
     roles: Any = {"sample_weight": sample_weight, "by": by, "groups": groups}
@@ -166,14 +166,23 @@ def evaluate(
         total.pool()  # so that workers do as well
     chosen.reduce(total, *columns, rows=rows)
     if not searched:
-        return total.compute()
+        return _with_names(total.compute(), dataset.class_names)
     one, other = (replace(chosen, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5))
     reading = Reading(metadata_keys(chosen), chosen.classes, dataset.class_names)
     found = search(one, reading, seed=seed)
     needed = dict.fromkeys((chosen.domain, *found.reading.needed()))
     total.by = other.reduce(_Subgroups(total, found, chosen.domain), *needed, rows=rows).by
     said = f"Search in half of the examples: {found.result.verdict()}"
-    return replace(total.compute(), search=said)
+    return _with_names(replace(total.compute(), search=said), dataset.class_names)
+
+
+def _with_names(evaluation: Evaluation, names: Sequence[str] | None) -> Evaluation:
+    """Return an evaluation and its subgroups with the names of the classes, if they have any."""
+    known = kept_names(names)
+    if known is None or len(known) != evaluation.classes:
+        return evaluation
+    by = {name: replace(part, class_names=known) for name, part in evaluation.by.items()}
+    return replace(evaluation, class_names=known, by=by)
 
 
 def _blocks(columns: dict[str, Any]) -> Iterator[dict[str, Any]]:

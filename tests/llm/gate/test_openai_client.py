@@ -62,6 +62,51 @@ def test_a_sure_answer_is_accepted_with_its_promise(served, token_gate):
     assert unsure["calibrated"] == pytest.approx(wanted)
 
 
+def test_the_client_that_is_passed_is_not_changed(served, token_gate):
+    with openai.OpenAI(base_url=served.base, **NO_RETRY) as client:
+        before = client.chat.completions, client.completions, client.responses
+        client_with_gate = gated(client, token_gate)
+        assert type(client_with_gate) is openai.OpenAI
+        assert before == (client.chat.completions, client.completions, client.responses)
+        plain = SimpleNamespace(client=client)
+        assert not hasattr(chat(plain, "sure"), "calibrant")
+        assert served.upstream.seen[-1][1].get("logprobs") is None
+        assert chat(SimpleNamespace(client=client_with_gate), "sure").calibrant == (
+            chat(served, "sure").calibrant
+        )
+
+
+@pytest.mark.parametrize("form", ["chat", "completions", "responses"])
+def test_clients_with_one_kind_of_requests(served, token_gate, form):
+    with openai.OpenAI(base_url=served.base, **NO_RETRY) as client:
+        some = gated(SimpleNamespace(**{form: getattr(client, form)}), token_gate)
+        options: Any = {
+            "chat": {"messages": [{"role": "user", "content": "sure"}]},
+            "completions": {"prompt": "sure"},
+            "responses": {"input": "sure"},
+        }
+        resource = some.chat.completions if form == "chat" else getattr(some, form)
+        answer = resource.create(model=MODEL, **options[form])
+        assert answer.calibrant["verdict"] == "accept"
+
+
+def test_raw_responses_are_as_they_came(served):
+    client, messages = served.client, [{"role": "user", "content": "sure"}]
+    for raw in (
+        client.chat.completions.with_raw_response,
+        client.with_raw_response.chat.completions,
+    ):
+        answer = raw.create(model=MODEL, messages=messages).parse()
+        assert answer.choices[0].message.content == "Lima"
+        assert not hasattr(answer, "calibrant")
+        assert "logprobs" not in served.upstream.seen[-1][1]
+
+
+def test_what_is_no_client_is_refused(token_gate):
+    with pytest.raises(TypeError, match="must have chat, completions, responses, got namespace"):
+        gated(SimpleNamespace(embeddings=None), token_gate)
+
+
 def test_log_probabilities_are_requested_and_taken_out_again(served):
     assert chat(served, "sure").choices[0].logprobs is None
     assert served.upstream.seen[-1][1]["logprobs"] is True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from copy import copy
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
+from calibrant._core.messages import comma_separated
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.serving import (
     KIND_HEADER,
@@ -19,10 +21,13 @@ from calibrant.llm.gate.serving import (
 )
 
 Client = TypeVar("Client")
+_FORMS = get_args(Form)
+_RAW_HEADER = "x-stainless-raw-response"
+"""Header by which ``with_raw_response`` asks the client for a response as it came."""
 
 
 def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = None) -> Client:
-    """Let a client of OpenAI add the verdict of a gate to every answer, and return the client.
+    """Return a copy of a client of OpenAI that adds the verdict of a gate to every answer.
 
     ``chat.completions.create``, ``completions.create`` and ``responses.create`` return what they
     did before, with an attribute ``calibrant``: a dictionary of ``verdict`` ("accept", "verify" or
@@ -35,20 +40,26 @@ def gated(client: Client, gate: Gate, *, state: str | os.PathLike[str] | None = 
     Parameters
     ----------
     client : openai.OpenAI or openai.AsyncOpenAI
-        Or another of their kind; it is changed. What ``with_raw_response``, ``parse`` and
-        ``stream`` return has no verdict.
+        Or another of their kind that has one or more of ``chat.completions``, ``completions`` and
+        ``responses``. The copy shares its connections. What ``parse`` and ``stream`` return has no
+        verdict, nor what ``with_raw_response`` and ``with_options`` lead to.
     gate : Gate
         For confidences from token probabilities.
     state : path, optional
         File of the drift watch, which ``calibrant llm gate watch --new`` makes.
     """
-    live, found = LiveGate(gate, state), cast(Any, client)
-    resources: dict[Form, Any] = {"chat": found.chat.completions, "completions": found.completions}
-    if hasattr(found, "responses"):
-        resources["responses"] = found.responses
-    for form, resource in resources.items():
+    made: Any = copy(client)
+    forms = [form for form in _FORMS if hasattr(client, form)]
+    if not forms:
+        raise TypeError(f"the client must have {comma_separated(_FORMS)}, got {client!r:.60}")
+    live = LiveGate(gate, state)
+    for form in forms:
+        resource = copy(getattr(made, form))
+        setattr(made, form, resource)
+        if form == "chat":
+            resource.completions = resource = copy(resource.completions)
         resource.create = _with_verdict(resource.create, live, form)
-    return client
+    return cast(Client, made)
 
 
 def _with_verdict(create: Callable[..., Any], live: LiveGate, form: Form) -> Callable[..., Any]:
@@ -58,6 +69,8 @@ def _with_verdict(create: Callable[..., Any], live: LiveGate, form: Form) -> Cal
         own = {name: value for name, value in headers.items() if name.lower() != KIND_HEADER}
         if own != headers:
             request["extra_headers"] = own
+        if _RAW_HEADER in map(str.lower, own):
+            return create(**request)
         call = Call(live, request, form, headers)
 
         def returned(result: Any) -> Any:

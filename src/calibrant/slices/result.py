@@ -199,13 +199,15 @@ class Slices:
                 general.append("No subgroup is shown to be off by more than that explains.")
             return " ".join(general) or "No subgroup is shown to be miscalibrated."
         worst, count = self.slices[0], len(self.slices)
-        named = f"the worst is {worst.name} ({worst.n:,} examples): {worst.finding()}."
+        named = f"{worst.name} ({worst.n:,} examples): {worst.finding()}."
+        if count > 1:
+            named = f"the gap furthest beyond noise is that of {named}"
         if general:
             found = "One subgroup is" if count == 1 else f"{count} subgroups are"
-            return " ".join([*general, f"{found} off by more than that explains; {named}"])
+            return " ".join([*general, f"{found} off by more than that explains: {named}"])
         off = sum(each.number for each in self.off)
         found = "One subgroup is" if off == 1 else f"{off:,} of {self.searched:,} subgroups are"
-        return f"{found} miscalibrated; {named}"
+        return f"{found} miscalibrated: {named}"
 
     def remarks(self) -> list[str]:
         """Return what the intervals mean, and what was left out."""

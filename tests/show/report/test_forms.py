@@ -346,6 +346,54 @@ def test_margins_are_those_of_what_was_stored():
     assert "By margin of the two largest logits" in cal.report(data, methods=[]).to_html()
 
 
+def test_no_limit_of_a_release_allows_an_error_that_the_verdict_forbids(calibrated):
+    """A limit at the error of a model that is off would let every copy of it pass."""
+    off = cal.report(drawn(150, classes=2, factor=1.6, seed=4), methods=["none", "ts"])
+    assert off.verdict.answer == "Not quite"
+    assert "Stop a release" not in off.to_html() + off.to_markdown()
+    assert "Stop a release" in calibrated.to_html()
+
+
+def test_the_first_thing_to_do_is_said_without_commands(over_confident, calibrated):
+    off = cal.report(drawn(150, classes=2, factor=1.6, seed=4), methods=["none", "ts"])
+    few = cal.report(drawn(60), methods=[])
+    assert few.verdict.answer == "Too few examples to tell"
+    (more,) = re.findall(r"Ask your team to label about ([\d,]+) more examples, and", str(off))
+    assert "**What fixes it:** Label more examples" in str(off)
+    assert f"Label about {more} more examples" in str(off)
+    for made, words in (
+        (over_confident, "put a calibrator behind the model, as below, and to check it on new"),
+        (calibrated, "leave the model as it is, and to check it on new"),
+        (few, "label more examples, and to repeat this report"),
+    ):
+        assert f"<p>Ask your team to {words}" in made.to_html()
+        assert f"Ask your team to {words}" in made.to_markdown()
+
+
+def test_bars_of_mistakes_are_shares_of_all_answers(over_confident):
+    (subject,) = over_confident.subjects
+    view = _view_of(subject, over_confident.verdict, over_confident.findings)
+    part = subject.answers
+    widths = [float(width) for _, _, width, _ in view.meters]
+    assert widths == pytest.approx(
+        [100 - 100 * part.confidence, 100 - 100 * part.accuracy], abs=0.01
+    )
+
+
+def test_bars_of_wide_ranges_are_explained():
+    words = "The bar of a range wider than 20 points is drawn around the mean of its examples."
+    assert words in cal.report(drawn(60), methods=[], level=None).to_html()
+    assert words not in cal.report(drawn(), methods=[], level=None).to_html()
+
+
+def test_subgroups_are_sorted_as_their_tables_say(over_confident):
+    page = over_confident.to_html()
+    assert "By place, sorted by the lower end of the interval of the ECE" in page
+    groups = over_confident.subjects[0].evaluation.by.values()
+    ends = [group["ece"].low for group in groups]
+    assert ends == sorted(ends, reverse=True)
+
+
 def test_commands_name_no_usual_split(over_confident):
     assert not [code for code in commands(over_confident).values() if "split" in code]
 

@@ -27,6 +27,7 @@ from calibrant.show.report.findings import (
     _examples_for_yes,
     _is_off,
     _miscalibrated,
+    _more_examples,
     _worst_range,
     cannot_tell,
 )
@@ -166,15 +167,35 @@ def _subgroups_text(subject: Subject, verdict: Verdict) -> str:
     return f"Subgroups cannot be told from the model as a whole. {unseen}"
 
 
+def _request(subject: Subject, verdict: Verdict, findings: Sequence[Finding]) -> str:
+    """Return what a reader who runs no commands asks for."""
+    remedy = subject.remedy
+    if _data_look_wrong(findings):
+        return "Ask your team to check how the file was made, and to repeat this report."
+    watch = "and to check it on new labelled examples as they come."
+    if remedy is not None and remedy.helps:
+        return f"Ask your team to put a calibrator behind the model, as below, {watch}"
+    if verdict.severity == "good":
+        return f"Ask your team to leave the model as it is, {watch}"
+    what = "label more examples" if verdict.severity == "info" else "compare calibration methods"
+    if any(finding.code == "CAL019" for finding in findings):
+        more = _more_examples(subject)
+        what = more[0].lower() + more[1:]
+    return f"Ask your team to {what}, and to repeat this report."
+
+
 def _snippets(subject: Subject, findings: Sequence[Finding] = ()) -> list[Snippet]:
     """Commands and code for what to do next."""
     if _data_look_wrong(findings):
         return _to_repeat(subject)
     first = _to_save(subject) if subject.path == IN_MEMORY else []
-    repair = _to_repair(subject)
-    if subject.remedy is not None and not subject.remedy.helps:
-        return [*first, *repair, *_to_keep(subject)]
-    return [*first, *_to_calibrate(subject), *repair, *_to_keep(subject, "calibrator")]
+    repair, remedy = _to_repair(subject), subject.remedy
+    if remedy is not None and remedy.helps:
+        return [*first, *_to_calibrate(subject), *repair, *_to_watch(subject), _to_stop(subject)]
+    fit = [] if remedy is not None else _to_calibrate(subject)
+    off = _severity(subject) in BAD or _miscalibrated(findings)
+    stop = [] if off else [_to_stop(subject)]  # a limit would allow the present error
+    return [*first, *fit, *repair, *_to_watch(subject), *stop]
 
 
 def _path(subject: Subject) -> str:
@@ -279,8 +300,19 @@ def _to_repair(subject: Subject) -> list[Snippet]:
     return [Snippet("Correct the subgroups that are off", "bash", "\n".join(commands))]
 
 
-def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
-    """Return the commands that watch a model and stop a worse one, on examples of no fit."""
+def _to_watch(subject: Subject) -> list[Snippet]:
+    """Return the command that watches a model; a monitor takes exclusive classes only."""
+    if subject.word == "tag":
+        return []
+    today, remedy = f"today{_suffix(subject)}", subject.remedy
+    option = " --calibrator calibrator" if remedy is None or remedy.helps else ""
+    command = f"calibrant monitor {today}{_named(subject)}{option} --state watch.json --fail"
+    title = f"Watch it in use: {today} is your file of new labelled examples"
+    return [Snippet(title, "bash", command)]
+
+
+def _to_stop(subject: Subject) -> Snippet:
+    """Return the commands that stop a worse model, on examples of no fit."""
     today, named, remedy = f"today{_suffix(subject)}", _named(subject), subject.remedy
     file, limit = f"{today}{named}", _limit(subject.evaluation["ece"])
     commands = []
@@ -291,13 +323,8 @@ def _to_keep(subject: Subject, calibrator: str = "") -> list[Snippet]:
         limit = _limit(remedy.after["ece"], remedy.before["ece"].value)
     flag = " --multilabel" if subject.word == "tag" else ""
     commands.append(f"calibrant evaluate {file}{flag} --max ece={limit:g}")
-    about = f"{today} is your file of new labelled examples"
-    stop = Snippet(f"Stop a release that is worse: {about}", "bash", "\n".join(commands))
-    if subject.word == "tag":  # a monitor takes exclusive classes only
-        return [stop]
-    option = f" --calibrator {calibrator}" if calibrator else ""
-    watch = f"calibrant monitor {today}{named}{option} --state watch.json --fail"
-    return [Snippet(f"Watch it in use: {about}", "bash", watch), stop]
+    title = f"Stop a release that is worse: {today} is your file of new labelled examples"
+    return Snippet(title, "bash", "\n".join(commands))
 
 
 def _split_flag(name: str, usual: str, option: str = "--split") -> str:

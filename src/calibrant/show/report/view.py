@@ -9,11 +9,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from calibrant._core.showing import threshold_text
 from calibrant.calibrators.auto import Auto
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.reliability import Reliability
 from calibrant.show.charts import Line, forest_chart, line_chart
+from calibrant.show.charts.curves import WIDEST
 from calibrant.show.html import Html
 from calibrant.show.metrics import _metrics_table, _reliability_svg, _subgroup_table
 from calibrant.show.pages import SEVERITIES, SEVERITY_NAMES
@@ -25,7 +29,7 @@ from calibrant.show.report.model import (
     Remedy,
     Subject,
 )
-from calibrant.show.report.verdict import Unchecked, Verdict, _snippets, _subgroups_text
+from calibrant.show.report.verdict import Unchecked, Verdict, _request, _snippets, _subgroups_text
 from calibrant.show.slices import _slices_table
 from calibrant.show.style import percent
 from calibrant.show.tables import Table
@@ -74,6 +78,7 @@ def _view_of(
         name=name,
         prefix=f"{name}-" if name else "",
         level=3 if name else 2,  # of the headings of sections
+        request=_request(subject, verdict, findings),
         snippets=_snippets(subject, findings),
         **_how_far(subject, verdict, remedy),
         **_where(subject, verdict, max(10, MAX_CLASSES // sets)),
@@ -93,15 +98,17 @@ def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[
     of = f" of {subject.probability}" if evaluation.probability else ""
     interval = f", {evaluation.interval_heading} {verdict.interval}".rstrip(", ")
     shares = {"Expected mistakes": 1 - part.confidence, "Mistakes made": 1 - part.accuracy}
-    kinds, most = ("claimed", "wrong" if part.gap > 0 else "right"), max(*shares.values(), 1e-12)
+    kinds = ("claimed", "wrong" if part.gap > 0 else "right")
     titles = {"accuracy": "Accuracy", "ece": "Calibration error (ECE)"}
     titles |= {"nll": "Log loss", "auroc": "Tells right from wrong (AUROC)"}
     cells, after = _cells(evaluation), None if remedy is None else remedy.after
-    diagrams = [(_reliability_svg(subject.curve(), _ece_text(evaluation)), "As it is")]
+    curves = [subject.curve()]
+    diagrams = [(_reliability_svg(curves[0], _ece_text(evaluation)), "As it is")]
     tiles = [(title, *cells[key]) for key, title in titles.items()]
     if after is not None:
         caption = "After calibration, on examples it was not fitted on"
-        diagrams.append((_reliability_svg(subject.curve(after), _ece_text(after)), caption))
+        curves.append(subject.curve(after))
+        diagrams.append((_reliability_svg(curves[1], _ece_text(after)), caption))
         ends = _cells(after)
         tiles = [(t, cells[k][0], f"after calibration {ends[k][0]}") for k, t in titles.items()]
     table = _metrics_table(evaluation)
@@ -117,13 +124,19 @@ def _how_far(subject: Subject, verdict: Verdict, remedy: Remedy | None) -> dict[
         "measured": f"calibration error (ECE){of}{interval}",
         "usual": subject.usual_error,
         "meters": [
-            (title, percent(share), f"{100 * share / most:.2f}", kind)
+            (title, percent(share), f"{100 * share:.2f}", kind)
             for (title, share), kind in zip(shares.items(), kinds, strict=True)
         ],
         "tiles": tiles,
         "diagrams": diagrams,
+        "wide": f"{100 * WIDEST:g} points" if any(map(_has_wide_bin, curves)) else "",
         "metrics": Table(headings, [(*row[:-1], row[-1].rstrip(".")) for row in rows], (0, 3)),
     }
+
+
+def _has_wide_bin(curve: Reliability) -> bool:
+    """Return True if the diagram draws a bin narrower than it is."""
+    return bool((np.diff(curve.edges)[curve.share > 0] > WIDEST + 1e-9).any())
 
 
 def _where(subject: Subject, verdict: Verdict, most: int) -> dict[str, Any]:
@@ -186,7 +199,8 @@ def _remedy(
             f"{after:.1f} points on average, instead of {before:.1f}.",
             f"{remedy.price(subject.counted)} The fit takes {took}.",
         ]
-        if remedy.chosen.argmax_changed and isinstance(remedy.chosen.calibrator, Auto):
+        auto = isinstance(remedy.chosen.calibrator, Auto) and remedy.keep_argmax == "auto"
+        if remedy.chosen.argmax_changed and auto:
             reasons.append("To keep every prediction, add --set keep_argmax=true to calibrant fit.")
     elif against:
         advice = advice if verdict.severity == "good" else "Label more examples, then look again"

@@ -70,6 +70,24 @@ def test_a_map_of_other_answers(run, folder, tmp_path):
     assert cal.load(tmp_path / "gate", Gate).bands[0].accept.n == 1200
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_fit_says_what_the_gate_cannot_check(run, tmp_path, form):
+    rows = graded_answers(np.random.default_rng(0), 300).rows
+    about = {"prompt": "chat", "model": "m", "sampling": "temperature=0"}
+    cases = (
+        ("model, system prompt, sampling parameters", []),
+        ("model, sampling parameters", ["prompt"]),
+        ("", list(about)),
+    )
+    for lacking, known in cases:
+        write_rows(tmp_path / "g.jsonl", [{**row, **{k: about[k] for k in known}} for row in rows])
+        start = ("llm", "gate", "fit", tmp_path / "g.jsonl", "--max-error", "0.3", *form)
+        err = " ".join(run(*start, "-o", tmp_path / "gate")[2].split())
+        said = f"g.jsonl does not record {lacking}: the gate will not notice if that changes"
+        assert (said in err) is bool(lacking)
+        assert ("not record" in err) is bool(lacking)
+
+
 @pytest.mark.filterwarnings("always:no threshold keeps")
 def test_nothing_to_accept_exits_with_1(run, tmp_path):
     write_rows(tmp_path / "few.jsonl", graded_answers(np.random.default_rng(0), 60).rows)

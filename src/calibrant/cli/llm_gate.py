@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from calibrant.llm import Gate
 
 UNITS = ("answer", "turn", "conversation")
+_CHECKED = {"model": "model", "prompt": "system prompt", "sampling": "sampling parameters"}
+"""Parts of the source of answers that a gate checks where it knows them, in words."""
 _MOST_REASONS = 10
 STATE = click.option(
     "--state", type=click.Path(), metavar="FILE", help="Drift watch file, made by 'watch --new'."
@@ -71,6 +73,7 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
     """  # noqa: D301
+    from calibrant._core.messages import comma_separated
     from calibrant.artifacts import load, save
     from calibrant.llm import fit_gate
     from calibrant.llm.answers.calibrator import AnswerMap
@@ -86,6 +89,10 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
             shared._write_json(_summary(fitted))
         else:
             shared._print_box(fitted)
+    unknown = [said for part, said in _CHECKED.items() if not getattr(fitted.source, part)]
+    if unknown:
+        said = f"{mapped or file} does not record {comma_separated(unknown)}"
+        say(f"{said}: the gate will not notice if that changes")
     usage = f"calibrant llm gate check {out} FILE"
     if not fitted.accepts_some:
         usage = "grade more answers, or allow more errors, and fit again"

@@ -169,6 +169,7 @@ LOGGED = {"correct": 1}
         ([{**ROW, "token_probs": "x"}], "token_probs of line 1 .* must be a list of numbers"),
         ([{"question": "q", "correct": 1}], "line 1 of .* has no token_probs"),
         ([ROW, {"correct": 1}], "line 2 of .* has no token_probs"),
+        ([{"tokens": [{"logprob": -1}], "correct": 1}], "or logprobs as a service returned them"),
         ([STATED, {"correct": 1}], r"confidence of line 2 .* in \[0, 1\], got None"),
         ([{**STATED, "confidence": 85}], "divide percents by 100"),
         ([{**STATED, "confidence": True}], "got True"),

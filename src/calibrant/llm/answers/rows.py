@@ -365,8 +365,9 @@ def _probs_of_logprobs(row: Mapping[str, Any], place: str) -> list[float]:
     key = next((name for name in LOGPROBS if row.get(name)), None)
     if key is None:
         raise ValueError(
-            f"{place} has no token_probs {_keys(row)}: they are needed for every answer, or else "
-            "its confidence; calibrant llm answers read takes them from a log"
+            f"{place} has no token_probs {_keys(row)}: every answer needs them, or logprobs as a "
+            "service returned them, or a confidence; calibrant llm answers read takes them from "
+            "a log"
         )
     try:
         value = _unpacked_cell(row[key])

@@ -130,7 +130,7 @@ def test_a_column_named_like_a_prediction_is_metadata_of_a_report(run, tmp_path,
 
 def test_a_report_has_the_commands_that_correct_subgroups(run, table):
     assert run("report", table, "--methods", "none,sigmoid", "-o", "r.md")[0] == 0
-    block = Path("r.md").read_text("utf-8").split("Correct the subgroups that are off:")[1]
+    block = Path("r.md").read_text("utf-8").split("a fit without corrections equals auto:")[1]
     compare, fit = re.findall("^calibrant (.*)$", block.split("```")[1], re.M)
     assert "--columns" in fit
     assert run(*shlex.split(fit), "-q")[0] == 0

@@ -297,7 +297,8 @@ def _to_repair(subject: Subject) -> list[Snippet]:
         f"calibrant compare {file} --methods auto,multicalibration {option}",
         f"calibrant fit {file} --method multicalibration {option} -o repaired",
     )
-    return [Snippet("Correct the subgroups that are off", "bash", "\n".join(commands))]
+    title = "Correct the subgroups that are off; a fit without corrections equals auto"
+    return [Snippet(title, "bash", "\n".join(commands))]
 
 
 def _to_watch(subject: Subject) -> list[Snippet]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from torch import nn
 
 from calibrant import artifacts as io
@@ -411,6 +412,8 @@ def test_values_that_are_not_finite_are_not_saved(file, bad):
 
 
 def test_other_modules_are_not_saved(tmp_path):
+    with pytest.raises(TypeError, match="save estimators of scikit-learn by joblib"):
+        io.save(Ridge(), tmp_path / "a")
     with pytest.raises(TypeError, match="a Linear cannot be saved: choose an object of kind none"):
         io.save(nn.Linear(2, 2), tmp_path / "linear")
 

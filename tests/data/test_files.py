@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pandas
 import pytest
 
 from calibrant.data import open_dataset, sample_path, save_predictions
@@ -172,6 +173,27 @@ def test_npy_file_that_does_not_say_what_it_is(tmp_path):
 def test_folder_must_exist(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"folder .*missing does not exist; create it"):
         save_predictions(tmp_path / "missing" / "a.npz", predictions())
+
+
+@pytest.mark.parametrize("form", ["npz", "csv", "parquet"])
+def test_frames_and_names_of_labels_are_saved_as_they_are_read(tmp_path, form):
+    chances, names = np.array([[0.2, 0.8], [0.7, 0.3], [0.4, 0.6]]), ["yes", "no", "yes"]
+    frame = pandas.DataFrame(chances, columns=["no", "yes"])
+    arrays = {"val_probs": frame, "val_labels": names}
+    arrays |= {"test_probs": frame[["yes", "no"]], "test_labels": names[::-1]}
+    arrays = arrays if form == "npz" else {"probs": frame, "labels": names}
+    save_predictions(tmp_path / f"a.{form}", arrays)
+    found = open_dataset(tmp_path / f"a.{form}")
+    assert found.class_names == ["no", "yes"]
+    split = found.split("val" if form == "npz" else None)
+    assert split.read("labels").tolist() == [1, 0, 1]
+    if form == "npz":
+        np.testing.assert_allclose(found.split("test").read("probs"), chances)
+
+
+def test_names_of_labels_without_names_of_classes_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="labels must be integers, got names such as 'yes'"):
+        save_predictions(tmp_path / "a.npz", {"probs": np.eye(2), "labels": ["yes", "no"]})
 
 
 def test_sample_is_what_its_description_says():

@@ -85,8 +85,10 @@ def kind_of(obj: Any) -> str:
             return kind
     if isinstance(obj, type):
         raise TypeError(f"the class {obj.__name__} cannot be saved: fit an object of it first")
-    known = comma_separated([*calibrators, *KINDS])
-    raise TypeError(f"a {type(obj).__name__} cannot be saved: choose an object of kind {known}")
+    remedy = f"choose an object of kind {comma_separated([*calibrators, *KINDS])}"
+    if hasattr(obj, "get_params"):
+        remedy = "save estimators of scikit-learn by joblib.dump"
+    raise TypeError(f"a {type(obj).__name__} cannot be saved: {remedy}")
 
 
 def class_of(kind: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import Values
+from calibrant._core.checks import Values, as_labels
 from calibrant._core.class_names import (
     Frame,
     as_array,
@@ -139,7 +139,8 @@ _Found: TypeAlias = dict[str, PurePath]  # the same as paths in their storage
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
     """Write ``arrays`` under their keys as ``.npz``, ``.safetensors``, ``.parquet`` or ``.csv``.
 
-    An interrupted run leaves the old file or the new one, never a part. Temporary files of killed
+    Scores may be data frames with a column for each class, and labels then names of classes. An
+    interrupted run leaves the old file or the new one, never a part. Temporary files of killed
     runs are removed when they are an hour old.
 
     Examples
@@ -155,8 +156,12 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     target = Path(path)
     check_writable(target)
     ready = {
-        key: _native(np.asarray(as_array(values), order="C")) for key, values in arrays.items()
+        key: _native(np.asarray(as_array(values), order="C"))
+        for key, values in _with_class_names(arrays).items()
     }
+    for split in _split_names(ready):
+        if (labels := full_key(split, "labels")) in ready:
+            as_labels(ready[labels])
     for key, values in ready.items():
         if values.dtype.hasobject:
             raise ValueError(f"cannot write {key}: it holds Python objects; pass numbers or text")

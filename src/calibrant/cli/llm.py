@@ -145,9 +145,9 @@ def fit(
 
     The head sets the temperature of each token. It is kept only if it beats one temperature for
     all tokens on held-out documents by two standard errors; otherwise that temperature is saved,
-    with the reason. Up to 1,000 documents are all held out once, in five folds. --head ats is
-    adaptive temperature scaling as in its paper, apart from this rule, which --keep-always
-    switches off.
+    with the reason. Up to 1,000 documents are all held out once, in five folds. --keep-always
+    switches this rule off. --head ats has the layer and the loss of adaptive temperature scaling;
+    its start, learning rate and batches are not those of the paper.
 
     \b
     Examples:

@@ -361,10 +361,11 @@ def test_the_first_thing_to_do_is_said_without_commands(over_confident, calibrat
     (more,) = re.findall(r"Ask your team to label about ([\d,]+) more examples, and", str(off))
     assert "**What fixes it:** Label more examples" in str(off)
     assert f"Label about {more} more examples" in str(off)
+    (for_yes,) = re.findall(r"Label about ([\d,]+) more examples: so many would", str(few))
     for made, words in (
         (over_confident, "put a calibrator behind the model, as below, and to check it on new"),
         (calibrated, "leave the model as it is, and to check it on new"),
-        (few, "label more examples, and to repeat this report"),
+        (few, f"label about {for_yes} more examples, and to repeat this report"),
     ):
         assert f"<p>Ask your team to {words}" in made.to_html()
         assert f"Ask your team to {words}" in made.to_markdown()

@@ -177,10 +177,13 @@ def _request(subject: Subject, verdict: Verdict, findings: Sequence[Finding]) ->
         return f"Ask your team to put a calibrator behind the model, as below, {watch}"
     if verdict.severity == "good":
         return f"Ask your team to leave the model as it is, {watch}"
-    what = "label more examples" if verdict.severity == "info" else "compare calibration methods"
-    if any(finding.code == "CAL019" for finding in findings):
-        more = _more_examples(subject)
-        what = more[0].lower() + more[1:]
+    what, evaluation = "compare calibration methods", subject.evaluation
+    if verdict.severity == "info":
+        more = _examples_for_yes(evaluation) - evaluation.n
+        what = f"label about {about(more)} more {subject.counted}"
+    elif any(finding.code == "CAL019" for finding in findings):
+        more_examples = _more_examples(subject)
+        what = more_examples[0].lower() + more_examples[1:]
     return f"Ask your team to {what}, and to repeat this report."
 
 

@@ -340,7 +340,7 @@ SETS |= {"n": 50, "classes": 3, "seed": 0, "mean_size": 1.5}
 SETS |= {"by": None, "limits": {}, "weighted": None}
 LIMIT: dict[str, Any] = {"name": "error", "limit": 0.25, "found": 0.1, "bound": 0.2, "n": 4}
 NUMBERS: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "n": 9, "certainty": 0.95}
-NUMBERS |= {"limits": [LIMIT], "more_labels": 0.0, "cost": None}
+NUMBERS |= {"limits": [LIMIT], "more_labels": 0.0, "cost": None, "positive": None}
 
 
 def text_tensor(text):

@@ -384,15 +384,60 @@ def test_data_frames_name_the_class_to_find(rng):
     frame, named = pandas.DataFrame(logits, columns=names), names[labels]
     assert threshold(frame, named, positive="dog", recall=0.8) == threshold(
         logits, labels, positive=1, recall=0.8
-    )
-    assert thresholds(frame, named, recall=0.8) == thresholds(logits, labels, recall=0.8)
+    )._replace(positive="dog")
+    each = thresholds(logits, labels, recall=0.8)
+    assert thresholds(frame, named, recall=0.8) == {
+        k: one._replace(positive=names[k]) for k, one in each.items()
+    }
     by = pandas.Series(["a", None] * 1000)
     parts = thresholds(frame, named, by=by, positive="owl", recall=0.8)
     assert parts["a"] == threshold(
         logits[::2], labels[::2], positive=2, recall=0.8, certainty=parts["a"].certainty
-    )
+    )._replace(positive="owl")
     with pytest.raises(ValueError, match="positive must be a class, one of cat, dog, owl, got 'o'"):
         threshold(frame, named, positive="o", recall=0.8)
+
+
+@pytest.mark.parametrize("names", [["no", "yes"], ["yes", "no"]])
+def test_the_class_that_is_found_has_its_name_in_any_order(names, rng):
+    """The second column is found by default, and named; by its name a class is always the same."""
+    from calibrant.workflows.decide import decide
+
+    pandas = pytest.importorskip("pandas")
+    logits, labels = events(rng, 2000)
+    named = np.where(labels == 1, "yes", "no")
+    frame = pandas.DataFrame({"no": expit(-logits), "yes": expit(logits)})[names]
+    limits: dict[str, Any] = {"recall": 0.7, "max_fpr": 0.9}
+    found = threshold(probs=frame, labels=named, **limits)
+    assert found.promise() == (
+        f"With 95 % certainty, at least 70 % of the examples of class {names[1]} are found and at "
+        f"most 90 % of the examples of other classes are flagged as {names[1]}."
+    )
+    assert f"% as {names[1]}, recall" in repr(found)
+    yes = threshold(probs=frame, labels=named, positive="yes", **limits)
+    assert yes == threshold(logits, labels, **limits)._replace(positive="yes")
+    assert Threshold.from_state(yes.state()) == yes
+    rule = DecisionRule(yes, 2, class_names=names)
+    assert names[rule.positive or 0] == "yes"
+    flagged = rule.decide(probs=frame)["flagged"]
+    assert (flagged == (frame["yes"].to_numpy() >= yes.threshold)).all()
+    with pytest.raises(ValueError, match="the threshold is of class yes, got no"):
+        DecisionRule(yes, 2, class_names=names, positive=names.index("no"))
+    table = frame.add_prefix("prob_").assign(label=named)
+    assert (
+        f"of the examples of class {names[1]} are found" in decide(table, recall=0.7).rule.promise()
+    )
+    precise = decide(table, precision=0.5, positive="yes").rule
+    assert precise.promise().endswith(
+        "at least 50 % of those above the threshold are of class yes."
+    )
+    assert precise.guarantee.state()["positive"] == "yes"
+
+
+def test_only_a_cost_may_have_no_limit():
+    state = threshold([0.0, 1.0, 2.0], [0, 1, 1], cost=COSTS).state()
+    with pytest.raises(ValueError, match="only a cost may have no limit"):
+        Threshold.from_state(state | {"limits": [state["limits"][0] | {"name": "recall"}]})
 
 
 def test_groups_may_be_unknown_but_need_labels(rng):

@@ -45,6 +45,7 @@ def test_a_frozen_estimator_has_the_threshold_of_its_probabilities(data, pos_lab
     assert made.thresholds_[0].threshold == pytest.approx(expected.threshold)
     flagged = inner.predict_proba(new)[:, column] >= expected.threshold
     assert ((made.predict(new) == positive) == flagged).all()
+    assert f"of the examples of class {positive} are found" in made.thresholds_[0].promise()
     assert set(made.predict(new)) == {"ill", "well"}
     assert (made.predict_proba(new) == inner.predict_proba(new)).all()
 

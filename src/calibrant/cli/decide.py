@@ -35,7 +35,9 @@ UNSEEN = " The calibrator must not have seen the examples of the fit."
     "there are any.",
 )
 @_option(
-    "--positive", metavar="CLASS", help="Class to flag, by name or number.  [default: 1 of two]"
+    "--positive",
+    metavar="CLASS",
+    help="Class to flag, by name or number.  [default: 1 of two, the second]",
 )
 @_option(
     "--certainty", default=0.95, metavar="FRACTION", help="Probability that the limits are kept."

@@ -78,7 +78,8 @@ class DecisionRule(nn.Module):
         Fitted; applied to logits first.
     class_names : sequence of str, optional
     positive : int, optional
-        Class that a threshold finds, if it is not about answers; 1 of two by default.
+        Class that a threshold finds, if it is not about answers; by default the one whose name it
+        knows, else 1 of two.
 
     Examples
     --------
@@ -104,6 +105,9 @@ class DecisionRule(nn.Module):
         super().__init__()
         checks.check_whole("classes", classes, 2)
         if isinstance(guarantee, Threshold) and not guarantee.about_answers:
+            names, known = [] if class_names is None else [*class_names], guarantee.positive
+            if positive is None and known is not None and known in names:
+                positive = names.index(known)
             positive = 1 if positive is None and classes == 2 else positive
             checks.check_whole("positive", positive, 0)
             if positive >= classes:  # type: ignore[operator]  # it is a number
@@ -125,6 +129,11 @@ class DecisionRule(nn.Module):
         if calibrator is not None:
             check_calibrator(calibrator)
             calibrator.refuse_tags("DecisionRule")
+        if isinstance(guarantee, Threshold) and positive is not None and class_names is not None:
+            name = str(class_names[positive])
+            if guarantee.positive not in (None, name):
+                raise ValueError(f"the threshold is of class {guarantee.positive}, got {name}")
+            guarantee = guarantee._replace(positive=name)
         self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
         self.class_names = None if class_names is None else [str(name) for name in class_names]
         self.positive = positive

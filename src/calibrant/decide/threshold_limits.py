@@ -12,7 +12,13 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
-from calibrant._core.class_names import as_array, class_names_of, is_frame, without_frames
+from calibrant._core.class_names import (
+    as_array,
+    class_names_of,
+    is_frame,
+    kept_names,
+    without_frames,
+)
 from calibrant._core.messages import comma_separated
 from calibrant.decide.probabilities import check_share
 from calibrant.decide.threshold_results import LimitName, Threshold
@@ -107,8 +113,9 @@ def threshold(
     logits : (..., classes), or (n,) log-odds, calibrated
     labels : (...) integers, -100 ignored
     positive : int, or str for a data frame, optional
-        Class that is to be found, against all others; 1 by default if there are two classes. For
-        a tag pass its column of logits and labels.
+        Class that is to be found, against all others. Of two classes it is class 1 by default, that
+        of the second column: name it, as in ``positive="yes"``, not to depend on their order. For a
+        tag pass its column of logits and labels.
     certainty : float in (0, 1)
     max_error : float in (0, 1), optional
         Largest share of wrong answers among the accepted.
@@ -159,13 +166,17 @@ def threshold(
 def _found(
     certainty: float,
     of: str = "",
+    names: Sequence[str] | None = None,
     *,
     logits: Input = None,
     labels: Input = None,
     positive: int | str | None = None,
     **options: Any,
 ) -> Threshold:
-    """Return the threshold of some examples; ``of`` tells in a warning of what they are."""
+    """Return the threshold of some examples; ``of`` tells in a warning of what they are.
+
+    ``names`` are those of classes whose scores were a data frame.
+    """
     if unknown := [name for name in options if name not in _Limits.__annotations__]:
         known = ", ".join(_OPTIONS)
         raise TypeError(f"threshold takes no {unknown[0]}=: name a limit, one of {known}")
@@ -179,7 +190,9 @@ def _found(
             "max_error is about accepted answers and stands alone: precision=, recall= and the "
             "others are about one class"
         )
-    claimed, happened = _event(logits, labels, positive, data, answers="error" in asked)
+    claimed, happened, name = _event(
+        logits, labels, positive, data, names, answers="error" in asked
+    )
     if asked:
         grid, shares = _candidates(asked, costs, claimed)
     else:
@@ -191,9 +204,10 @@ def _found(
     counts = Counts(claimed.size, int((happened != 0).sum()), flagged, false)
     if not asked:
         assert costs is not None  # as was checked
-        return cheapest(grid, counts, costs, certainty=certainty)
+        return cheapest(grid, counts, costs, certainty=certainty)._replace(positive=name)
     limits = [counts.trials(name, value, costs) for name, value in asked.items()]
-    return best_passing(grid, shares, limits, counts, certainty=certainty, costs=costs, of=of)
+    found = best_passing(grid, shares, limits, counts, certainty=certainty, costs=costs, of=of)
+    return found._replace(positive=name)
 
 
 @checks.warnings_at_caller()
@@ -235,6 +249,7 @@ def thresholds(
     {0: 'recall', 1: 'recall'}
     """
     check_share(certainty, "certainty", "0.95 means 95 %")
+    names = class_names_of(logits if options.get("probs") is None else options["probs"])
     given = _arrays(logits, labels, options)
     kind, parts = _parts(given, None if by is None else checks.as_keys(as_array(by)))
     each = 1 - (1 - certainty) / len(parts) if together else certainty
@@ -242,7 +257,8 @@ def thresholds(
         if "labels" in part and (part["labels"] == checks.IGNORED).all():
             raise ValueError(f"{kind} {name} has no labelled examples: leave it out")
     return {
-        name: _found(each, f" of {kind} {name}", **part, **options) for name, part in parts.items()
+        name: _found(each, f" of {kind} {name}", names, **part, **options)
+        for name, part in parts.items()
     }
 
 
@@ -329,16 +345,17 @@ def _event(
     labels: Input,
     positive: int | str | None,
     data: Mapping[str, Any],
+    names: Sequence[str] | None,
     *,
     answers: bool,
-) -> tuple[FloatArray, FloatArray | BoolArray]:
-    """Return the probability of the event of each example, and whether it happened."""
+) -> tuple[FloatArray, FloatArray | BoolArray, str | None]:
+    """Return the probability of the event of each example, whether it happened, and its name."""
     if answers:
-        return answers_from(logits, labels, **data)[:2]
+        return *answers_from(logits, labels, **data)[:2], None
     if data["confidence"] is not None or data["outcome"] is not None:
         if positive is not None:
             raise TypeError("positive= is a class: confidence= and outcome= have none")
-        return pairs_from(logits, labels, **data)[:2]
+        return *pairs_from(logits, labels, **data)[:2], None
     values, name = (logits, "logits") if data["probs"] is None else (data["probs"], "probs")
     if values is None:
         raise TypeError(f"nothing to find a threshold for: pass {FORMS}")
@@ -349,12 +366,15 @@ def _event(
             f"of {classes} classes, name the one to find: positive=0 (--positive 0), say; or find "
             "thresholds(...) for all of them"
         )
-    k: Any = 1 if positive is None else class_number(positive, classes, class_names_of(values))
+    names = names or class_names_of(values)
+    k: Any = 1 if positive is None else class_number(positive, classes, names)
     checks.check_whole("positive", k, 0)
     if k >= classes:
         raise ValueError(f"positive must be a class in [0, {classes}), got {k}")
     form: Any = {name: data[name] for name in ("probs", *Layout.__annotations__)}
-    return one_vs_rest(logits, labels, k=k, **form)
+    known = kept_names(names)
+    of = known[k] if known is not None and len(known) == classes else None
+    return *one_vs_rest(logits, labels, k=k, **form), of
 
 
 def class_number(

@@ -23,6 +23,12 @@ _PROMISES: dict[str, str] = {
     "fnr": "at most {} of the positive ones are missed",
     "cost": "the mean cost is at most {}",
 }
+_PROMISES_OF_CLASS = _PROMISES | {
+    "precision": "at least {} of those above the threshold are of class {of}",
+    "recall": "at least {} of the examples of class {of} are found",
+    "fpr": "at most {} of the examples of other classes are flagged as {of}",
+    "fnr": "at most {} of the examples of class {of} are missed",
+}
 
 
 class ShownLimit(NamedTuple):
@@ -63,11 +69,14 @@ class Threshold(NamedTuple):
     would, as their rates are beyond the limits at every threshold."""
     cost: tuple[tuple[float, float], tuple[float, float]] | None = None
     """Costs of true negatives and false positives, then of false negatives and true positives."""
+    positive: str | None = None
+    """Name of the class that it finds, where it is known."""
 
     def __repr__(self) -> str:
         verb = "accepts" if self.about_answers else "flags"
+        as_class = "" if self.positive is None else f" as {self.positive}"
         if self.threshold == math.inf:
-            return one_line(self, f"{verb} none", f"{self.n:,} examples")
+            return one_line(self, f"{verb} none{as_class}", f"{self.n:,} examples")
         figures = [f"{one.name} {one.amount(one.found)}" for one in self.limits]
         asked = [
             f"{'' if one.name in ('precision', 'recall') else 'max_'}{one.name}={one.limit:g}"
@@ -76,7 +85,7 @@ class Threshold(NamedTuple):
         ]
         return one_line(
             self,
-            f"{threshold_text(self.threshold)}: {verb} {100 * self.coverage:.1f} %",
+            f"{threshold_text(self.threshold)}: {verb} {100 * self.coverage:.1f} %{as_class}",
             *figures,
             *asked,
             *([f"certainty={self.certainty:g}"] if asked else []),
@@ -114,7 +123,10 @@ class Threshold(NamedTuple):
         unproven = math.inf in costs or (costs and self.more_labels)
         if self.threshold == math.inf or unproven:
             return ""
-        kept = [_PROMISES[one.name].format(one.amount(one.limit)) for one in self.limits]
+        words = _PROMISES if self.positive is None else _PROMISES_OF_CLASS
+        kept = [
+            words[one.name].format(one.amount(one.limit), of=self.positive) for one in self.limits
+        ]
         return f"With {100 * self.certainty:g} % certainty, {in_words(kept)}."
 
     def needs(self) -> str:
@@ -157,7 +169,7 @@ class Threshold(NamedTuple):
     def from_state(cls, state: Mapping[str, Any]) -> Threshold:
         """Make a threshold of what :meth:`state` returned."""
         own = {"threshold": math.inf, "more_labels": math.inf}
-        numbers = _checked_state(cls, state, own, ("limits", "cost"))
+        numbers = _checked_state(cls, state, own, ("limits", "cost", "positive"))
         limits = state["limits"]
         if not isinstance(limits, Sequence) or not limits:
             raise ValueError(f"a threshold has limits, got {limits!r:.200}")
@@ -166,6 +178,8 @@ class Threshold(NamedTuple):
         if unknown := [one.name for one in made if one.name not in get_args(LimitName)]:
             names = ", ".join(get_args(LimitName))
             raise ValueError(f"limits are of {names}, got {unknown[0]!r:.60}")
+        if any(one.limit == math.inf and one.name != "cost" for one in made):
+            raise ValueError("only a cost may have no limit")
         if (cost := state["cost"]) is not None:
             cost = tuple(tuple(map(float, row)) for row in cost)
         return cls(**{**numbers, "limits": tuple(made), "cost": cost})

@@ -149,7 +149,8 @@ class ThresholdClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         positive = (truth == self._pos_label).astype(int)
         probs = self._positive(held)
         one = threshold(confidence=probs, outcome=positive, certainty=self.certainty, **limits)
-        self.thresholds_ = [one]
+        name = str(self._pos_label) if isinstance(self._pos_label, str) else None
+        self.thresholds_ = [one._replace(positive=name)]
         return self
 
     def _halves(self, y: NDArray[Any], groups: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -184,7 +184,7 @@ def decide(
         For a threshold, as in :func:`calibrant.threshold`.
     positive : int or str, optional
         Number or name of the class to find, for limits other than ``max_error``; class 1 of two by
-        default.
+        default, that of the second column.
     coverage, score : float and str
         For sets, as in :func:`calibrant.conformal`; either this or limits of a threshold.
     by_class : bool

@@ -74,7 +74,7 @@ def test_a_map_of_other_answers(run, folder, tmp_path):
 def test_fit_says_what_the_gate_cannot_check(run, tmp_path, form):
     rows = graded_answers(np.random.default_rng(0), 300).rows
     about = {"prompt": "chat", "model": "m", "sampling": "temperature=0"}
-    cases = (
+    cases: tuple[tuple[str, list[str]], ...] = (
         ("model, system prompt, sampling parameters", []),
         ("model, sampling parameters", ["prompt"]),
         ("", list(about)),

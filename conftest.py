@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import sys
 import tempfile
 import zlib
 
@@ -48,8 +49,15 @@ def pytest_collection():
     return result
 
 
+def close_figures():
+    """Close what tests and pages have drawn: matplotlib warns of more than 20 figures."""
+    if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+        pyplot.close("all")
+
+
 def enter_empty_folder(namespace):
     """Let the examples of one page share an empty working folder."""
+    close_figures()
     stack = namespace["_folder"] = contextlib.ExitStack()
     home = os.getcwd()
     os.chdir(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -57,6 +65,7 @@ def enter_empty_folder(namespace):
 
 
 def leave_folder(namespace):
+    close_figures()
     namespace["_folder"].close()
     namespace.clear()  # else what the page made would live to the end of the run
 
